@@ -20,14 +20,19 @@ use toolgate::{Agent, AgentBuildError, ManualClock, SignedDuration, Timestamp, T
 const SCRIPT_START_TIME: &str = "2026-03-02T09:00:00Z";
 
 /// Builds a gate with this agent, and the clock that the script controls.
-pub(crate) fn build_gate(agent: Agent) -> Result<(Toolgate, Arc<ManualClock>), Box<dyn std::error::Error>> {
+pub(crate) fn build_gate(
+    agent: Agent,
+) -> Result<(Toolgate, Arc<ManualClock>), Box<dyn std::error::Error>> {
     let clock = Arc::new(ManualClock::at(SCRIPT_START_TIME.parse::<Timestamp>()?));
     Ok((Toolgate::builder().agent(agent).clock(clock.clone()).build()?, clock))
 }
 
 /// Runs a script and prints it.
 #[cfg_attr(test, expect(dead_code, reason = "tests run the script themselves"))]
-pub(crate) async fn run_and_print(agent: Result<Agent, AgentBuildError>, script: &str) -> Result<(), Box<dyn std::error::Error>> {
+pub(crate) async fn run_and_print(
+    agent: Result<Agent, AgentBuildError>,
+    script: &str,
+) -> Result<(), Box<dyn std::error::Error>> {
     let agent = agent.map_err(|error| error.render(false))?;
     let name = agent.name().to_owned();
     let (gate, clock) = build_gate(agent)?;
@@ -56,7 +61,8 @@ pub(crate) async fn run_script(
     let mut tally = ScriptResult::default();
     let mut approval: Option<String> = None;
     for (number, line) in script.lines().enumerate().map(|(n, line)| (n + 1, line.trim())) {
-        let mut wrong = |what: String| tally.mismatches.push(format!("line {number}: {line}\n  {what}"));
+        let mut wrong =
+            |what: String| tally.mismatches.push(format!("line {number}: {line}\n  {what}"));
         if let Some(comment) = line.strip_prefix('#') {
             tell(&format!("\n{}", comment.trim()));
             continue;
@@ -68,7 +74,9 @@ pub(crate) async fn run_script(
                 "user" => {
                     let (who, text) = rest.split_once(' ').unwrap_or((rest, ""));
                     let (principal, session) = who.split_once('/').unwrap_or((who, "s"));
-                    if let Err(error) = gate.session(agent, principal, session).add_user_text(text).await {
+                    if let Err(error) =
+                        gate.session(agent, principal, session).add_user_text(text).await
+                    {
                         wrong(error.to_string());
                     }
                 }
@@ -84,11 +92,13 @@ pub(crate) async fn run_script(
             tell(&format!("  > {directive}"));
             continue;
         }
-        let mut words = line.splitn(4, char::is_whitespace).map(str::trim).filter(|word| !word.is_empty());
+        let mut words =
+            line.splitn(4, char::is_whitespace).map(str::trim).filter(|word| !word.is_empty());
         let Some(expected) = words.next() else { continue };
         let rest = line.strip_prefix(expected).unwrap_or_default().trim_start();
         let (who, rest) = rest.split_once(' ').unwrap_or((rest, ""));
-        let (tool, arguments) = rest.trim_start().split_once(' ').unwrap_or((rest.trim_start(), "{}"));
+        let (tool, arguments) =
+            rest.trim_start().split_once(' ').unwrap_or((rest.trim_start(), "{}"));
         let (principal, session) = who.split_once('/').unwrap_or((who, "s"));
         let answer = gate.session(agent, principal, session).call(tool, arguments.trim()).await;
         let error = answer.outcome.error();
@@ -102,7 +112,11 @@ pub(crate) async fn run_script(
             tally.refused += 1
         }
         let told = error.map(|error| {
-            let next = error.next.as_ref().map(|next| format!("\n           next: {} {}", next.tool, next.arguments)).unwrap_or_default();
+            let next = error
+                .next
+                .as_ref()
+                .map(|next| format!("\n           next: {} {}", next.tool, next.arguments))
+                .unwrap_or_default();
             format!("\n           {}{next}", error.message)
         });
         tell(&format!(
@@ -112,7 +126,10 @@ pub(crate) async fn run_script(
             told.clone().unwrap_or_default()
         ));
         if came != expected {
-            tally.mismatches.push(format!("line {number}: {line}\n  the result was {came}{}", told.unwrap_or_default()));
+            tally.mismatches.push(format!(
+                "line {number}: {line}\n  the result was {came}{}",
+                told.unwrap_or_default()
+            ));
         }
     }
     tally

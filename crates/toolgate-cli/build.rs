@@ -1,6 +1,7 @@
 //! Links `toolgate-hook` statically, if the C library permits.
 //!
-//! A coding agent waits for this program at every step, and dynamic linking takes most of its start.
+//! A coding agent waits for this program at every step, and dynamic linking takes most of its
+//! start.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -22,14 +23,17 @@ fn main() {
     println!("cargo::rerun-if-changed=build.rs");
     println!("cargo::rerun-if-env-changed=RUSTFLAGS");
     let said = |name: &str| std::env::var(name).unwrap_or_default();
-    let here = said("HOST") == said("TARGET") && said("CARGO_CFG_TARGET_OS") == "linux" && said("CARGO_CFG_TARGET_ENV") == "gnu";
+    let here = said("HOST") == said("TARGET")
+        && said("CARGO_CFG_TARGET_OS") == "linux"
+        && said("CARGO_CFG_TARGET_ENV") == "gnu";
     // Who names a linker or its flags has something in mind.
     let is_named = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
     if !here || ["RUSTFLAGS", "CARGO_ENCODED_RUSTFLAGS", "RUSTC_LINKER"].into_iter().any(is_named) {
         return;
     }
     let stands_in = Path::new(&said("OUT_DIR")).join("static");
-    let arguments = ["-static".to_owned(), "-no-pie".to_owned(), format!("-L{}", stands_in.display())];
+    let arguments =
+        ["-static".to_owned(), "-no-pie".to_owned(), format!("-L{}", stands_in.display())];
     if write_linker_scripts(&stands_in).is_none() || !can_link_statically(&stands_in, &arguments) {
         return;
     }
@@ -38,9 +42,11 @@ fn main() {
     }
 }
 
-/// Leaves scripts for the linker where it looks first: each names the archive instead of the shared library that rustc asks for.
+/// Leaves scripts for the linker where it looks first: each names the archive instead of the shared
+/// library that rustc asks for.
 fn write_linker_scripts(directory: &Path) -> Option<()> {
-    let (runtime, unwinder, c) = (find_archive("gcc")?, find_archive("gcc_eh")?, find_archive("c")?);
+    let (runtime, unwinder, c) =
+        (find_archive("gcc")?, find_archive("gcc_eh")?, find_archive("c")?);
     std::fs::create_dir_all(directory).ok()?;
     for library in STD_LINK_LIBRARIES {
         let mut script = String::from("GROUP(");
@@ -53,7 +59,8 @@ fn write_linker_scripts(directory: &Path) -> Option<()> {
     Some(())
 }
 
-/// Where the linker's driver has an archive. Once that is another one, the scripts are written anew.
+/// Where the linker's driver has an archive. Once that is another one, the scripts are written
+/// anew.
 fn find_archive(library: &str) -> Option<String> {
     let said = Command::new("cc").arg(format!("-print-file-name=lib{library}.a")).output().ok()?;
     let path = PathBuf::from(String::from_utf8(said.stdout).ok()?.trim());
@@ -71,7 +78,11 @@ fn can_link_statically(directory: &Path, arguments: &[String]) -> bool {
         return false;
     }
     let mut compiler = Command::new(std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into()));
-    compiler.args(["--edition", "2021", "--crate-name", "trial", "--crate-type", "bin"]).arg("-o").arg(&program).arg(&source);
+    compiler
+        .args(["--edition", "2021", "--crate-name", "trial", "--crate-type", "bin"])
+        .arg("-o")
+        .arg(&program)
+        .arg(&source);
     for argument in arguments {
         compiler.arg("-C").arg(format!("link-arg={argument}"));
     }
@@ -80,5 +91,10 @@ fn can_link_statically(directory: &Path, arguments: &[String]) -> bool {
 
 /// Whether a program says that all is well. What else it says is nobody's business.
 fn can_run(program: &mut Command) -> bool {
-    program.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok_and(|status| status.success())
+    program
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status()
+        .is_ok_and(|status| status.success())
 }

@@ -10,7 +10,11 @@ fn commit_schema() -> Value {
 
 fn test_tool(name: &str) -> Tool {
     Tool::dynamic(name, "Run tests of a commit.", commit_schema(), |_, args: Value| async move {
-        Ok(if args["commit"] == "bad0000" { json!({"passed": 11, "failed": 1}) } else { json!({"passed": 12, "failed": 0}) })
+        Ok(if args["commit"] == "bad0000" {
+            json!({"passed": 11, "failed": 1})
+        } else {
+            json!({"passed": 12, "failed": 0})
+        })
     })
     .effect(Effect::Read)
     .entity("commit", "/commit")

@@ -35,7 +35,11 @@ fn scripted_calls() -> Vec<(&'static str, &'static str, Value)> {
         json!({"order_id": order, "customer_id": customer, "amount_usd": amount})
     };
     vec![
-        ("Ada's lamp arrived broken. I'll just refund it.", "issue_refund", refund("A-1", "C-1", "120.00")),
+        (
+            "Ada's lamp arrived broken. I'll just refund it.",
+            "issue_refund",
+            refund("A-1", "C-1", "120.00"),
+        ),
         ("Then I'll verify her first.", "verify_customer", json!({"customer_id": "C-1"})),
         ("And look up her order.", "lookup_order", json!({"order_id": "A-1"})),
         ("That should do it.", "issue_refund", refund("A-1", "C-1", "120.00")),
@@ -48,7 +52,11 @@ fn scripted_calls() -> Vec<(&'static str, &'static str, Value)> {
         ("Go big.", "issue_refund", refund("A-3", "C-1", "900")),
         ("Just below, then.", "issue_refund", refund("A-3", "C-1", "499.99")),
         ("Maybe another tool will do it.", "refund_now", json!({"order_id": "A-3"})),
-        ("I'll hand it over.", "escalate_to_human", json!({"order_id": "A-3", "why": "the sofa is broken, too"})),
+        (
+            "I'll hand it over.",
+            "escalate_to_human",
+            json!({"order_id": "A-3", "why": "the sofa is broken, too"}),
+        ),
     ]
 }
 
@@ -68,7 +76,11 @@ struct StopSignals([Signal; 3]);
 
 impl StopSignals {
     fn new() -> io::Result<Self> {
-        Ok(Self([signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?, signal(SignalKind::hangup())?]))
+        Ok(Self([
+            signal(SignalKind::interrupt())?,
+            signal(SignalKind::terminate())?,
+            signal(SignalKind::hangup())?,
+        ]))
     }
 
     async fn wait(&mut self) {
@@ -84,7 +96,9 @@ impl StopSignals {
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<(), Box<dyn Error>> {
     let words: Vec<String> = std::env::args().skip(1).collect();
-    let (Some(program), Some(config)) = (words.first(), words.get(1)) else { return Err("refund-agent TOOLGATE CONFIG [--once]".into()) };
+    let (Some(program), Some(config)) = (words.first(), words.get(1)) else {
+        return Err("refund-agent TOOLGATE CONFIG [--once]".into());
+    };
     let once = words.iter().any(|word| word == "--once");
     let mut command = Command::new(program);
     command.args(["serve", "--config", config]).stdout(Stdio::piped());
@@ -107,27 +121,39 @@ async fn main() -> Result<(), Box<dyn Error>> {
 /// Runs the script, and prints how to connect other clients.
 async fn run_demo(gateway: &mut GatewayProcess, program: &str) -> Result<(), Box<dyn Error>> {
     let mut ready = String::new();
-    let said = ChildStdout::from_std(gateway.0.stdout.take().ok_or("the gateway has no standard output")?)?;
+    let said = ChildStdout::from_std(
+        gateway.0.stdout.take().ok_or("the gateway has no standard output")?,
+    )?;
     BufReader::new(said).read_line(&mut ready).await?;
     // The line contains colors if they are forced.
     let (_, place) = ready.split_once("http://").ok_or("the gateway did not start")?;
-    let place: String = place.chars().take_while(|c| !c.is_whitespace() && !c.is_control()).collect();
-    let (url, address) = (format!("http://{place}"), place.split('/').next().unwrap_or_default().to_owned());
+    let place: String =
+        place.chars().take_while(|c| !c.is_whitespace() && !c.is_control()).collect();
+    let (url, address) =
+        (format!("http://{place}"), place.split('/').next().unwrap_or_default().to_owned());
     tokio::task::spawn_blocking(move || check_health(&address)).await??;
     run_calls(&url).await?;
     let mut out = anstream::stdout();
-    writeln!(out, "\n{BOLD}The gateway is at {url}{BOLD:#}; end it with Ctrl-C. Connect a client:")?;
+    writeln!(
+        out,
+        "\n{BOLD}The gateway is at {url}{BOLD:#}; end it with Ctrl-C. Connect a client:"
+    )?;
     writeln!(out, "  claude mcp add --transport http desk {url}")?;
     writeln!(out, "  npx @modelcontextprotocol/inspector --cli {url} --method tools/list")?;
     writeln!(out, "Look at what happened:")?;
-    let state = std::env::var("TOOLGATE_STATE").map(|state| format!("TOOLGATE_STATE={state} ")).unwrap_or_default();
+    let state = std::env::var("TOOLGATE_STATE")
+        .map(|state| format!("TOOLGATE_STATE={state} "))
+        .unwrap_or_default();
     writeln!(out, "  {state}{program} audit query --store target/refund-desk/ledger.db")?;
     Ok(())
 }
 
 /// Checks that the gateway and its upstreams are healthy before any work starts.
 fn check_health(address: &str) -> Result<(), String> {
-    let ask = |path: &str| fetch_page(address, path).map_err(|error| format!("cannot read the status of the gateway: {error}"));
+    let ask = |path: &str| {
+        fetch_page(address, path)
+            .map_err(|error| format!("cannot read the status of the gateway: {error}"))
+    };
     let (ready, why) = ask("/readyz")?;
     if !ready {
         return Err(format!("the gateway is not ready: {}", why.trim()));
@@ -137,13 +163,17 @@ fn check_health(address: &str) -> Result<(), String> {
         return Err(format!("cannot read the metrics of the gateway: {}", numbers.trim()));
     }
     let of = |name: &'static str| {
-        numbers.lines().filter_map(move |line| line.strip_prefix(name)?.strip_prefix("{upstream=\"")?.split_once("\"} "))
+        numbers.lines().filter_map(move |line| {
+            line.strip_prefix(name)?.strip_prefix("{upstream=\"")?.split_once("\"} ")
+        })
     };
     if let Some((upstream, _)) = of("toolgate_upstream_up").find(|(_, up)| *up != "1") {
         return Err(format!("the upstream `{upstream}` is down; no work was started"));
     }
     if let Some((upstream, _)) = of("toolgate_upstream_held_tools").find(|(_, held)| *held != "0") {
-        return Err(format!("tools of the upstream `{upstream}` are quarantined (see `toolgate upstream diff`); no work was started"));
+        return Err(format!(
+            "tools of the upstream `{upstream}` are quarantined (see `toolgate upstream diff`); no work was started"
+        ));
     }
     Ok(())
 }
@@ -152,7 +182,9 @@ fn check_health(address: &str) -> Result<(), String> {
 fn fetch_page(address: &str, path: &str) -> io::Result<(bool, String)> {
     let mut stream = TcpStream::connect(address)?;
     stream.set_read_timeout(Some(STATUS_READ_TIMEOUT))?;
-    stream.write_all(format!("GET {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\r\n").as_bytes())?;
+    stream.write_all(
+        format!("GET {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\r\n").as_bytes(),
+    )?;
     let mut said = String::new();
     stream.read_to_string(&mut said)?;
     let (head, body) = said.split_once("\r\n\r\n").ok_or(io::ErrorKind::InvalidData)?;
@@ -160,7 +192,8 @@ fn fetch_page(address: &str, path: &str) -> io::Result<(bool, String)> {
 }
 
 async fn run_calls(url: &str) -> Result<(), Box<dyn Error>> {
-    let client = ClientConfig::default().serve(StreamableHttpClientTransport::from_uri(url)).await?;
+    let client =
+        ClientConfig::default().serve(StreamableHttpClientTransport::from_uri(url)).await?;
     let mut out = anstream::stdout();
     let (mut ran, mut refused) = (0, 0);
     writeln!(out, "\n{BOLD}An agent at the refund desk{BOLD:#}, through {url}")?;
@@ -180,7 +213,10 @@ async fn run_calls(url: &str) -> Result<(), Box<dyn Error>> {
             }
         }
     }
-    writeln!(out, "\n{BOLD}{ran} calls ran, {refused} were refused.{BOLD:#} The ledger has a row for each.")?;
+    writeln!(
+        out,
+        "\n{BOLD}{ran} calls ran, {refused} were refused.{BOLD:#} The ledger has a row for each."
+    )?;
     client.cancel().await?;
     Ok(())
 }
@@ -188,5 +224,9 @@ async fn run_calls(url: &str) -> Result<(), Box<dyn Error>> {
 fn parse_result(result: &CallToolResult) -> Result<String, (String, String)> {
     let said = result.structured_content.clone().unwrap_or_default();
     let text = |key: &str| said.get(key).and_then(Value::as_str).unwrap_or_default().to_owned();
-    if result.is_error == Some(true) { Err((text("code"), text("message"))) } else { Ok(said.to_string()) }
+    if result.is_error == Some(true) {
+        Err((text("code"), text("message")))
+    } else {
+        Ok(said.to_string())
+    }
 }

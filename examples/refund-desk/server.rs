@@ -8,8 +8,8 @@ use std::error::Error;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use rmcp::model::{
-    CallToolRequestParams, CallToolResponse, CallToolResult, ContentBlock, Implementation, JsonObject, ListToolsResult,
-    PaginatedRequestParams, ServerCapabilities, ServerConfig, Tool,
+    CallToolRequestParams, CallToolResponse, CallToolResult, ContentBlock, Implementation,
+    JsonObject, ListToolsResult, PaginatedRequestParams, ServerCapabilities, ServerConfig, Tool,
 };
 use rmcp::service::RequestContext;
 use rmcp::{ErrorData, RoleServer, ServerHandler, ServiceExt};
@@ -30,7 +30,12 @@ const SCHEMA: &str = "
 #[derive(Clone)]
 struct RefundDeskServer(Arc<Mutex<Connection>>);
 
-fn tool(name: &'static str, description: &'static str, properties: Value, required: &[&str]) -> Tool {
+fn tool(
+    name: &'static str,
+    description: &'static str,
+    properties: Value,
+    required: &[&str],
+) -> Tool {
     let schema = json!({"type": "object", "properties": properties, "required": required});
     let schema = if let Value::Object(schema) = schema { schema } else { JsonObject::new() };
     Tool::new(name, description, Arc::new(schema))
@@ -79,24 +84,43 @@ impl RefundDeskServer {
         Ok(match name {
             "verify_customer" => {
                 let id = text("customer_id");
-                let found = books.query_row("SELECT name, active FROM customers WHERE id = ?1", [id], |row| {
-                    Ok((row.get::<_, String>(0)?, row.get::<_, bool>(1)?))
-                });
+                let found = books.query_row(
+                    "SELECT name, active FROM customers WHERE id = ?1",
+                    [id],
+                    |row| Ok((row.get::<_, String>(0)?, row.get::<_, bool>(1)?)),
+                );
                 match found.optional()? {
-                    Some((name, active)) => json!({"customer_id": id, "name": name, "active": active}),
+                    Some((name, active)) => {
+                        json!({"customer_id": id, "name": name, "active": active})
+                    }
                     None => json!({"customer_id": id, "active": false}),
                 }
             }
             "lookup_order" => {
                 let id = text("order_id");
-                let row = |row: &rusqlite::Row<'_>| Ok((row.get::<_, String>(0)?, row.get::<_, String>(1)?, row.get::<_, String>(2)?));
-                match books.query_row("SELECT customer, what, paid FROM orders WHERE id = ?1", [id], row).optional()? {
-                    Some((customer, what, paid)) => json!({"order_id": id, "customer_id": customer, "what": what, "paid_usd": paid}),
+                let row = |row: &rusqlite::Row<'_>| {
+                    Ok((
+                        row.get::<_, String>(0)?,
+                        row.get::<_, String>(1)?,
+                        row.get::<_, String>(2)?,
+                    ))
+                };
+                match books
+                    .query_row("SELECT customer, what, paid FROM orders WHERE id = ?1", [id], row)
+                    .optional()?
+                {
+                    Some((customer, what, paid)) => {
+                        json!({"order_id": id, "customer_id": customer, "what": what, "paid_usd": paid})
+                    }
                     None => json!({"found": false}),
                 }
             }
             "issue_refund" => {
-                let amount: Decimal = arguments.get("amount_usd").map(ToString::to_string).unwrap_or_default().parse()?;
+                let amount: Decimal = arguments
+                    .get("amount_usd")
+                    .map(ToString::to_string)
+                    .unwrap_or_default()
+                    .parse()?;
                 books.execute(
                     "INSERT INTO refunds (\"order\", customer, amount) VALUES (?1, ?2, ?3)",
                     params![text("order_id"), text("customer_id"), amount.to_string()],
@@ -104,7 +128,10 @@ impl RefundDeskServer {
                 json!({"refund": books.last_insert_rowid(), "refunded_usd": amount.to_string()})
             }
             "escalate_to_human" => {
-                books.execute("INSERT INTO tickets (\"order\", why) VALUES (?1, ?2)", [text("order_id"), text("why")])?;
+                books.execute(
+                    "INSERT INTO tickets (\"order\", why) VALUES (?1, ?2)",
+                    [text("order_id"), text("why")],
+                )?;
                 json!({"ticket": format!("T-{}", books.last_insert_rowid())})
             }
             "end_case" => json!({"ended": true}),
@@ -116,14 +143,23 @@ impl RefundDeskServer {
 impl ServerHandler for RefundDeskServer {
     fn get_info(&self) -> ServerConfig {
         let capabilities = ServerCapabilities::builder().enable_tools().build();
-        ServerConfig::new(capabilities).with_server_info(Implementation::new("refund-desk", env!("CARGO_PKG_VERSION")))
+        ServerConfig::new(capabilities)
+            .with_server_info(Implementation::new("refund-desk", env!("CARGO_PKG_VERSION")))
     }
 
-    async fn list_tools(&self, _: Option<PaginatedRequestParams>, _: RequestContext<RoleServer>) -> Result<ListToolsResult, ErrorData> {
+    async fn list_tools(
+        &self,
+        _: Option<PaginatedRequestParams>,
+        _: RequestContext<RoleServer>,
+    ) -> Result<ListToolsResult, ErrorData> {
         Ok(ListToolsResult::with_all_items(tools()))
     }
 
-    async fn call_tool(&self, request: CallToolRequestParams, _: RequestContext<RoleServer>) -> Result<CallToolResponse, ErrorData> {
+    async fn call_tool(
+        &self,
+        request: CallToolRequestParams,
+        _: RequestContext<RoleServer>,
+    ) -> Result<CallToolResponse, ErrorData> {
         let result = match self.run(&request.name, &request.arguments.unwrap_or_default()) {
             Ok(value) => CallToolResult::structured(value),
             Err(error) => CallToolResult::error(vec![ContentBlock::text(error.to_string())]),
@@ -140,7 +176,8 @@ async fn main() -> Result<(), Box<dyn Error>> {
     }
     let books = Connection::open(path)?;
     books.execute_batch(SCHEMA)?;
-    let service = RefundDeskServer(Arc::new(Mutex::new(books))).serve(rmcp::transport::stdio()).await?;
+    let service =
+        RefundDeskServer(Arc::new(Mutex::new(books))).serve(rmcp::transport::stdio()).await?;
     service.waiting().await?;
     Ok(())
 }

@@ -7,7 +7,13 @@
 //! The upstream is the fixture of `toolgate-mcp` over HTTP: `cargo build --release --package
 //! toolgate-mcp --example fixture`.
 
-#![expect(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, clippy::panic, reason = "a benchmark may fail loudly")]
+#![expect(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    reason = "a benchmark may fail loudly"
+)]
 
 #[path = "../../toolgate/benches/report/mod.rs"]
 mod report;
@@ -45,7 +51,10 @@ impl BenchServer {
         let mut said = String::new();
         while !said.contains("http://") {
             said.clear();
-            assert!(lines.read_line(&mut said).unwrap() > 0, "the program ended before it listened");
+            assert!(
+                lines.read_line(&mut said).unwrap() > 0,
+                "the program ended before it listened"
+            );
         }
         std::thread::spawn(move || std::io::copy(&mut lines, &mut std::io::sink()));
         let address = said.split("http://").nth(1).unwrap().split('/').next().unwrap().to_owned();
@@ -90,9 +99,15 @@ impl BenchConnection {
         let mut chunk = [0; 16 << 10];
         loop {
             let read = self.stream.read(&mut chunk).await.unwrap();
-            assert!(read > 0, "the connection was closed: {}", String::from_utf8_lossy(&self.buffer));
+            assert!(
+                read > 0,
+                "the connection was closed: {}",
+                String::from_utf8_lossy(&self.buffer)
+            );
             self.buffer.extend_from_slice(&chunk[..read]);
-            let Some(head) = self.buffer.windows(4).position(|window| window == b"\r\n\r\n") else { continue };
+            let Some(head) = self.buffer.windows(4).position(|window| window == b"\r\n\r\n") else {
+                continue;
+            };
             let text = String::from_utf8_lossy(&self.buffer[..head]).to_ascii_lowercase();
             let body = &self.buffer[head + 4..];
             let over = match text.lines().find_map(|line| line.strip_prefix("content-length: ")) {
@@ -107,7 +122,8 @@ impl BenchConnection {
 
     /// Makes a call, and returns its duration in microseconds.
     async fn call(&mut self, tool: &str, session: &str) -> f64 {
-        let arguments = json!({"text": format!("n{}", NEXT_CALL_NUMBER.fetch_add(1, Ordering::Relaxed))});
+        let arguments =
+            json!({"text": format!("n{}", NEXT_CALL_NUMBER.fetch_add(1, Ordering::Relaxed))});
         let meta = json!({
             "io.modelcontextprotocol/protocolVersion": "2026-07-28", "io.modelcontextprotocol/clientInfo": {"name": "bench", "version": "1"},
             "io.modelcontextprotocol/clientCapabilities": {},
@@ -115,12 +131,18 @@ impl BenchConnection {
         let body =
             json!({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": tool, "arguments": arguments, "_meta": meta}})
                 .to_string();
-        let headers =
-            format!("mcp-protocol-version: 2026-07-28\r\nmcp-method: tools/call\r\nmcp-name: {tool}\r\ntoolgate-session: {session}\r\n");
+        let headers = format!(
+            "mcp-protocol-version: 2026-07-28\r\nmcp-method: tools/call\r\nmcp-name: {tool}\r\ntoolgate-session: {session}\r\n"
+        );
         let begun = Instant::now();
         let said = self.post(&headers, &body).await;
         let took = begun.elapsed().as_secs_f64() * 1e6;
-        assert!(said.starts_with("HTTP/1.1 200") && said.contains("\"result\"") && !said.contains("\"isError\":true"), "{said}");
+        assert!(
+            said.starts_with("HTTP/1.1 200")
+                && said.contains("\"result\"")
+                && !said.contains("\"isError\":true"),
+            "{said}"
+        );
         took
     }
 
@@ -130,7 +152,9 @@ impl BenchConnection {
         let said = self.post("", &hello.to_string()).await;
         let id = said
             .lines()
-            .find_map(|line| line.to_ascii_lowercase().strip_prefix("mcp-session-id: ").map(str::to_owned))
+            .find_map(|line| {
+                line.to_ascii_lowercase().strip_prefix("mcp-session-id: ").map(str::to_owned)
+            })
             .unwrap_or_else(|| panic!("{said}"));
         id.trim().to_owned()
     }
@@ -142,7 +166,12 @@ impl BenchConnection {
         // revision, and be rejected.
         let said = self.post(&format!("mcp-session-id: {session}\r\n"), &body).await;
         let took = begun.elapsed().as_secs_f64() * 1e6;
-        assert!(said.starts_with("HTTP/1.1 200") && said.contains("\"result\"") && !said.contains("\"isError\":true"), "{said}");
+        assert!(
+            said.starts_with("HTTP/1.1 200")
+                && said.contains("\"result\"")
+                && !said.contains("\"isError\":true"),
+            "{said}"
+        );
         took
     }
 }
@@ -154,7 +183,11 @@ fn quantile(sorted: &[f64], q: f64) -> f64 {
 /// Measures the latencies of several servers, and of the disk if given.
 ///
 /// The calls alternate, so that noise of the machine affects all of them.
-async fn measure_latencies(servers: &[(&BenchServer, &str)], mut disk: Option<&mut DiskBenchmark>, times: usize) -> Vec<Vec<f64>> {
+async fn measure_latencies(
+    servers: &[(&BenchServer, &str)],
+    mut disk: Option<&mut DiskBenchmark>,
+    times: usize,
+) -> Vec<Vec<f64>> {
     let mut connections = Vec::new();
     for (server, tool) in servers {
         connections.push((BenchConnection::open(&server.address).await, *tool));
@@ -181,7 +214,13 @@ async fn measure_latencies(servers: &[(&BenchServer, &str)], mut disk: Option<&m
 }
 
 /// Measures the calls per second with a number of connections.
-async fn measure_throughput(server: &BenchServer, connections: usize, tool: &'static str, legacy: bool, seconds: f64) -> f64 {
+async fn measure_throughput(
+    server: &BenchServer,
+    connections: usize,
+    tool: &'static str,
+    legacy: bool,
+    seconds: f64,
+) -> f64 {
     let until = Instant::now() + Duration::from_secs_f64(seconds + 0.5);
     let warm = Instant::now() + Duration::from_secs_f64(0.5);
     let counted = Arc::new(AtomicU64::new(0));
@@ -190,7 +229,11 @@ async fn measure_throughput(server: &BenchServer, connections: usize, tool: &'st
         let (address, counted) = (server.address.clone(), Arc::clone(&counted));
         tasks.push(tokio::spawn(async move {
             let mut connection = BenchConnection::open(&address).await;
-            let session = if legacy { connection.open_legacy_session().await } else { format!("c{connections}-{number}") };
+            let session = if legacy {
+                connection.open_legacy_session().await
+            } else {
+                format!("c{connections}-{number}")
+            };
             while Instant::now() < until {
                 match legacy {
                     true => connection.call_in_session(&session).await,
@@ -249,7 +292,10 @@ fn start_gateway(home: &Path, upstream: &BenchServer) -> BenchServer {
     );
     std::fs::write(&config, text).unwrap();
     let mut command = Command::new(env!("CARGO_BIN_EXE_toolgate"));
-    command.args(["serve", "--listen", "127.0.0.1:0", "--config"]).arg(config).env("TOOLGATE_STATE", home.join("state"));
+    command
+        .args(["serve", "--listen", "127.0.0.1:0", "--config"])
+        .arg(config)
+        .env("TOOLGATE_STATE", home.join("state"));
     BenchServer::start(&mut command)
 }
 
@@ -277,14 +323,24 @@ fn fastmcp_release() -> &'static str {
 
 /// Returns a Python with FastMCP, or `None` if it cannot be installed.
 fn install_fastmcp() -> Option<PathBuf> {
-    let venv = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../target/clients").join(format!("bench-{}", fastmcp_release()));
+    let venv = PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+        .join("../../target/clients")
+        .join(format!("bench-{}", fastmcp_release()));
     let python = venv.join("bin/python");
     if !python.exists() {
-        let made = Command::new("python3").args(["-m", "venv"]).arg(&venv).status().is_ok_and(|status| status.success())
-            && Command::new(&python).args(["-m", "pip", "install", "-q", fastmcp_release()]).status().is_ok_and(|status| status.success());
+        let made = Command::new("python3")
+            .args(["-m", "venv"])
+            .arg(&venv)
+            .status()
+            .is_ok_and(|status| status.success())
+            && Command::new(&python)
+                .args(["-m", "pip", "install", "-q", fastmcp_release()])
+                .status()
+                .is_ok_and(|status| status.success());
         if !made {
             let _ = std::fs::remove_dir_all(&venv);
-            let required = std::env::var("TOOLGATE_REQUIRE_CLIENTS").is_ok_and(|value| !matches!(value.as_str(), "" | "0"));
+            let required = std::env::var("TOOLGATE_REQUIRE_CLIENTS")
+                .is_ok_and(|value| !matches!(value.as_str(), "" | "0"));
             assert!(!required, "FastMCP is required and cannot be installed");
             eprintln!("SKIPPED: FastMCP cannot be installed");
             return None;
@@ -297,7 +353,10 @@ fn install_fastmcp() -> Option<PathBuf> {
 /// (`shared`).
 fn start_proxy(python: &Path, upstream: &BenchServer, sessions: &str) -> BenchServer {
     let mut command = Command::new(python);
-    command.arg(concat!(env!("CARGO_MANIFEST_DIR"), "/benches/proxy.py")).arg(format!("http://{}/mcp", upstream.address)).arg(sessions);
+    command
+        .arg(concat!(env!("CARGO_MANIFEST_DIR"), "/benches/proxy.py"))
+        .arg(format!("http://{}/mcp", upstream.address))
+        .arg(sessions);
     let server = BenchServer::start(&mut command);
     for _ in 0..300 {
         if std::net::TcpStream::connect(&server.address).is_ok() {
@@ -384,9 +443,11 @@ fn line(name: &str, value: f64, unit: &str, floor: f64, note: &str) -> BenchLine
 }
 
 fn main() {
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let home = tempfile::tempdir().unwrap();
-    let fixture = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../target/release/examples/fixture");
+    let fixture =
+        PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../target/release/examples/fixture");
     assert!(fixture.exists(), "cargo build --release --package toolgate-mcp --example fixture");
     let direct = BenchServer::start(Command::new(&fixture).args(["--listen", "127.0.0.1:0"]));
     let gateway = start_gateway(home.path(), &direct);
@@ -407,29 +468,42 @@ fn main() {
 
 /// Checks that every line that other programs read exists, is a number, and is from this run.
 fn check_lines(measured: &[String], with_fastmcp: bool) {
-    let text = std::fs::read(concat!(env!("CARGO_MANIFEST_DIR"), "/../../target/bench.json")).unwrap();
+    let text =
+        std::fs::read(concat!(env!("CARGO_MANIFEST_DIR"), "/../../target/bench.json")).unwrap();
     let all: Vec<serde_json::Value> = serde_json::from_slice(&text).unwrap();
-    for name in REQUIRED_LINES.into_iter().filter(|name| with_fastmcp || !FASTMCP_LINES.contains(name)) {
+    for name in
+        REQUIRED_LINES.into_iter().filter(|name| with_fastmcp || !FASTMCP_LINES.contains(name))
+    {
         assert!(measured.iter().any(|measured| measured == name), "`{name}` was not measured");
-        let value = all.iter().find(|line| line["name"] == name).and_then(|line| line["value"].as_f64());
+        let value =
+            all.iter().find(|line| line["name"] == name).and_then(|line| line["value"].as_f64());
         assert!(value.is_some(), "target/bench.json has no `{name}`");
     }
 }
 
 /// Measures the added latency of single calls, alternating reads and calls with effects.
-async fn measure_added_latency(home: &Path, direct: &BenchServer, gateway: &BenchServer) -> Vec<BenchLine> {
+async fn measure_added_latency(
+    home: &Path,
+    direct: &BenchServer,
+    gateway: &BenchServer,
+) -> Vec<BenchLine> {
     let bytes = bytes_per_effect(home, gateway).await;
     let mut disk = DiskBenchmark::new(home, bytes);
     let (mut reads, mut effects) = ([Vec::new(), Vec::new()], [Vec::new(), Vec::new()]);
     for _ in 0..ROUNDS {
         let took = measure_latencies(&[(direct, "echo"), (gateway, "echo")], None, 600).await;
         reads.iter_mut().zip(took).for_each(|(all, took)| all.extend(took));
-        let took = measure_latencies(&[(direct, "echo"), (gateway, "write")], Some(&mut disk), 300).await;
+        let took =
+            measure_latencies(&[(direct, "echo"), (gateway, "write")], Some(&mut disk), 300).await;
         effects.iter_mut().zip(took).for_each(|(all, took)| all.extend(took));
     }
     reads.iter_mut().chain(&mut effects).for_each(|took| took.sort_by(f64::total_cmp));
-    let added = |[direct, gateway]: &[Vec<f64>; 2], q| (quantile(gateway, q) - quantile(direct, q), quantile(direct, q));
-    let read = |name: &str, (added, floor)| line(name, added, "µs", floor, "a read; floor: the direct connection");
+    let added = |[direct, gateway]: &[Vec<f64>; 2], q| {
+        (quantile(gateway, q) - quantile(direct, q), quantile(direct, q))
+    };
+    let read = |name: &str, (added, floor)| {
+        line(name, added, "µs", floor, "a read; floor: the direct connection")
+    };
     let ((effect, direct), syncs) = (added(&effects, 0.5), 2.0 * disk.median());
     let size = bytes as f64 / 1024.0;
     vec![
@@ -440,7 +514,9 @@ async fn measure_added_latency(home: &Path, direct: &BenchServer, gateway: &Benc
             effect,
             "µs",
             syncs,
-            &format!("a call with effects; floor: its two syncs, {size:.0} KiB each, measured in turn"),
+            &format!(
+                "a call with effects; floor: its two syncs, {size:.0} KiB each, measured in turn"
+            ),
         ),
         line(
             "gateway_added_effect_beyond_syncs",
@@ -453,25 +529,41 @@ async fn measure_added_latency(home: &Path, direct: &BenchServer, gateway: &Benc
 }
 
 /// Compares the throughput with that of a FastMCP proxy before the same upstream.
-async fn compare_with_fastmcp(python: &Path, direct: &BenchServer, gateway: &BenchServer) -> Vec<BenchLine> {
+async fn compare_with_fastmcp(
+    python: &Path,
+    direct: &BenchServer,
+    gateway: &BenchServer,
+) -> Vec<BenchLine> {
     // With one session for each request and 32 connections, each call takes seconds.
-    let fresh = measure_throughput(&start_proxy(python, direct, "fresh"), 32, "echo", true, 30.0).await;
-    let shared = measure_throughput(&start_proxy(python, direct, "shared"), 32, "echo", true, 10.0).await;
+    let fresh =
+        measure_throughput(&start_proxy(python, direct, "fresh"), 32, "echo", true, 30.0).await;
+    let shared =
+        measure_throughput(&start_proxy(python, direct, "shared"), 32, "echo", true, 10.0).await;
     let own = measure_throughput(gateway, 32, "echo", true, 5.0).await;
     let versus = |name: &str, peer: f64, sessions: &str| {
         assert!(peer > 0.0, "no call went through the FastMCP proxy");
-        let note =
-            format!("{own:.0} calls/s, 32 connections, revision 2025-06-18; floor: calls/s of a {} proxy, {sessions}", fastmcp_release());
+        let note = format!(
+            "{own:.0} calls/s, 32 connections, revision 2025-06-18; floor: calls/s of a {} proxy, {sessions}",
+            fastmcp_release()
+        );
         let line = line(name, own / peer, "×", peer, &note);
         BenchLine { ratio: line.value, ..line }
     };
     let of_all = "one upstream session for all requests";
     let of_each = "an upstream session for each request";
     let (peer, sessions) = if shared >= fresh { (shared, of_all) } else { (fresh, of_each) };
-    vec![versus("gateway_vs_fastmcp", peer, sessions), versus("gateway_vs_fastmcp_fresh", fresh, of_each)]
+    vec![
+        versus("gateway_vs_fastmcp", peer, sessions),
+        versus("gateway_vs_fastmcp_fresh", fresh, of_each),
+    ]
 }
 
-async fn measure(home: &Path, direct: &BenchServer, gateway: &BenchServer, python: Option<&Path>) -> Vec<BenchLine> {
+async fn measure(
+    home: &Path,
+    direct: &BenchServer,
+    gateway: &BenchServer,
+    python: Option<&Path>,
+) -> Vec<BenchLine> {
     let mut lines = measure_added_latency(home, direct, gateway).await;
     for connections in [1, 8, 32] {
         let floor = measure_throughput(direct, connections, "echo", false, 3.0).await;

@@ -4,7 +4,12 @@
 //! Also shows that 1,000 rules and a ledger with 1,000,000 rows do not change the cost. The session
 //! was started, so a resident process answers. A hook that works alone has a line of its own.
 
-#![expect(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, reason = "a benchmark may fail loudly")]
+#![expect(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    reason = "a benchmark may fail loudly"
+)]
 
 #[path = "../../toolgate/benches/report/mod.rs"]
 mod report;
@@ -19,7 +24,9 @@ use report::{BenchLine, median, write_lines};
 use serde_json::json;
 use toolgate::policy::DecisionFacts;
 use toolgate::store::{ClaimResolution, CommitRequest, Store};
-use toolgate::{CallEffects, CallId, CallOutput, Decision, Gate, Latency, Outcome, Row, SessionKey, Timestamp};
+use toolgate::{
+    CallEffects, CallId, CallOutput, Decision, Gate, Latency, Outcome, Row, SessionKey, Timestamp,
+};
 use toolgate_json::Digest;
 use toolgate_store::SqliteStore;
 
@@ -80,13 +87,22 @@ fn time_call(command: &mut Command, n: usize) -> f64 {
 /// Runs a process on an event, and returns its duration in milliseconds.
 fn time_process(command: &mut Command, event: &str) -> f64 {
     let begun = Instant::now();
-    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut child = command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
     // A program that does not read its input has already exited.
     let _ = child.stdin.take().unwrap().write_all(event.as_bytes());
     let output = child.wait_with_output().unwrap();
     let took = begun.elapsed().as_secs_f64() * 1e3;
     let said = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success() && (said.is_empty() || said.trim() == "{}"), "{said}{}", String::from_utf8_lossy(&output.stderr));
+    assert!(
+        output.status.success() && (said.is_empty() || said.trim() == "{}"),
+        "{said}{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     took
 }
 
@@ -121,7 +137,10 @@ impl HookBenchDir {
 
     fn command(&self, program: &str, args: &[&str]) -> Command {
         let mut command = Command::new(program);
-        command.args(args).current_dir(self.0.path()).env("TOOLGATE_STATE", self.0.path().join("state"));
+        command
+            .args(args)
+            .current_dir(self.0.path())
+            .env("TOOLGATE_STATE", self.0.path().join("state"));
         command
     }
 
@@ -138,7 +157,10 @@ impl HookBenchDir {
     }
 
     fn warm_hook(&self, config: &Path) -> Command {
-        let mut command = self.command(&self.install_copy(env!("CARGO_BIN_EXE_toolgate-hook")), &["--config", config.to_str().unwrap()]);
+        let mut command = self.command(
+            &self.install_copy(env!("CARGO_BIN_EXE_toolgate-hook")),
+            &["--config", config.to_str().unwrap()],
+        );
         // The first run writes the cache. A file that was just written is not cached.
         time_call(&mut command, 2_000_000);
         std::thread::sleep(Duration::from_millis(1_100));
@@ -149,7 +171,9 @@ impl HookBenchDir {
 
 fn row(n: usize) -> Row {
     Row {
-        call: CallId::from_bytes((0x01a1_0000_0000_7000_8000_0000_0000_0000_u128 + ((n as u128) << 20)).to_be_bytes()),
+        call: CallId::from_bytes(
+            (0x01a1_0000_0000_7000_8000_0000_0000_0000_u128 + ((n as u128) << 20)).to_be_bytes(),
+        ),
         client_id: None,
         at: Timestamp::now(),
         key: SessionKey::new("coder", "alice", format!("conversation-{}", n % 10_000)),
@@ -163,7 +187,9 @@ fn row(n: usize) -> Row {
         gate: Gate::Run,
         rule: None,
         facts: Box::new(DecisionFacts::at(Timestamp::now())),
-        outcome: Outcome::Success(CallOutput::from_value(json!({"stdout": "ok", "stderr": "", "interrupted": false}))),
+        outcome: Outcome::Success(CallOutput::from_value(
+            json!({"stdout": "ok", "stderr": "", "interrupted": false}),
+        )),
         effects: CallEffects::Done,
         latency: Latency::default(),
         retries: 0,
@@ -232,22 +258,33 @@ fn main() {
         return;
     }
     let world = HookBenchDir(tempfile::tempdir().unwrap());
-    let [plain, served, aged] = ["plain", "served", "aged"].map(|name| world.write_config(name, CONFIG));
+    let [plain, served, aged] =
+        ["plain", "served", "aged"].map(|name| world.write_config(name, CONFIG));
     let ruled = world.write_config("ruled", &config_with_other_rules(1_000));
     let own = world.write_config("own", &config_with_bash_rules(1_000));
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     runtime.block_on(fill_ledger(&world.0.path().join("aged.db"), 1_000_000));
 
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/benches/hook.py");
     let serve = ["hook", "--serve", "--config", served.to_str().unwrap(), "--socket", "hook.sock"];
-    let _service = BenchHookService(world.command(env!("CARGO_BIN_EXE_toolgate"), &serve).stderr(Stdio::null()).spawn().unwrap());
+    let _service = BenchHookService(
+        world
+            .command(env!("CARGO_BIN_EXE_toolgate"), &serve)
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap(),
+    );
     while !world.0.path().join("hook.sock").exists() {
         std::thread::sleep(Duration::from_millis(10));
     }
     let mut commands = [
         world.command("/bin/true", &[]),
         world.warm_hook(&plain),
-        world.command(&world.install_copy(env!("CARGO_BIN_EXE_toolgate-hook")), &["--socket", "hook.sock"]),
+        world.command(
+            &world.install_copy(env!("CARGO_BIN_EXE_toolgate-hook")),
+            &["--socket", "hook.sock"],
+        ),
         world.command("python3", &[script, plain.to_str().unwrap(), "python.db"]),
         world.warm_hook(&ruled),
         world.warm_hook(&own),
@@ -256,11 +293,26 @@ fn main() {
     let took = measure_commands(&mut commands);
     let [nothing, hook, asked, python, ruled, own, aged] = took[..] else { return };
     write_lines(vec![
-        line("hook_process", hook, nothing, "a call decided and claimed durably; floor: `/bin/true`"),
+        line(
+            "hook_process",
+            hook,
+            nothing,
+            "a call decided and claimed durably; floor: `/bin/true`",
+        ),
         line("hook_service", asked, nothing, "the same through a service; floor: `/bin/true`"),
         line("hook_vs_python", python, hook, "an equivalent hook in Python; floor: toolgate"),
-        line("hook_1000_rules", ruled, hook, "with 1,000 rules for other tools; floor: with one rule"),
-        line("hook_1000_own_rules", own, hook, "with 1,000 rules for the called tool; floor: with one rule"),
+        line(
+            "hook_1000_rules",
+            ruled,
+            hook,
+            "with 1,000 rules for other tools; floor: with one rule",
+        ),
+        line(
+            "hook_1000_own_rules",
+            own,
+            hook,
+            "with 1,000 rules for the called tool; floor: with one rule",
+        ),
         line("hook_1m_rows", aged, hook, "with a ledger of 1,000,000 rows; floor: with a new one"),
     ]);
 }

@@ -11,17 +11,30 @@ pub(crate) const UPSTREAM_SERVERS_KEY: &str = toolgate_config::PROXIED_SERVERS_K
 const TOOLGATE_SERVER_NAME: &str = "toolgate";
 
 /// Returns the file with toolgate as its only server, and the other servers under their own key.
-pub(crate) fn add_toolgate_server(text: &str, program: &str, config: &str) -> Result<String, String> {
+pub(crate) fn add_toolgate_server(
+    text: &str,
+    program: &str,
+    config: &str,
+) -> Result<String, String> {
     let root = parse_settings(text)?;
-    let top = root.object_value_or_create().ok_or("not a JSON object; replace it with `{}` or move it away")?;
-    let servers = top.object_value_or_create("mcpServers").ok_or("`mcpServers` is not an object")?;
-    let others: Vec<(String, Value)> = object_members(&servers).into_iter().filter(|(name, _)| name != TOOLGATE_SERVER_NAME).collect();
+    let top = root
+        .object_value_or_create()
+        .ok_or("not a JSON object; replace it with `{}` or move it away")?;
+    let servers =
+        top.object_value_or_create("mcpServers").ok_or("`mcpServers` is not an object")?;
+    let others: Vec<(String, Value)> = object_members(&servers)
+        .into_iter()
+        .filter(|(name, _)| name != TOOLGATE_SERVER_NAME)
+        .collect();
     if !others.is_empty() {
-        let behind =
-            top.object_value_or_create(UPSTREAM_SERVERS_KEY).ok_or_else(|| format!("`{UPSTREAM_SERVERS_KEY}` is not an object"))?;
+        let behind = top
+            .object_value_or_create(UPSTREAM_SERVERS_KEY)
+            .ok_or_else(|| format!("`{UPSTREAM_SERVERS_KEY}` is not an object"))?;
         for (name, server) in &others {
             if behind.get(name).is_some() {
-                return Err(format!("`{name}` is in both `mcpServers` and `{UPSTREAM_SERVERS_KEY}`; remove one of them"));
+                return Err(format!(
+                    "`{name}` is in both `mcpServers` and `{UPSTREAM_SERVERS_KEY}`; remove one of them"
+                ));
             }
             behind.append(name, to_cst_value(server));
         }
@@ -31,10 +44,15 @@ pub(crate) fn add_toolgate_server(text: &str, program: &str, config: &str) -> Re
         property.remove();
     }
     let words = ["serve", "--stdio", "--config", config];
-    let args = CstInputValue::Array(words.into_iter().map(|word| CstInputValue::String(word.to_owned())).collect());
+    let args = CstInputValue::Array(
+        words.into_iter().map(|word| CstInputValue::String(word.to_owned())).collect(),
+    );
     servers.append(
         TOOLGATE_SERVER_NAME,
-        CstInputValue::Object(vec![("command".to_owned(), CstInputValue::String(program.to_owned())), ("args".to_owned(), args)]),
+        CstInputValue::Object(vec![
+            ("command".to_owned(), CstInputValue::String(program.to_owned())),
+            ("args".to_owned(), args),
+        ]),
     );
     servers.ensure_multiline();
     Ok(serialize_settings(&root, text))
@@ -66,21 +84,37 @@ pub(crate) fn remove_toolgate_server(text: &str) -> Result<String, String> {
 /// Returns the program and the configuration path of the toolgate server in a file.
 pub(crate) fn find_toolgate_server(text: &str) -> Result<Option<(String, Option<String>)>, String> {
     let file = toolgate_hook::client_hooks::parse_settings_json(text)?;
-    let Some(own) = file.pointer(&format!("/mcpServers/{TOOLGATE_SERVER_NAME}")) else { return Ok(None) };
+    let Some(own) = file.pointer(&format!("/mcpServers/{TOOLGATE_SERVER_NAME}")) else {
+        return Ok(None);
+    };
     let program = own.get("command").and_then(Value::as_str).unwrap_or_default().to_owned();
-    let args: Vec<&str> = own.get("args").and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_str).collect();
-    let config = args.iter().position(|word| *word == "--config").and_then(|at| args.get(at + 1)).map(|path| (*path).to_owned());
+    let args: Vec<&str> = own
+        .get("args")
+        .and_then(Value::as_array)
+        .into_iter()
+        .flatten()
+        .filter_map(Value::as_str)
+        .collect();
+    let config = args
+        .iter()
+        .position(|word| *word == "--config")
+        .and_then(|at| args.get(at + 1))
+        .map(|path| (*path).to_owned());
     Ok(Some((program, config)))
 }
 
 /// Returns whether a file has servers behind toolgate.
 pub(crate) fn has_upstream_servers(text: &str) -> bool {
     let file = toolgate_hook::client_hooks::parse_settings_json(text).unwrap_or_default();
-    file.get(UPSTREAM_SERVERS_KEY).and_then(Value::as_object).is_some_and(|servers| !servers.is_empty())
+    file.get(UPSTREAM_SERVERS_KEY)
+        .and_then(Value::as_object)
+        .is_some_and(|servers| !servers.is_empty())
 }
 
 fn object_members(object: &CstObject) -> Vec<(String, Value)> {
-    let one = |property: &jsonc_parser::cst::CstObjectProp| Some((property.decoded_name()?, property.to_serde_value().unwrap_or_default()));
+    let one = |property: &jsonc_parser::cst::CstObjectProp| {
+        Some((property.decoded_name()?, property.to_serde_value().unwrap_or_default()))
+    };
     object.properties().iter().filter_map(one).collect()
 }
 
@@ -91,6 +125,8 @@ fn to_cst_value(value: &Value) -> CstInputValue {
         Value::Number(number) => CstInputValue::Number(number.to_string()),
         Value::String(text) => CstInputValue::String(text.clone()),
         Value::Array(items) => CstInputValue::Array(items.iter().map(to_cst_value).collect()),
-        Value::Object(map) => CstInputValue::Object(map.iter().map(|(key, value)| (key.clone(), to_cst_value(value))).collect()),
+        Value::Object(map) => CstInputValue::Object(
+            map.iter().map(|(key, value)| (key.clone(), to_cst_value(value))).collect(),
+        ),
     }
 }

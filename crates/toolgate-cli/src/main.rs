@@ -29,7 +29,13 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 )]
 struct Cli {
     /// SQLite file of the ledger [default: `store` of toolgate.toml, else your own].
-    #[arg(long, global = true, value_name = "PATH", env = "TOOLGATE_STORE", help_heading = "Everywhere")]
+    #[arg(
+        long,
+        global = true,
+        value_name = "PATH",
+        env = "TOOLGATE_STORE",
+        help_heading = "Everywhere"
+    )]
     store: Option<PathBuf>,
     /// Increase log verbosity (repeatable).
     #[arg(short, long, global = true, action = clap::ArgAction::Count, help_heading = "Everywhere")]
@@ -83,8 +89,10 @@ fn main() -> ExitCode {
     toolgate_process::sandbox::run_as_helper_if_requested();
     let cli = Cli::try_parse().unwrap_or_else(|error| with_suggestion(error).exit());
     QUIET.store(cli.quiet, Ordering::Relaxed);
-    let telling =
-        LogConfig { verbose: cli.verbose > 0, reports_upstreams: matches!(cli.verb, CliCommand::Upstream(_) | CliCommand::Doctor(_)) };
+    let telling = LogConfig {
+        verbose: cli.verbose > 0,
+        reports_upstreams: matches!(cli.verb, CliCommand::Upstream(_) | CliCommand::Doctor(_)),
+    };
     // `serve` reads the configuration first, because it may name an OTLP collector.
     if !matches!(cli.verb, CliCommand::Serve(_)) {
         telling.install(None);
@@ -112,16 +120,22 @@ fn with_suggestion(mut error: clap::Error) -> clap::Error {
     let meant: Vec<String> = match error.kind() {
         ErrorKind::InvalidSubcommand => {
             let word = word(ContextKind::InvalidSubcommand);
-            let verbs = command.get_subcommands().filter(|verb| verb.find_subcommand(&word).is_some());
+            let verbs =
+                command.get_subcommands().filter(|verb| verb.find_subcommand(&word).is_some());
             verbs.map(|verb| format!("`toolgate {} {word}`", verb.get_name())).collect()
         }
         ErrorKind::UnknownArgument => {
             let word = word(ContextKind::InvalidArg);
             let verb = std::env::args_os().skip(1).find_map(|word| command.find_subcommand(word));
             let takes = |arg: &&clap::Arg| {
-                arg.get_action().takes_values() && arg.get_possible_values().iter().any(|value| value.matches(&word, false))
+                arg.get_action().takes_values()
+                    && arg.get_possible_values().iter().any(|value| value.matches(&word, false))
             };
-            let flags = verb.into_iter().flat_map(|verb| verb.get_arguments()).filter(takes).filter_map(clap::Arg::get_long);
+            let flags = verb
+                .into_iter()
+                .flat_map(|verb| verb.get_arguments())
+                .filter(takes)
+                .filter_map(clap::Arg::get_long);
             flags.map(|flag| format!("`--{flag} {word}`")).collect()
         }
         _ => Vec::new(),
@@ -173,10 +187,16 @@ impl LogConfig {
         } else {
             heard
         };
-        let said = tracing_subscriber::fmt::layer().with_writer(io::stderr).with_ansi(false).without_time().with_target(false);
+        let said = tracing_subscriber::fmt::layer()
+            .with_writer(io::stderr)
+            .with_ansi(false)
+            .without_time()
+            .with_target(false);
         // A subscriber may already be installed, for example by a test.
-        let _ =
-            tracing_subscriber::registry().with(telemetry.and_then(telemetry::Telemetry::layer)).with(said.with_filter(heard)).try_init();
+        let _ = tracing_subscriber::registry()
+            .with(telemetry.and_then(telemetry::Telemetry::layer))
+            .with(said.with_filter(heard))
+            .try_init();
     }
 }
 
@@ -205,7 +225,9 @@ fn run(cli: Cli, telling: LogConfig) -> io::Result<ExitCode> {
         ) => None,
         (None, CliCommand::Audit(args)) if args.is_offline() => None,
         (None, CliCommand::Explain(args)) if args.is_offline() => None,
-        (None, _) => toolgate_hook::effective_config::find_store_for_reading(&toolgate_hook::effective_config::project_dir()?)?,
+        (None, _) => toolgate_hook::effective_config::find_store_for_reading(
+            &toolgate_hook::effective_config::project_dir()?,
+        )?,
         (given, _) => given,
     };
     let store = store.as_deref();
@@ -234,8 +256,11 @@ fn run(cli: Cli, telling: LogConfig) -> io::Result<ExitCode> {
             Ok(ExitCode::SUCCESS)
         }
         CliCommand::Man { directory } => {
-            let made = std::fs::create_dir_all(&directory).and_then(|()| clap_mangen::generate_to(Cli::command(), &directory));
-            made.map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", directory.display())))?;
+            let made = std::fs::create_dir_all(&directory)
+                .and_then(|()| clap_mangen::generate_to(Cli::command(), &directory));
+            made.map_err(|error| {
+                io::Error::new(error.kind(), format!("{}: {error}", directory.display()))
+            })?;
             Ok(ExitCode::SUCCESS)
         }
         CliCommand::Completions { shell } => {

@@ -61,17 +61,27 @@ impl TelemetryKind {
     /// Returns whether the configuration or the environment names a collector and does not disable
     /// it.
     fn is_enabled(&self, otlp: Option<&OtlpConfig>) -> bool {
-        let says = |name: &str, value: &str| std::env::var(name).is_ok_and(|said| said.eq_ignore_ascii_case(value));
-        let named = otlp.is_some() || is_variable_set(ENDPOINT_VARIABLE) || is_variable_set(self.endpoint_variable);
+        let says = |name: &str, value: &str| {
+            std::env::var(name).is_ok_and(|said| said.eq_ignore_ascii_case(value))
+        };
+        let named = otlp.is_some()
+            || is_variable_set(ENDPOINT_VARIABLE)
+            || is_variable_set(self.endpoint_variable);
         named && !says("OTEL_SDK_DISABLED", "true") && !says(self.exporter_variable, "none")
     }
 
     /// Sets the endpoint and the headers of the configuration.
-    fn configure_endpoint<B: WithExportConfig + WithHttpConfig>(&self, builder: B, otlp: Option<&OtlpConfig>) -> io::Result<B> {
+    fn configure_endpoint<B: WithExportConfig + WithHttpConfig>(
+        &self,
+        builder: B,
+        otlp: Option<&OtlpConfig>,
+    ) -> io::Result<B> {
         let Some(otlp) = otlp else { return Ok(builder) };
         let headers = otlp.headers.iter().map(|(name, value)| Ok((name.clone(), value.resolve()?)));
         let headers: Result<_, String> = headers.collect();
-        Ok(builder.with_endpoint(format!("{}/{}", otlp.endpoint, self.path)).with_headers(headers.map_err(io::Error::other)?))
+        Ok(builder
+            .with_endpoint(format!("{}/{}", otlp.endpoint, self.path))
+            .with_headers(headers.map_err(io::Error::other)?))
     }
 
     /// Builds an error message without the secret parts of addresses.
@@ -80,15 +90,30 @@ impl TelemetryKind {
             .into_iter()
             .filter_map(|name| std::env::var(name).ok())
             .map(|value| value.trim().to_owned());
-        let named = otlp.map(|otlp| otlp.endpoint.clone()).into_iter().chain(variables).filter(|named| !named.is_empty());
-        let why = named.fold(error.to_string(), |why, named| why.replace(&named, &redact_address(&named)));
+        let named = otlp
+            .map(|otlp| otlp.endpoint.clone())
+            .into_iter()
+            .chain(variables)
+            .filter(|named| !named.is_empty());
+        let why = named
+            .fold(error.to_string(), |why, named| why.replace(&named, &redact_address(&named)));
         io::Error::other(format!("cannot send {} over OTLP: {why}", self.name))
     }
 
-    fn wrap_exporter<E>(&self, exporter: E, otlp: Option<&OtlpConfig>) -> FailureLoggingExporter<E> {
-        let place =
-            otlp.map(|otlp| format!("{}/{}", redact_address(&otlp.endpoint), self.path)).unwrap_or_else(|| "the collector".to_owned());
-        FailureLoggingExporter { exporter, name: self.name, destination: place, is_failing: AtomicBool::new(false) }
+    fn wrap_exporter<E>(
+        &self,
+        exporter: E,
+        otlp: Option<&OtlpConfig>,
+    ) -> FailureLoggingExporter<E> {
+        let place = otlp
+            .map(|otlp| format!("{}/{}", redact_address(&otlp.endpoint), self.path))
+            .unwrap_or_else(|| "the collector".to_owned());
+        FailureLoggingExporter {
+            exporter,
+            name: self.name,
+            destination: place,
+            is_failing: AtomicBool::new(false),
+        }
     }
 }
 
@@ -112,8 +137,9 @@ impl Telemetry {
                 .configure_endpoint(SpanExporter::builder().with_http(), otlp)?
                 .build()
                 .map_err(|error| SPANS.export_error(&error, otlp))?;
-            let provider =
-                SdkTracerProvider::builder().with_batch_exporter(SPANS.wrap_exporter(exporter, otlp)).with_resource(resource.clone());
+            let provider = SdkTracerProvider::builder()
+                .with_batch_exporter(SPANS.wrap_exporter(exporter, otlp))
+                .with_resource(resource.clone());
             telemetry.spans = Some(provider.build());
             opentelemetry::global::set_text_map_propagator(TraceContextPropagator::new());
         }
@@ -122,8 +148,10 @@ impl Telemetry {
                 .configure_endpoint(MetricExporter::builder().with_http(), otlp)?
                 .build()
                 .map_err(|error| METRICS.export_error(&error, otlp))?;
-            let provider =
-                SdkMeterProvider::builder().with_periodic_exporter(METRICS.wrap_exporter(exporter, otlp)).with_resource(resource).build();
+            let provider = SdkMeterProvider::builder()
+                .with_periodic_exporter(METRICS.wrap_exporter(exporter, otlp))
+                .with_resource(resource)
+                .build();
             opentelemetry::global::set_meter_provider(provider.clone());
             telemetry.metrics = Some(provider);
         }
@@ -131,9 +159,12 @@ impl Telemetry {
     }
 
     /// Returns the subscriber layer that exports spans of toolgate, if spans are sent.
-    pub(crate) fn layer<S: tracing::Subscriber + for<'a> LookupSpan<'a>>(&self) -> Option<impl Layer<S> + use<S>> {
+    pub(crate) fn layer<S: tracing::Subscriber + for<'a> LookupSpan<'a>>(
+        &self,
+    ) -> Option<impl Layer<S> + use<S>> {
         let tracer = self.spans.as_ref()?.tracer("toolgate");
-        let layer: OpenTelemetryLayer<S, SdkTracer> = tracing_opentelemetry::layer().with_tracer(tracer);
+        let layer: OpenTelemetryLayer<S, SdkTracer> =
+            tracing_opentelemetry::layer().with_tracer(tracer);
         let layer = layer.with_location(false).with_threads(false).with_tracked_inactivity(false);
         Some(layer.with_filter(filter_fn(is_exported).with_max_level_hint(Level::INFO)))
     }
@@ -169,7 +200,11 @@ impl<E> FailureLoggingExporter<E> {
     fn report_change(&self, sent: OTelSdkResult) -> OTelSdkResult {
         if self.is_failing.swap(sent.is_err(), Ordering::Relaxed) != sent.is_err() {
             match sent {
-                Err(_) => tracing::warn!("cannot send {} to {}; they are dropped and calls continue", self.name, self.destination),
+                Err(_) => tracing::warn!(
+                    "cannot send {} to {}; they are dropped and calls continue",
+                    self.name,
+                    self.destination
+                ),
                 Ok(()) => tracing::warn!("sending {} to {} again", self.name, self.destination),
             }
         }
@@ -181,7 +216,10 @@ impl opentelemetry_sdk::trace::SpanExporter for FailureLoggingExporter<SpanExpor
     async fn export(&self, mut batch: Vec<SpanData>) -> OTelSdkResult {
         // Calls of the canary are not exported.
         let canary = |span: &SpanData| {
-            span.attributes.iter().any(|about| about.key.as_str() == "gen_ai.agent.name" && about.value.as_str() == toolgate_mcp::CANARY)
+            span.attributes.iter().any(|about| {
+                about.key.as_str() == "gen_ai.agent.name"
+                    && about.value.as_str() == toolgate_mcp::CANARY
+            })
         };
         batch.retain(|span| !canary(span));
         if batch.is_empty() {
@@ -241,12 +279,15 @@ mod tests {
         let kept = TestSpanExporter::default();
         let spans = SdkTracerProvider::builder().with_simple_exporter(kept.clone()).build();
         let telemetry = Telemetry { spans: Some(spans), metrics: None };
-        tracing::subscriber::with_default(tracing_subscriber::registry().with(telemetry.layer::<tracing_subscriber::Registry>()), || {
-            let _call = tracing::info_span!(target: "toolgate::gate", "execute_tool").entered();
-            // The message is the one for a row that was neither stored nor spooled.
-            tracing::error!(target: "toolgate::gate", row = "arguments", "a row could be neither stored nor spooled");
-            let _library = tracing::info_span!(target: "hyper", "beneath").entered();
-        });
+        tracing::subscriber::with_default(
+            tracing_subscriber::registry().with(telemetry.layer::<tracing_subscriber::Registry>()),
+            || {
+                let _call = tracing::info_span!(target: "toolgate::gate", "execute_tool").entered();
+                // The message is the one for a row that was neither stored nor spooled.
+                tracing::error!(target: "toolgate::gate", row = "arguments", "a row could be neither stored nor spooled");
+                let _library = tracing::info_span!(target: "hyper", "beneath").entered();
+            },
+        );
         let kept = kept.0.lock().unwrap();
         let told: Vec<_> = kept.iter().map(|span| (&*span.name, span.events.len())).collect();
         assert_eq!(told, [("execute_tool", 0)]);

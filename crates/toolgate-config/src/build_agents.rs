@@ -32,15 +32,20 @@ impl ConfigError {
 impl Config {
     /// Sets the program that starts command tools in their sandboxes, and hooks.
     ///
-    /// The program must call [`toolgate_process::sandbox::run_as_helper_if_requested`], as `toolgate` does. By default,
-    /// the running program starts sandboxes, and hooks start directly.
+    /// The program must call [`toolgate_process::sandbox::run_as_helper_if_requested`], as
+    /// `toolgate` does. By default, the running program starts sandboxes, and hooks start directly.
     #[must_use]
     pub fn with_launcher(mut self, program: impl Into<PathBuf>) -> Self {
         let program = program.into();
         for declared in &mut self.agents {
-            declared.tools =
-                std::mem::take(&mut declared.tools).into_iter().map(|entry| entry.map_tool(|tool| tool.with_launcher(&program))).collect();
-            declared.hooks = std::mem::take(&mut declared.hooks).into_iter().map(|hook| hook.launcher(&program)).collect();
+            declared.tools = std::mem::take(&mut declared.tools)
+                .into_iter()
+                .map(|entry| entry.map_tool(|tool| tool.with_launcher(&program)))
+                .collect();
+            declared.hooks = std::mem::take(&mut declared.hooks)
+                .into_iter()
+                .map(|hook| hook.launcher(&program))
+                .collect();
         }
         self
     }
@@ -53,7 +58,10 @@ impl Config {
     ///
     /// # Errors
     /// All problems of the configuration.
-    pub fn build_agents(self, script: Option<&Arc<dyn Handler>>) -> Result<Vec<Agent>, ConfigError> {
+    pub fn build_agents(
+        self,
+        script: Option<&Arc<dyn Handler>>,
+    ) -> Result<Vec<Agent>, ConfigError> {
         self.build_with_upstreams(script).map(|(agents, _)| agents)
     }
 
@@ -64,16 +72,26 @@ impl Config {
     ///
     /// # Errors
     /// All problems of the file itself.
-    pub fn build_with_upstreams(self, script: Option<&Arc<dyn Handler>>) -> Result<(Vec<Agent>, Vec<UnusableTool>), ConfigError> {
-        let (mut problems, mut built, mut unfit) = (self.problems, Vec::new(), self.upstream_inventory.unusable_tools.clone());
+    pub fn build_with_upstreams(
+        self,
+        script: Option<&Arc<dyn Handler>>,
+    ) -> Result<(Vec<Agent>, Vec<UnusableTool>), ConfigError> {
+        let (mut problems, mut built, mut unfit) =
+            (self.problems, Vec::new(), self.upstream_inventory.unusable_tools.clone());
         let whole = problems.iter().all(|problem| problem.severity != Severity::Error);
         let (upstreams, offered) = (&self.upstreams, &self.upstream_inventory);
-        let sources =
-            UpstreamSources { upstreams, inventory: offered, file_span: &self.file_span, has_single_agent: self.agents.len() == 1 };
+        let sources = UpstreamSources {
+            upstreams,
+            inventory: offered,
+            file_span: &self.file_span,
+            has_single_agent: self.agents.len() == 1,
+        };
         for declared in self.agents {
             let fitted = match whole && !self.upstreams.is_empty() {
                 true => UpstreamMatcher::new(declared, &sources).build(script),
-                false => declared.build(script, &BTreeSet::new(), whole).map(|agent| (agent, Vec::new())),
+                false => {
+                    declared.build(script, &BTreeSet::new(), whole).map(|agent| (agent, Vec::new()))
+                }
             };
             match fitted {
                 Ok((agent, more)) => {
@@ -104,8 +122,12 @@ impl AgentConfig {
         whole: bool,
     ) -> Result<Agent, Vec<Diagnostic>> {
         let mut problems = check_file_rules(&self);
-        let places: Vec<(String, SourceSpan)> =
-            self.tools.iter().map(|entry| (entry.tool.spec().name().to_owned(), entry.span.clone())).chain(self.hook_spans).collect();
+        let places: Vec<(String, SourceSpan)> = self
+            .tools
+            .iter()
+            .map(|entry| (entry.tool.spec().name().to_owned(), entry.span.clone()))
+            .chain(self.hook_spans)
+            .collect();
         let mut builder = Agent::builder(self.name.as_str()).rules(self.rules).limits(self.limits);
         if let Some(principals) = &self.principals {
             builder = builder.principals(principals.iter().map(String::as_str));
@@ -138,7 +160,10 @@ impl AgentConfig {
             Ok(agent) if problems.is_empty() => return Ok(agent),
             Ok(_) => {}
             Err(error) => {
-                let known = error.problems.into_iter().filter(|problem| whole || problem.kind != DiagnosticKind::Ungoverned);
+                let known = error
+                    .problems
+                    .into_iter()
+                    .filter(|problem| whole || problem.kind != DiagnosticKind::Ungoverned);
                 problems.extend(known.map(|problem| locate_problem(problem, &places)));
             }
         }
@@ -156,23 +181,33 @@ fn check_file_rules(declared: &AgentConfig) -> Vec<Diagnostic> {
         return Vec::new();
     }
     let told = |written: &SourcedRule| {
-        let enforced = written.policy.mode() == EnforcementMode::Enforce || declared.files.is_some();
+        let enforced =
+            written.policy.mode() == EnforcementMode::Enforce || declared.files.is_some();
         let looks = |entry: &&ToolConfig| {
-            let (spec, works) = (entry.tool.spec(), declared.files.is_some() && entry.uses_agent_files);
-            enforced && !works && written.policy.governs(spec) && written.policy.static_summary(spec).needs_files
+            let (spec, works) =
+                (entry.tool.spec(), declared.files.is_some() && entry.uses_agent_files);
+            enforced
+                && !works
+                && written.policy.governs(spec)
+                && written.policy.static_summary(spec).needs_files
         };
         let name = declared.tools.iter().find(looks)?.tool.spec().name();
         let (message, help) = match declared.files {
             None => (
-                format!("`{name}` can never be called: the rule checks files, and the agent has no file system"),
+                format!(
+                    "`{name}` can never be called: the rule checks files, and the agent has no file system"
+                ),
                 "set a directory: `files = \"workspace\"`; for tools of clients, `require` the tool that reads, with the `same` path",
             ),
             Some(_) => (
-                format!("the rule checks the agent's files, but `{name}` is not built in and works on other files"),
+                format!(
+                    "the rule checks the agent's files, but `{name}` is not built in and works on other files"
+                ),
                 "`require` the tool that reads, with the `same` path",
             ),
         };
-        let problem = Diagnostic::at_field("rule", message).with_rule(written.policy.name()).with_help(help);
+        let problem =
+            Diagnostic::at_field("rule", message).with_rule(written.policy.name()).with_help(help);
         Some(Diagnostic { span: written.source_span("rule", None), ..problem })
     };
     declared.rules.sourced_rules().filter_map(told).collect()
@@ -192,14 +227,24 @@ fn locate_problem(problem: Diagnostic, places: &[(String, SourceSpan)]) -> Diagn
             let help = "write a rule for it, or set `effect = \"read\"` or `policy = \"open\"`";
             return Diagnostic { span: place, ..problem.with_help(help) };
         }
-        DiagnosticKind::InvalidSchema => {
-            Some("a JSON Schema, written as TOML: `{ type = \"object\", properties = { id = { type = \"string\" } } }`")
+        DiagnosticKind::InvalidSchema => Some(
+            "a JSON Schema, written as TOML: `{ type = \"object\", properties = { id = { type = \"string\" } } }`",
+        ),
+        DiagnosticKind::UndeclaredEntity => {
+            Some("declare its path: `entities = { name = \"/path\" }`")
         }
-        DiagnosticKind::UndeclaredEntity => Some("declare its path: `entities = { name = \"/path\" }`"),
-        DiagnosticKind::UnusedHook => Some("name tools of this agent in `tools`, or remove the hook"),
-        DiagnosticKind::RevokesUnknownTool => Some("name a tool of this agent in `revokes`, or remove it"),
-        DiagnosticKind::SecretReconcileArgument => Some("fill `arguments` of `reconcile` with values that are not secret"),
-        DiagnosticKind::InvalidReconcile => Some("name a tool of this agent in `reconcile` that only reads and that toolgate runs"),
+        DiagnosticKind::UnusedHook => {
+            Some("name tools of this agent in `tools`, or remove the hook")
+        }
+        DiagnosticKind::RevokesUnknownTool => {
+            Some("name a tool of this agent in `revokes`, or remove it")
+        }
+        DiagnosticKind::SecretReconcileArgument => {
+            Some("fill `arguments` of `reconcile` with values that are not secret")
+        }
+        DiagnosticKind::InvalidReconcile => {
+            Some("name a tool of this agent in `reconcile` that only reads and that toolgate runs")
+        }
     };
     let problem = match help {
         Some(help) => problem.with_default_help(help),

@@ -155,8 +155,13 @@ impl Config {
     /// The file cannot be read. The message contains its name.
     pub fn load(path: impl AsRef<Path>) -> std::io::Result<Self> {
         let path = path.as_ref();
-        let named = |error: std::io::Error| std::io::Error::new(error.kind(), format!("{}: {error}", path.display()));
-        Ok(Self::parse(&path.display().to_string(), &toolgate::policy::source::read_file::read_text_file(path).map_err(named)?))
+        let named = |error: std::io::Error| {
+            std::io::Error::new(error.kind(), format!("{}: {error}", path.display()))
+        };
+        Ok(Self::parse(
+            &path.display().to_string(),
+            &toolgate::policy::source::read_file::read_text_file(path).map_err(named)?,
+        ))
     }
 
     /// Reads the text of a file. Included policy files are resolved relative to it.
@@ -193,7 +198,12 @@ impl Config {
         let store = table.text("store");
         if store.is_some_and(|path| path.trim().is_empty()) {
             let problem = Diagnostic::new("`store` is empty; it must name a file");
-            table.report("store", problem.with_help("like `store = \"ledger.db\"`; without it, rows go to the user's own ledger"));
+            table.report(
+                "store",
+                problem.with_help(
+                    "like `store = \"ledger.db\"`; without it, rows go to the user's own ledger",
+                ),
+            );
         }
         config.store = store.filter(|path| !path.trim().is_empty()).map(|path| beside.join(path));
         config.is_store_known = config.store.is_some() || !table.has_key("store");
@@ -202,9 +212,18 @@ impl Config {
         config.redact = config.read_redactions(&table);
         config.allowed_findings = super::lint::read_allowed_findings(&table);
         if let Some(client) = table.table("client") {
-            let otherwise =
-                |key: &str| client.keyword(key, &[("deny", FallbackDecision::Deny), ("ask", FallbackDecision::Ask)]).unwrap_or_default();
-            config.client = ClientFallbacks { on_failure: otherwise("on_failure"), undeclared: otherwise("undeclared") };
+            let otherwise = |key: &str| {
+                client
+                    .keyword(
+                        key,
+                        &[("deny", FallbackDecision::Deny), ("ask", FallbackDecision::Ask)],
+                    )
+                    .unwrap_or_default()
+            };
+            config.client = ClientFallbacks {
+                on_failure: otherwise("on_failure"),
+                undeclared: otherwise("undeclared"),
+            };
             client.reject_unknown_keys("`client`");
         }
         let reader = ConfigReader {
@@ -222,16 +241,31 @@ impl Config {
         }
         // A single agent may be declared at the top level, without a table of its own.
         let has_upstreams = !config.upstreams.is_empty() && !table.has_key("agents");
-        if table.has_key("tools") || table.has_key("policy") || table.has_key("include") || has_upstreams {
+        if table.has_key("tools")
+            || table.has_key("policy")
+            || table.has_key("include")
+            || has_upstreams
+        {
             let name = table.text("name").unwrap_or("default").to_owned();
             config.agents.push(reader.read_agent(name, &table));
         } else if let Some(key) =
-            ["principals", "limits", "max_output", "dialect", "files", "hooks"].into_iter().find(|key| table.has_key(key))
+            ["principals", "limits", "max_output", "dialect", "files", "hooks"]
+                .into_iter()
+                .find(|key| table.has_key(key))
         {
-            let problem = Diagnostic::new(format!("`{key}` belongs to an agent, but the top level of this file declares none"));
-            table.report(key, problem.with_help("move it into the table of an agent, `[agents.NAME]`"));
+            let problem = Diagnostic::new(format!(
+                "`{key}` belongs to an agent, but the top level of this file declares none"
+            ));
+            table.report(
+                key,
+                problem.with_help("move it into the table of an agent, `[agents.NAME]`"),
+            );
         } else if table.has_key("name") {
-            table.report("name", Diagnostic::new("the agent has a `name` but no tools").with_help("add `[tools.…]`, or remove `name`"));
+            table.report(
+                "name",
+                Diagnostic::new("the agent has a `name` but no tools")
+                    .with_help("add `[tools.…]`, or remove `name`"),
+            );
         }
         if let Some(agents) = table.table("agents") {
             for name in agents.keys() {
@@ -244,16 +278,29 @@ impl Config {
         }
         config.check_names(&table, &reader);
         // Only the agent at the top level reads these keys.
-        for key in ["name", "principals", "limits", "max_output", "dialect", "files", "tools", "policy", "include", "hooks"] {
+        for key in [
+            "name",
+            "principals",
+            "limits",
+            "max_output",
+            "dialect",
+            "files",
+            "tools",
+            "policy",
+            "include",
+            "hooks",
+        ] {
             table.mark_read(key);
         }
         table.reject_unknown_keys("a configuration");
         let (wrong, _) = shared.into_parts();
         config.problems.extend(wrong);
         config.included_files = reader.included_files.into_inner();
-        config.dependencies = config.collect_dependencies(name, reader.referenced_files.into_inner());
+        config.dependencies =
+            config.collect_dependencies(name, reader.referenced_files.into_inner());
         if config.agents.is_empty() && config.problems.is_empty() {
-            let problem = Diagnostic::new("the file declares no agent").with_help("declare tools in `[tools.…]` and rules in `[[policy]]`");
+            let problem = Diagnostic::new("the file declares no agent")
+                .with_help("declare tools in `[tools.…]` and rules in `[[policy]]`");
             config.problems.push(Diagnostic { span: Some(file.span_at(0..0)), ..problem });
         }
         config
@@ -263,8 +310,13 @@ impl Config {
     fn check_names(&self, table: &TomlTable<'_>, reader: &ConfigReader<'_>) {
         let known = || self.upstreams.iter().map(|upstream| upstream.name.as_str());
         let unknown = |name: &str| {
-            let problem = Diagnostic::new(format!("unknown upstream `{}`", toolgate_text::escape_for_display(name)));
-            problem.with_suggestion(name, known()).with_default_help("declare it in `[upstreams.NAME]`")
+            let problem = Diagnostic::new(format!(
+                "unknown upstream `{}`",
+                toolgate_text::escape_for_display(name)
+            ));
+            problem
+                .with_suggestion(name, known())
+                .with_default_help("declare it in `[upstreams.NAME]`")
         };
         let say = |problem: Diagnostic, place: &SourceSpan| table.report_at(place, problem);
         for declared in &self.agents {
@@ -276,12 +328,26 @@ impl Config {
                 }
             }
         }
-        for (name, place) in reader.named_upstreams.borrow().iter().filter(|(name, _)| !known().any(|known| known == name)) {
+        for (name, place) in reader
+            .named_upstreams
+            .borrow()
+            .iter()
+            .filter(|(name, _)| !known().any(|known| known == name))
+        {
             say(unknown(name), place);
         }
-        for (name, place) in reader.named_agents.borrow().iter().filter(|(name, _)| self.agents.iter().all(|known| known.name != *name)) {
-            let problem = Diagnostic::new(format!("unknown agent `{}`", toolgate_text::escape_for_display(name)));
-            let problem = problem.with_suggestion(name, self.agents.iter().map(|known| known.name.as_str()));
+        for (name, place) in reader
+            .named_agents
+            .borrow()
+            .iter()
+            .filter(|(name, _)| self.agents.iter().all(|known| known.name != *name))
+        {
+            let problem = Diagnostic::new(format!(
+                "unknown agent `{}`",
+                toolgate_text::escape_for_display(name)
+            ));
+            let problem =
+                problem.with_suggestion(name, self.agents.iter().map(|known| known.name.as_str()));
             say(problem.with_default_help("declare it in `[agents.NAME]`"), place);
         }
     }
@@ -299,9 +365,12 @@ impl Config {
         for pattern in &patterns {
             if let Err(error) = regex::Regex::new(pattern) {
                 let why = error.to_string();
-                let why = why.lines().last().unwrap_or_default().trim_start_matches("error: ").to_owned();
-                let problem =
-                    Diagnostic::new(format!("`{}` is not a valid regular expression: {why}", toolgate_text::escape_for_display(pattern)));
+                let why =
+                    why.lines().last().unwrap_or_default().trim_start_matches("error: ").to_owned();
+                let problem = Diagnostic::new(format!(
+                    "`{}` is not a valid regular expression: {why}",
+                    toolgate_text::escape_for_display(pattern)
+                ));
                 table.report(
                     "redact",
                     problem.with_help("use the syntax of the `regex` crate; put the expression in single quotes to keep backslashes"),
@@ -355,14 +424,20 @@ impl Config {
     /// Checks whether an agent of this file declares a tool.
     #[must_use]
     pub fn declares_tool(&self, tool: &str) -> bool {
-        self.agents.iter().flat_map(|declared| &declared.tools).any(|entry| entry.tool.spec().name() == tool)
+        self.agents
+            .iter()
+            .flat_map(|declared| &declared.tools)
+            .any(|entry| entry.tool.spec().name() == tool)
     }
 
     /// Checks whether the file declares rules for its agents and nothing else.
     #[must_use]
     pub fn has_only_rules(&self) -> bool {
-        let plain =
-            |declared: &AgentConfig| declared.limits == Limits::default() && declared.principals.is_none() && declared.hooks.is_empty();
+        let plain = |declared: &AgentConfig| {
+            declared.limits == Limits::default()
+                && declared.principals.is_none()
+                && declared.hooks.is_empty()
+        };
         !self.has_tools() && self.agents.iter().all(plain)
     }
 
@@ -374,7 +449,10 @@ impl Config {
     /// Maps each agent to the upstreams that it names, or to `None` if it names none.
     #[must_use]
     pub fn agent_upstreams(&self) -> BTreeMap<String, Option<Vec<String>>> {
-        self.agents.iter().map(|declared| (declared.name.clone(), declared.upstreams.clone())).collect()
+        self.agents
+            .iter()
+            .map(|declared| (declared.name.clone(), declared.upstreams.clone()))
+            .collect()
     }
 
     /// Lists included files and the programs of hooks and tools.
@@ -402,7 +480,10 @@ impl Config {
     #[must_use]
     pub fn for_client(mut self) -> Self {
         for declared in &mut self.agents {
-            declared.tools = std::mem::take(&mut declared.tools).into_iter().map(|entry| entry.map_tool(Tool::into_client_run)).collect();
+            declared.tools = std::mem::take(&mut declared.tools)
+                .into_iter()
+                .map(|entry| entry.map_tool(Tool::into_client_run))
+                .collect();
             declared.is_for_client = true;
             // The client limits large results itself.
             declared.max_output = declared.max_output.or(Some(usize::MAX));
@@ -414,7 +495,8 @@ impl Config {
     #[must_use]
     pub fn with_policies(mut self, name: &str, text: impl Fn(&[&ToolSpec]) -> String) -> Self {
         for declared in &mut self.agents {
-            let specs: Vec<&ToolSpec> = declared.tools.iter().map(|entry| entry.tool.spec()).collect();
+            let specs: Vec<&ToolSpec> =
+                declared.tools.iter().map(|entry| entry.tool.spec()).collect();
             let rules = RuleSet::parse(name, &text(&specs));
             declared.rules = std::mem::take(&mut declared.rules).append(rules);
         }
@@ -440,20 +522,28 @@ impl Config {
         self.problems.extend(own.problems);
         self.included_files.extend(own.included_files);
         self.dependencies.extend(own.dependencies);
-        self.upstreams.retain(|upstream| own.upstreams.iter().all(|theirs| theirs.name != upstream.name));
+        self.upstreams
+            .retain(|upstream| own.upstreams.iter().all(|theirs| theirs.name != upstream.name));
         self.upstreams.extend(own.upstreams);
         for theirs in own.agents {
             // A single agent matches any agent of the other file; several agents match by name.
             let single = self.agents.len() == 1;
-            let Some(declared) = self.agents.iter_mut().find(|declared| single || declared.name == theirs.name) else {
+            let Some(declared) =
+                self.agents.iter_mut().find(|declared| single || declared.name == theirs.name)
+            else {
                 self.agents.push(theirs);
                 continue;
             };
-            declared.tools.retain(|entry| theirs.tools.iter().all(|own| own.tool.spec().name() != entry.tool.spec().name()));
-            declared.granted_tools.retain(|name| theirs.tools.iter().all(|own| own.tool.spec().name() != name));
+            declared.tools.retain(|entry| {
+                theirs.tools.iter().all(|own| own.tool.spec().name() != entry.tool.spec().name())
+            });
+            declared
+                .granted_tools
+                .retain(|name| theirs.tools.iter().all(|own| own.tool.spec().name() != name));
             declared.tools.extend(theirs.tools);
             declared.granted_tools.extend(theirs.granted_tools);
-            declared.hooks = theirs.hooks.into_iter().chain(std::mem::take(&mut declared.hooks)).collect();
+            declared.hooks =
+                theirs.hooks.into_iter().chain(std::mem::take(&mut declared.hooks)).collect();
             declared.rules = theirs.rules.append_new(std::mem::take(&mut declared.rules));
             declared.principals = theirs.principals.or(declared.principals.take());
             declared.max_output = theirs.max_output.or(declared.max_output);
@@ -486,9 +576,13 @@ pub(crate) struct ConfigReader<'r> {
 fn read_retention(table: &TomlTable<'_>) -> Option<SignedDuration> {
     let kept = table.duration("retention")?;
     let problem = if kept < SignedDuration::from_hours(24) {
-        Diagnostic::new("`retention` must be at least one day").with_help("like `retention = \"90d\"`")
+        Diagnostic::new("`retention` must be at least one day")
+            .with_help("like `retention = \"90d\"`")
     } else if !table.has_key("store") {
-        Diagnostic::new("`retention` applies to the ledger in `store`, but this file does not set `store`").with_help("add `store = \"…\"`")
+        Diagnostic::new(
+            "`retention` applies to the ledger in `store`, but this file does not set `store`",
+        )
+        .with_help("add `store = \"…\"`")
     } else {
         return Some(kept);
     };
@@ -504,7 +598,8 @@ pub(crate) fn read_rate_limit(table: &TomlTable<'_>) -> Option<RateLimit> {
         if !inner.has_key("calls") || !inner.has_key("per") {
             table.report(
                 "rate",
-                Diagnostic::new("a rate limit needs `calls` and `per`").with_help("like `rate = { calls = 10, per = \"1s\" }`"),
+                Diagnostic::new("a rate limit needs `calls` and `per`")
+                    .with_help("like `rate = { calls = 10, per = \"1s\" }`"),
             );
         }
         Some(RateLimit { calls: u32::try_from(calls?).unwrap_or(u32::MAX), per: per? })

@@ -18,7 +18,9 @@ pub fn config_schema() -> Value {
         "lint": {"type": "array", "items": {"$ref": "#/$defs/lint"}},
         "agents": {"type": "object", "additionalProperties": {"$ref": "#/$defs/agent"}, "description": "Several agents, by name"},
     });
-    if let (Some(top), Value::Object(more)) = (top.get_mut("properties").and_then(Value::as_object_mut), more) {
+    if let (Some(top), Value::Object(more)) =
+        (top.get_mut("properties").and_then(Value::as_object_mut), more)
+    {
         top.extend(more);
     }
     let mut schema = json!({
@@ -148,7 +150,9 @@ fn tool_schema() -> Value {
         "empty_on": {"type": "array", "items": {"type": "integer", "minimum": 100, "maximum": 599}, "description": "`http`: statuses that mean an empty result"},
         "retry": object_schema(json!({"times": {"type": "integer", "minimum": 0}, "delay": {"$ref": "#/$defs/duration"}}), &[]),
     });
-    if let (Some(tool), Value::Object(more)) = (tool.get_mut("properties").and_then(Value::as_object_mut), elsewhere) {
+    if let (Some(tool), Value::Object(more)) =
+        (tool.get_mut("properties").and_then(Value::as_object_mut), elsewhere)
+    {
         tool.extend(more);
     }
     tool
@@ -251,8 +255,14 @@ fn budget_schema() -> Value {
 }
 
 fn limits_schema() -> Value {
-    let rate = object_schema(json!({"calls": {"type": "integer", "minimum": 0}, "per": {"$ref": "#/$defs/duration"}}), &["calls", "per"]);
-    object_schema(json!({"session": {"$ref": "#/$defs/budget"}, "principal": {"$ref": "#/$defs/budget"}, "rate": rate}), &[])
+    let rate = object_schema(
+        json!({"calls": {"type": "integer", "minimum": 0}, "per": {"$ref": "#/$defs/duration"}}),
+        &["calls", "per"],
+    );
+    object_schema(
+        json!({"session": {"$ref": "#/$defs/budget"}, "principal": {"$ref": "#/$defs/budget"}, "rate": rate}),
+        &[],
+    )
 }
 
 fn client_schema() -> Value {
@@ -348,7 +358,10 @@ fn gateway_schema() -> Value {
         }),
         &["issuer", "audience", "keys"],
     );
-    let rate = object_schema(json!({"calls": {"type": "integer", "minimum": 0}, "per": {"$ref": "#/$defs/duration"}}), &["calls", "per"]);
+    let rate = object_schema(
+        json!({"calls": {"type": "integer", "minimum": 0}, "per": {"$ref": "#/$defs/duration"}}),
+        &["calls", "per"],
+    );
     object_schema(
         json!({
             "listen": {"type": "string", "examples": ["127.0.0.1:7070"]},

@@ -19,8 +19,8 @@ pub use lint::{LINTS, LintFinding, ToolUsage};
 pub use parse::gateway::{GatewayConfig, GatewayToken, JwtConfig, OtlpConfig};
 pub use parse::http_tool::{HttpTool, HttpToolBody};
 pub use parse::upstream::{
-    Credentials, ErrorPattern, PROXIED_SERVERS_KEY, TokenSource, UPSTREAM_ENVIRONMENT, UndeclaredToolPolicy, UpstreamConfig,
-    UpstreamTransport, parse_mcp_servers,
+    Credentials, ErrorPattern, PROXIED_SERVERS_KEY, TokenSource, UPSTREAM_ENVIRONMENT,
+    UndeclaredToolPolicy, UpstreamConfig, UpstreamTransport, parse_mcp_servers,
 };
 pub use policy_tests::{ExpectedDecision, PolicyTest, PolicyTestCall, read_policy_tests};
 pub use secret_ref::SecretRef;

@@ -21,20 +21,59 @@ use toolgate_text::suggest::find_closest;
 pub const LINTS: [(&str, &str); 16] = [
     ("load", "the configuration does not load"),
     ("dead_rule", "a rule that never applies, or a tool that can never be called"),
-    ("never_true", "a condition that the schema of its argument or result makes impossible; likely a misspelling"),
-    ("too_many_tools", "an agent with more than five tools; models choose worse, so split the agent into specialists"),
-    ("thin_description", "a description needs four lines: what the tool does, when to use it, edge cases, what must come first"),
-    ("ordering_untold", "the description omits a tool that must come first, so the model learns the order from refusals"),
-    ("ordering_unenforced", "the description says that a tool must come first, but no rule enforces it"),
+    (
+        "never_true",
+        "a condition that the schema of its argument or result makes impossible; likely a misspelling",
+    ),
+    (
+        "too_many_tools",
+        "an agent with more than five tools; models choose worse, so split the agent into specialists",
+    ),
+    (
+        "thin_description",
+        "a description needs four lines: what the tool does, when to use it, edge cases, what must come first",
+    ),
+    (
+        "ordering_untold",
+        "the description omits a tool that must come first, so the model learns the order from refusals",
+    ),
+    (
+        "ordering_unenforced",
+        "the description says that a tool must come first, but no rule enforces it",
+    ),
     ("overlap", "two descriptions are nearly equal, so the model cannot tell the tools apart"),
-    ("inlined_twice", "two agents declare the same tool, so a change is easily made in one of them only"),
-    ("silent_rule", "a rule refuses without a useful reason, so the model does not know what to do instead"),
-    ("rarely_used", "a tool that fewer than one in ten sessions use; it distracts the model in all others"),
-    ("short_retention", "a rule looks back further than rows are kept, so a backtest lacks older calls"),
-    ("missing_reference", "an upstream refers to a missing variable or file and stays offline until it exists"),
-    ("open_listener", "the gateway is reachable from other machines without a token; `toolgate serve` refuses to start"),
-    ("unknown_keyword", "a schema has an unknown keyword, or requires an undeclared property; likely a misspelling"),
-    ("unknown_secret", "neither arguments nor result contain the secret; likely misspelled, so the real one is shown and recorded"),
+    (
+        "inlined_twice",
+        "two agents declare the same tool, so a change is easily made in one of them only",
+    ),
+    (
+        "silent_rule",
+        "a rule refuses without a useful reason, so the model does not know what to do instead",
+    ),
+    (
+        "rarely_used",
+        "a tool that fewer than one in ten sessions use; it distracts the model in all others",
+    ),
+    (
+        "short_retention",
+        "a rule looks back further than rows are kept, so a backtest lacks older calls",
+    ),
+    (
+        "missing_reference",
+        "an upstream refers to a missing variable or file and stays offline until it exists",
+    ),
+    (
+        "open_listener",
+        "the gateway is reachable from other machines without a token; `toolgate serve` refuses to start",
+    ),
+    (
+        "unknown_keyword",
+        "a schema has an unknown keyword, or requires an undeclared property; likely a misspelling",
+    ),
+    (
+        "unknown_secret",
+        "neither arguments nor result contain the secret; likely misspelled, so the real one is shown and recorded",
+    ),
 ];
 
 /// Recommended maximum number of tools of an agent.
@@ -79,9 +118,16 @@ pub(crate) struct AllowedFinding {
 pub(crate) fn read_allowed_findings(table: &TomlTable<'_>) -> Vec<AllowedFinding> {
     let one = |entry: TomlTable<'_>| {
         let code = entry.text("allow");
-        for (key, example) in [("allow", "allow = \"too_many_tools\""), ("reason", "reason = \"a coding agent has many\"")] {
+        for (key, example) in [
+            ("allow", "allow = \"too_many_tools\""),
+            ("reason", "reason = \"a coding agent has many\""),
+        ] {
             if !entry.has_key(key) {
-                entry.report(key, Diagnostic::new(format!("an entry of `lint` needs `{key}`")).with_help(format!("like `{example}`")));
+                entry.report(
+                    key,
+                    Diagnostic::new(format!("an entry of `lint` needs `{key}`"))
+                        .with_help(format!("like `{example}`")),
+                );
             }
         }
         let words: Vec<(&str, ())> = LINTS.iter().map(|(code, _)| (*code, ())).collect();
@@ -89,7 +135,11 @@ pub(crate) fn read_allowed_findings(table: &TomlTable<'_>) -> Vec<AllowedFinding
         let of = entry.text("of").map(str::to_owned);
         let reason = entry.text("reason");
         if reason.is_some_and(|reason| reason.trim().is_empty()) {
-            entry.report("reason", Diagnostic::new("`reason` is empty").with_help("like `reason = \"a coding agent has many\"`"));
+            entry.report(
+                "reason",
+                Diagnostic::new("`reason` is empty")
+                    .with_help("like `reason = \"a coding agent has many\"`"),
+            );
         }
         entry.reject_unknown_keys("an entry of `lint`");
         reason?;
@@ -113,13 +163,16 @@ fn suggest_fix(problem: &Diagnostic, place: &SourceSpan) -> Option<(Range<usize>
     let name = problem.suggestion.as_deref()?;
     let written = place.text.get(place.range.clone())?;
     let quote = written.chars().next().filter(|first| matches!(first, '"' | '\''));
-    let inner = quote.map_or(Some(written), |quote| written.strip_prefix(quote)?.strip_suffix(quote))?;
+    let inner =
+        quote.map_or(Some(written), |quote| written.strip_prefix(quote)?.strip_suffix(quote))?;
     // In a longer path, the misspelled part is ambiguous.
     let (before, word) = inner.strip_prefix('/').map_or(("", inner), |word| ("/", word));
-    let is_one_word = !word.is_empty() && word.chars().all(|c| c.is_alphanumeric() || c == '_' || c == '-');
+    let is_one_word =
+        !word.is_empty() && word.chars().all(|c| c.is_alphanumeric() || c == '_' || c == '-');
     // The marked text may not be the error, and a merely similar word may have another meaning.
     let is_slip = toolgate_text::suggest::is_misspelling(name, word);
-    let is_by_hand = DECISION_KEYS.contains(&key_at(place)) || word.ends_with("_of") || name.ends_with("_of");
+    let is_by_hand =
+        DECISION_KEYS.contains(&key_at(place)) || word.ends_with("_of") || name.ends_with("_of");
     if !is_one_word || !is_slip || is_by_hand || name.contains(['/', '"', '\'', '\\']) {
         return None;
     }
@@ -152,13 +205,17 @@ impl Config {
             found.extend(check_overlaps(declared));
             found.extend(check_reasons(declared));
             found.extend(usage.into_iter().flat_map(|usage| check_usage(declared, usage)));
-            found.extend(self.retention.into_iter().flat_map(|kept| check_retention(declared, kept)));
+            found.extend(
+                self.retention.into_iter().flat_map(|kept| check_retention(declared, kept)),
+            );
         }
         found.extend(check_duplicates(&self.agents));
         found.extend(self.upstreams.iter().flat_map(check_references));
         found.extend(self.check_listener());
         found.retain(|(finding, of)| !self.is_finding_allowed(finding.code, of));
-        found.sort_by_key(|(finding, _)| finding.problem.span.as_ref().map(|place| (place.file.to_string(), place.range.start)));
+        found.sort_by_key(|(finding, _)| {
+            finding.problem.span.as_ref().map(|place| (place.file.to_string(), place.range.start))
+        });
         found.into_iter().map(|(finding, _)| finding).collect()
     }
 
@@ -166,40 +223,69 @@ impl Config {
     /// unaffected.
     fn check_listener(&self) -> Option<NamedFinding> {
         let address: std::net::SocketAddr = self.gateway.listen.as_ref()?.parse().ok()?;
-        if address.ip().is_loopback() || !self.gateway.tokens.is_empty() || self.gateway.jwt.is_some() {
+        if address.ip().is_loopback()
+            || !self.gateway.tokens.is_empty()
+            || self.gateway.jwt.is_some()
+        {
             return None;
         }
-        let message = format!("{address} is reachable from other machines, and no token is required");
+        let message =
+            format!("{address} is reachable from other machines, and no token is required");
         let help = "add `[[gateway.tokens]]` or `[gateway.jwt]`, or listen on 127.0.0.1";
-        let problem = Diagnostic { span: self.listen_span.clone(), ..Diagnostic::new(message).with_help(help) };
+        let problem = Diagnostic {
+            span: self.listen_span.clone(),
+            ..Diagnostic::new(message).with_help(help)
+        };
         Some((LintFinding { code: "open_listener", problem, fix: None }, "gateway".to_owned()))
     }
 
     /// Checks whether the file allows a finding on purpose.
     #[must_use]
     pub fn is_finding_allowed(&self, code: &str, of: &str) -> bool {
-        self.allowed_findings.iter().any(|silence| silence.code == code && silence.subject.as_deref().is_none_or(|name| name == of))
+        self.allowed_findings.iter().any(|silence| {
+            silence.code == code && silence.subject.as_deref().is_none_or(|name| name == of)
+        })
     }
 }
 
 /// A finding, and the name of the item that it concerns.
 type NamedFinding = (LintFinding, String);
 
-fn lint_warning(code: &'static str, of: &str, place: Option<&SourceSpan>, message: String, help: &str) -> NamedFinding {
-    let problem = Diagnostic { span: place.cloned(), severity: Severity::Warning, ..Diagnostic::new(message).with_help(help) };
+fn lint_warning(
+    code: &'static str,
+    of: &str,
+    place: Option<&SourceSpan>,
+    message: String,
+    help: &str,
+) -> NamedFinding {
+    let problem = Diagnostic {
+        span: place.cloned(),
+        severity: Severity::Warning,
+        ..Diagnostic::new(message).with_help(help)
+    };
     (LintFinding { code, problem, fix: None }, of.to_owned())
 }
 
 /// Iterates over tools whose descriptions belong to this file. Those of a client's own tools do
 /// not.
 fn own_tools(declared: &AgentConfig) -> impl Iterator<Item = (&ToolSpec, &SourceSpan)> {
-    declared.tools.iter().map(|entry| (entry.tool.spec(), &entry.span)).filter(|(spec, _)| !spec.is_run_by_client())
+    declared
+        .tools
+        .iter()
+        .map(|entry| (entry.tool.spec(), &entry.span))
+        .filter(|(spec, _)| !spec.is_run_by_client())
 }
 
 fn check_zero_limits(declared: &AgentConfig) -> Vec<NamedFinding> {
     let told = |place: &SourceSpan| {
         let message = format!("the agent `{}` refuses every call", declared.name);
-        lint_warning("dead_rule", &declared.name, Some(place), message, "raise the limit, or remove the agent")
+        lint_warning(
+            "dead_rule",
+            &declared.name,
+            Some(place),
+            message,
+            "raise the limit, or remove the agent",
+        )
     };
     declared.zero_limits.iter().map(told).collect()
 }
@@ -220,10 +306,16 @@ fn check_tool_count(declared: &AgentConfig) -> Option<NamedFinding> {
 }
 
 fn check_descriptions(declared: &AgentConfig) -> Vec<NamedFinding> {
-    let thin = |(spec, _): &(&ToolSpec, &SourceSpan)| spec.description().lines().filter(|line| !line.trim().is_empty()).count() < 4;
+    let thin = |(spec, _): &(&ToolSpec, &SourceSpan)| {
+        spec.description().lines().filter(|line| !line.trim().is_empty()).count() < 4
+    };
     let told = |(spec, place): (&ToolSpec, &SourceSpan)| {
         let lines = spec.description().lines().count();
-        let message = format!("the description of `{}` has {lines} line{}", spec.name(), if lines == 1 { "" } else { "s" });
+        let message = format!(
+            "the description of `{}` has {lines} line{}",
+            spec.name(),
+            if lines == 1 { "" } else { "s" }
+        );
         lint_warning(
             "thin_description",
             spec.name(),
@@ -238,14 +330,22 @@ fn check_descriptions(declared: &AgentConfig) -> Vec<NamedFinding> {
 /// Schemas of upstreams are not checked, because this file cannot change them.
 fn check_schemas(declared: &AgentConfig) -> Vec<NamedFinding> {
     let mut found = Vec::new();
-    for ToolConfig { tool, span: place, .. } in
-        declared.tools.iter().filter(|entry| !matches!(entry.backend, Some(ToolBackend::Mcp { .. })))
+    for ToolConfig { tool, span: place, .. } in declared
+        .tools
+        .iter()
+        .filter(|entry| !matches!(entry.backend, Some(ToolBackend::Mcp { .. })))
     {
         let spec = tool.spec();
         for (what, schema) in [("input", spec.input_schema()), ("output", spec.output_schema())] {
             for (wrong, help) in schema.map(find_misspelled_keywords).unwrap_or_default() {
                 let message = format!("the {what} of `{}` {wrong}", spec.name());
-                found.push(lint_warning("unknown_keyword", spec.name(), Some(place), message, &help));
+                found.push(lint_warning(
+                    "unknown_keyword",
+                    spec.name(),
+                    Some(place),
+                    message,
+                    &help,
+                ));
             }
         }
     }
@@ -261,22 +361,43 @@ fn check_secrets(declared: &AgentConfig) -> Vec<NamedFinding> {
         let spec = tool.spec();
         for (path, place) in secrets {
             let SchemaLookup::Missing(name, mut known) = lookup_input(spec, path) else { continue };
-            let (severity, otherwise) = match spec.output_schema().map(|output| lookup_schema(output, ExtraArguments::Pass, path)) {
+            let (severity, otherwise) = match spec
+                .output_schema()
+                .map(|output| lookup_schema(output, ExtraArguments::Pass, path))
+            {
                 Some(SchemaLookup::Known(_)) => continue,
                 Some(SchemaLookup::Missing(_, more)) => {
                     known.extend(more);
-                    (Severity::Warning, "name a field of the arguments or of the result, or remove it")
+                    (
+                        Severity::Warning,
+                        "name a field of the arguments or of the result, or remove it",
+                    )
                 }
-                Some(SchemaLookup::Open) | None => (Severity::Note, "if the result contains it, declare it in `output`"),
+                Some(SchemaLookup::Open) | None => {
+                    (Severity::Note, "if the result contains it, declare it in `output`")
+                }
             };
             let guess = find_closest(&name, known.iter().map(String::as_str));
-            let help = guess.map_or_else(|| otherwise.to_owned(), |guess| format!("did you mean `{guess}`?"));
+            let help = guess
+                .map_or_else(|| otherwise.to_owned(), |guess| format!("did you mean `{guess}`?"));
             let what = match severity {
-                Severity::Note => ("does not accept", "unless the result contains it, the entry hides nothing"),
+                Severity::Note => {
+                    ("does not accept", "unless the result contains it, the entry hides nothing")
+                }
                 _ => ("neither accepts nor returns", "the entry hides nothing"),
             };
-            let message = format!("`{}` {} a `{}`: {}", spec.name(), what.0, escape_for_display(&path.to_string()), what.1);
-            let problem = Diagnostic { span: Some(place.clone()), severity, ..Diagnostic::new(message).with_help(help) };
+            let message = format!(
+                "`{}` {} a `{}`: {}",
+                spec.name(),
+                what.0,
+                escape_for_display(&path.to_string()),
+                what.1
+            );
+            let problem = Diagnostic {
+                span: Some(place.clone()),
+                severity,
+                ..Diagnostic::new(message).with_help(help)
+            };
             // A note is too uncertain for an automatic fix.
             let finding = match severity {
                 Severity::Note => LintFinding { code: "unknown_secret", problem, fix: None },
@@ -290,8 +411,9 @@ fn check_secrets(declared: &AgentConfig) -> Vec<NamedFinding> {
 
 /// Returns the tools that enforced rules require before this tool.
 fn required_predecessors(declared: &AgentConfig, spec: &ToolSpec) -> BTreeSet<String> {
-    let rules =
-        declared.rules.sourced_rules().filter(|written| written.policy.mode() == EnforcementMode::Enforce && written.policy.governs(spec));
+    let rules = declared.rules.sourced_rules().filter(|written| {
+        written.policy.mode() == EnforcementMode::Enforce && written.policy.governs(spec)
+    });
     rules
         .flat_map(|written| {
             written
@@ -307,24 +429,40 @@ fn required_predecessors(declared: &AgentConfig, spec: &ToolSpec) -> BTreeSet<St
 
 /// Checks whether a rule about files orders two tools: read before write.
 fn is_ordered_by_files(declared: &AgentConfig, reads: &str, writes: &ToolSpec) -> bool {
-    let on_files = declared.tools.iter().any(|entry| entry.uses_agent_files && entry.tool.spec().name() == reads);
+    let on_files = declared
+        .tools
+        .iter()
+        .any(|entry| entry.uses_agent_files && entry.tool.spec().name() == reads);
     let looks = |written: &toolgate::policy::source::SourcedRule| {
         written.policy.governs(writes) && written.policy.static_summary(writes).needs_files
     };
-    on_files && declared.rules.sourced_rules().any(|written| written.policy.mode() == EnforcementMode::Enforce && looks(written))
+    on_files
+        && declared
+            .rules
+            .sourced_rules()
+            .any(|written| written.policy.mode() == EnforcementMode::Enforce && looks(written))
 }
 
 fn check_ordering(declared: &AgentConfig) -> Vec<NamedFinding> {
-    const ORDERING_PHRASES: [&str; 8] = ["after", "before", "first", "requires", "must", "only once", "prior", "needs"];
+    const ORDERING_PHRASES: [&str; 8] =
+        ["after", "before", "first", "requires", "must", "only once", "prior", "needs"];
     let mut found = Vec::new();
     for (spec, place) in own_tools(declared) {
         let enforced = required_predecessors(declared, spec);
         let described = spec.description().to_lowercase();
-        let names = |name: &str| described.split(|c: char| !(c.is_alphanumeric() || c == '_' || c == '-')).any(|word| word == name);
+        let names = |name: &str| {
+            described
+                .split(|c: char| !(c.is_alphanumeric() || c == '_' || c == '-'))
+                .any(|word| word == name)
+        };
         // If several tools satisfy the rule, naming one of them is enough.
         if !enforced.is_empty() && !enforced.iter().any(|name| names(name)) {
-            let list = enforced.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(" or ");
-            let message = format!("`{}` is refused without {list}, but its description does not say so", spec.name());
+            let list =
+                enforced.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(" or ");
+            let message = format!(
+                "`{}` is refused without {list}, but its description does not say so",
+                spec.name()
+            );
             found.push(lint_warning(
                 "ordering_untold",
                 spec.name(),
@@ -335,13 +473,26 @@ fn check_ordering(declared: &AgentConfig) -> Vec<NamedFinding> {
         }
         let ordered = |line: &&str| ORDERING_PHRASES.iter().any(|word| line.contains(word));
         for line in described.lines().filter(ordered) {
-            let others = declared.tools.iter().map(|entry| entry.tool.spec()).filter(|other| other.name() != spec.name());
+            let others = declared
+                .tools
+                .iter()
+                .map(|entry| entry.tool.spec())
+                .filter(|other| other.name() != spec.name());
             let told = others
-                .filter(|other| line.split(|c: char| !(c.is_alphanumeric() || c == '_' || c == '-')).any(|word| word == other.name()))
+                .filter(|other| {
+                    line.split(|c: char| !(c.is_alphanumeric() || c == '_' || c == '-'))
+                        .any(|word| word == other.name())
+                })
                 // The line may say that this tool comes before the other one.
-                .filter(|other| !is_ordered_by_files(declared, other.name(), spec) && !is_ordered_by_files(declared, spec.name(), other));
+                .filter(|other| {
+                    !is_ordered_by_files(declared, other.name(), spec)
+                        && !is_ordered_by_files(declared, spec.name(), other)
+                });
             for name in told.map(ToolSpec::name).filter(|name| !enforced.contains(*name)) {
-                let message = format!("the description of `{}` says that `{name}` comes first, but no rule enforces it", spec.name());
+                let message = format!(
+                    "the description of `{}` says that `{name}` comes first, but no rule enforces it",
+                    spec.name()
+                );
                 found.push(lint_warning(
                     "ordering_unenforced",
                     spec.name(),
@@ -358,7 +509,10 @@ fn check_ordering(declared: &AgentConfig) -> Vec<NamedFinding> {
 fn check_overlaps(declared: &AgentConfig) -> Vec<NamedFinding> {
     let words = |spec: &ToolSpec| -> BTreeSet<String> {
         let text = spec.description().to_lowercase();
-        text.split(|c: char| !c.is_alphanumeric()).filter(|word| word.len() > 2).map(str::to_owned).collect()
+        text.split(|c: char| !c.is_alphanumeric())
+            .filter(|word| word.len() > 2)
+            .map(str::to_owned)
+            .collect()
     };
     let all: Vec<(&ToolSpec, &SourceSpan, BTreeSet<String>)> =
         own_tools(declared).map(|(spec, place)| (spec, place, words(spec))).collect();
@@ -367,8 +521,18 @@ fn check_overlaps(declared: &AgentConfig) -> Vec<NamedFinding> {
         for (other, place, also) in all.iter().skip(at + 1) {
             let (both, either) = (said.intersection(also).count(), said.union(also).count());
             if either >= 4 && both as f64 / either as f64 >= MIN_DESCRIPTION_OVERLAP {
-                let message = format!("the descriptions of `{}` and `{}` are nearly equal", one.name(), other.name());
-                found.push(lint_warning("overlap", other.name(), Some(place), message, "say when to use each of them, or merge them"));
+                let message = format!(
+                    "the descriptions of `{}` and `{}` are nearly equal",
+                    one.name(),
+                    other.name()
+                );
+                found.push(lint_warning(
+                    "overlap",
+                    other.name(),
+                    Some(place),
+                    message,
+                    "say when to use each of them, or merge them",
+                ));
             }
         }
     }
@@ -377,22 +541,33 @@ fn check_overlaps(declared: &AgentConfig) -> Vec<NamedFinding> {
 
 fn check_reasons(declared: &AgentConfig) -> Vec<NamedFinding> {
     let speaking = declared.rules.sourced_rules().filter(|written| {
-        let speaks = written.policy.can_deny_any(declared.tools.iter().map(|entry| entry.tool.spec()));
+        let speaks =
+            written.policy.can_deny_any(declared.tools.iter().map(|entry| entry.tool.spec()));
         speaks && !written.policy.name().starts_with(toolgate::policy::source::BUILT_IN_RULE_PREFIX)
     });
     let told = |written: &toolgate::policy::source::SourcedRule| {
         let name = written.policy.name();
-        let words = |place: SourceSpan| place.text.get(place.range).map_or(0, |reason| reason.split_whitespace().count());
+        let words = |place: SourceSpan| {
+            place.text.get(place.range).map_or(0, |reason| reason.split_whitespace().count())
+        };
         let (at, message) = match written.has_field("reason") {
             false => ("", format!("the rule `{name}` refuses without a reason")),
             // A redirect also tells the model what to do.
-            true if written.has_field("redirect") || written.source_span("reason", None).map_or(0, words) >= MIN_REASON_WORDS => {
+            true if written.has_field("redirect")
+                || written.source_span("reason", None).map_or(0, words) >= MIN_REASON_WORDS =>
+            {
                 return None;
             }
             true => ("reason", format!("the reason of the rule `{name}` is too short to act on")),
         };
         let help = "add `reason = \"…\"` that tells the model what to do instead";
-        Some(lint_warning("silent_rule", name, written.source_span(at, None).as_ref(), message, help))
+        Some(lint_warning(
+            "silent_rule",
+            name,
+            written.source_span(at, None).as_ref(),
+            message,
+            help,
+        ))
     };
     speaking.filter_map(told).collect()
 }
@@ -403,17 +578,27 @@ fn check_usage(declared: &AgentConfig, usage: &ToolUsage) -> Vec<NamedFinding> {
         return Vec::new();
     }
     let told = |(spec, place): (&ToolSpec, &SourceSpan)| {
-        let used = usage.tools.get(&(declared.name.clone(), spec.name().to_owned())).copied().unwrap_or(0);
+        let used =
+            usage.tools.get(&(declared.name.clone(), spec.name().to_owned())).copied().unwrap_or(0);
         (used * 10 < all).then(|| {
             let message = format!("`{}` was used in {used} of {all} sessions", spec.name());
-            lint_warning("rarely_used", spec.name(), Some(place), message, "move it to a specialist, or remove it")
+            lint_warning(
+                "rarely_used",
+                spec.name(),
+                Some(place),
+                message,
+                "move it to a specialist, or remove it",
+            )
         })
     };
     own_tools(declared).filter_map(told).collect()
 }
 
 fn check_retention(declared: &AgentConfig, kept: SignedDuration) -> Vec<NamedFinding> {
-    let further = declared.rules.sourced_rules().filter(|written| written.policy.lookback_window().is_some_and(|back| back > kept));
+    let further = declared
+        .rules
+        .sourced_rules()
+        .filter(|written| written.policy.lookback_window().is_some_and(|back| back > kept));
     let told = |written: &toolgate::policy::source::SourcedRule| {
         let name = written.policy.name();
         let message = format!("the rule `{name}` looks back further than rows are kept");
@@ -435,8 +620,15 @@ fn check_duplicates(agents: &[AgentConfig]) -> Vec<NamedFinding> {
         for ToolConfig { tool, span: place, .. } in &declared.tools {
             let spec = tool.spec();
             match seen.get(spec.name()) {
-                Some((other, agent)) if other.input_schema() == spec.input_schema() && other.description() == spec.description() => {
-                    let message = format!("`{}` is declared in the agents `{agent}` and `{}`", spec.name(), declared.name);
+                Some((other, agent))
+                    if other.input_schema() == spec.input_schema()
+                        && other.description() == spec.description() =>
+                {
+                    let message = format!(
+                        "`{}` is declared in the agents `{agent}` and `{}`",
+                        spec.name(),
+                        declared.name
+                    );
                     found.push(lint_warning(
                         "inlined_twice",
                         spec.name(),
@@ -458,8 +650,15 @@ fn check_duplicates(agents: &[AgentConfig]) -> Vec<NamedFinding> {
 fn check_references(upstream: &UpstreamConfig) -> Vec<NamedFinding> {
     let told = |problem: Diagnostic| {
         let place = problem.span.as_ref().or(upstream.span.as_ref());
-        let message = format!("the upstream `{}` would stay offline: {}", upstream.name, problem.message);
-        lint_warning("missing_reference", &upstream.name, place, message, problem.help.as_deref().unwrap_or_default())
+        let message =
+            format!("the upstream `{}` would stay offline: {}", upstream.name, problem.message);
+        lint_warning(
+            "missing_reference",
+            &upstream.name,
+            place,
+            message,
+            problem.help.as_deref().unwrap_or_default(),
+        )
     };
     upstream.all_references().filter_map(SecretRef::resolution_problem).map(told).collect()
 }

@@ -2,7 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::parse::upstream::{Credentials, MAX_UPSTREAM_NAME_CHARS, UndeclaredToolPolicy, UpstreamConfig, UpstreamTransport};
+use crate::parse::upstream::{
+    Credentials, MAX_UPSTREAM_NAME_CHARS, UndeclaredToolPolicy, UpstreamConfig, UpstreamTransport,
+};
 use crate::secret_ref::SecretRef;
 
 /// Reads the servers of a client's configuration file.
@@ -21,19 +23,29 @@ use crate::secret_ref::SecretRef;
 pub fn parse_mcp_servers(text: &str) -> Result<Vec<UpstreamConfig>, String> {
     // Some programs write a byte order mark, and some clients allow comments.
     let text = text.trim_start_matches('\u{feff}');
-    let parsed: Result<serde_json::Value, _> = jsonc_parser::parse_to_serde_value(text, &jsonc_parser::ParseOptions::default());
+    let parsed: Result<serde_json::Value, _> =
+        jsonc_parser::parse_to_serde_value(text, &jsonc_parser::ParseOptions::default());
     let document = parsed.map_err(|error| format!("not valid JSON: {error}"))?;
     // `toolgate init` moves the servers of a client under its own key; VS Code uses `servers`.
-    let servers = [PROXIED_SERVERS_KEY, "mcpServers", "servers"].into_iter().find_map(|key| document.get(key));
+    let servers = [PROXIED_SERVERS_KEY, "mcpServers", "servers"]
+        .into_iter()
+        .find_map(|key| document.get(key));
     let servers = servers.and_then(serde_json::Value::as_object).ok_or("missing `mcpServers`")?;
     let mapped = toolgate::tool::name::map_foreign_names(servers.keys().map(String::as_str));
-    let clash = |name: &str| format!("`{}` has the same name as another server after mapping", toolgate_text::escape_for_display(name));
+    let clash = |name: &str| {
+        format!(
+            "`{}` has the same name as another server after mapping",
+            toolgate_text::escape_for_display(name)
+        )
+    };
     if let Some(name) = mapped.excluded.iter().next() {
         return Err(clash(name));
     }
     let mut found: Vec<UpstreamConfig> = Vec::new();
     for (legal, name) in &mapped.names {
-        let Some(server) = servers.get(name).filter(|server| !is_toolgate(server)) else { continue };
+        let Some(server) = servers.get(name).filter(|server| !is_toolgate(server)) else {
+            continue;
+        };
         let named = |why: String| format!("`{}`: {why}", toolgate_text::escape_for_display(name));
         if server.get("disabled").and_then(serde_json::Value::as_bool) == Some(true) {
             continue;
@@ -59,8 +71,10 @@ pub fn parse_mcp_servers(text: &str) -> Result<Vec<UpstreamConfig>, String> {
 /// Checks whether a server is toolgate itself, which must not be its own upstream.
 fn is_toolgate(server: &serde_json::Value) -> bool {
     let command = server.get("command").and_then(serde_json::Value::as_str);
-    let named = |program: &str| Path::new(program).file_name().is_some_and(|name| name == "toolgate");
-    let found = command.and_then(|command| SecretRef::parse_client_value(command).ok()?.resolve().ok());
+    let named =
+        |program: &str| Path::new(program).file_name().is_some_and(|name| name == "toolgate");
+    let found =
+        command.and_then(|command| SecretRef::parse_client_value(command).ok()?.resolve().ok());
     command.is_some_and(named) || found.is_some_and(|program| named(&program))
 }
 
@@ -78,7 +92,9 @@ fn read_server(server: &serde_json::Value) -> Result<(UpstreamTransport, Vec<Sec
         let one = |(name, value): (&String, &serde_json::Value)| {
             let value = match value {
                 serde_json::Value::String(text) => SecretRef::parse_client_value(text)?,
-                serde_json::Value::Number(number) => SecretRef::parse_client_value(&number.to_string())?,
+                serde_json::Value::Number(number) => {
+                    SecretRef::parse_client_value(&number.to_string())?
+                }
                 _ => return Err(format!("`{key}.{name}` must be a string")),
             };
             Ok((name.clone(), value))
@@ -86,9 +102,15 @@ fn read_server(server: &serde_json::Value) -> Result<(UpstreamTransport, Vec<Sec
         found.iter().filter(|(_, value)| !value.is_null()).map(one).collect()
     };
     if let Some(command) = text("command") {
-        let args = given("args").map(|args| args.as_array().ok_or("`args` must be a list")).transpose()?.cloned().unwrap_or_default();
+        let args = given("args")
+            .map(|args| args.as_array().ok_or("`args` must be a list"))
+            .transpose()?
+            .cloned()
+            .unwrap_or_default();
         let word = |word: &serde_json::Value| {
-            word.as_str().ok_or_else(|| "`args` must contain only strings".to_owned()).and_then(SecretRef::parse_client_value)
+            word.as_str()
+                .ok_or_else(|| "`args` must contain only strings".to_owned())
+                .and_then(SecretRef::parse_client_value)
         };
         let args: Vec<SecretRef> = args.iter().map(word).collect::<Result<_, _>>()?;
         // An unset variable keeps only this upstream offline, as in every other place.
@@ -101,10 +123,30 @@ fn read_server(server: &serde_json::Value) -> Result<(UpstreamTransport, Vec<Sec
         };
         let program = place(command)?;
         let directory = text("cwd").map(place).transpose()?;
-        return Ok((UpstreamTransport::Command { program, args, env: pairs("env")?, inherit: Vec::new(), directory }, places));
+        return Ok((
+            UpstreamTransport::Command {
+                program,
+                args,
+                env: pairs("env")?,
+                inherit: Vec::new(),
+                directory,
+            },
+            places,
+        ));
     }
-    let url = text("url").or_else(|| text("serverUrl")).or_else(|| text("httpUrl")).ok_or("missing `command` or `url`")?;
+    let url = text("url")
+        .or_else(|| text("serverUrl"))
+        .or_else(|| text("httpUrl"))
+        .ok_or("missing `command` or `url`")?;
     let sse = text("type").or_else(|| text("transport")).map(|transport| transport == "sse");
     let url = SecretRef::parse_client_value(url)?;
-    Ok((UpstreamTransport::Http { url, headers: pairs("headers")?, credentials: Credentials::None, sse }, Vec::new()))
+    Ok((
+        UpstreamTransport::Http {
+            url,
+            headers: pairs("headers")?,
+            credentials: Credentials::None,
+            sse,
+        },
+        Vec::new(),
+    ))
 }

@@ -73,7 +73,9 @@ pub fn read_policy_tests(name: &str, text: &str) -> Result<Vec<PolicyTest>, Conf
     let file = TomlSource { name: name.into(), text: text.into() };
     let (document, errors) = DeTable::parse_recoverable(text);
     if !errors.is_empty() {
-        return Err(ConfigError { problems: errors.iter().map(|error| file.syntax_problem(error)).collect() });
+        return Err(ConfigError {
+            problems: errors.iter().map(|error| file.syntax_problem(error)).collect(),
+        });
     }
     let shared = TableReadState::default();
     let table = TomlTable::new(&file, document.get_ref(), 0..0, &shared);
@@ -87,29 +89,51 @@ const DECISIONS: [(&str, &str); 3] = [("allow", "allow"), ("deny", "deny"), ("as
 
 fn read_test(file: &TomlSource, table: &TomlTable<'_>) -> Option<PolicyTest> {
     let name = table.text("name");
-    for (key, like) in
-        [("name", "\"a refund needs a verified customer\""), ("call", "{ tool = \"…\", arguments = { … } }"), ("expect", "\"deny\"")]
-    {
+    for (key, like) in [
+        ("name", "\"a refund needs a verified customer\""),
+        ("call", "{ tool = \"…\", arguments = { … } }"),
+        ("expect", "\"deny\""),
+    ] {
         if !table.has_key(key) {
-            table.report(key, Diagnostic::new(format!("a test needs `{key}`")).with_help(format!("like `{key} = {like}`")));
+            table.report(
+                key,
+                Diagnostic::new(format!("a test needs `{key}`"))
+                    .with_help(format!("like `{key} = {like}`")),
+            );
         }
     }
-    let given: Vec<Option<PolicyTestCall>> = table.tables("given").iter().map(|given| read_call(given, true)).collect();
+    let given: Vec<Option<PolicyTestCall>> =
+        table.tables("given").iter().map(|given| read_call(given, true)).collect();
     let call = table.table("call").and_then(|call| read_call(&call, false));
     let decision = table.keyword("expect", &DECISIONS);
-    let (rule, code) = (table.text("rule").map(str::to_owned), table.text("code").map(str::to_owned));
+    let (rule, code) =
+        (table.text("rule").map(str::to_owned), table.text("code").map(str::to_owned));
     if decision == Some("allow") && (rule.is_some() || code.is_some()) {
-        table.report("expect", Diagnostic::new("an allowed call has no refusing rule or code").with_help("remove `rule` and `code`"));
+        table.report(
+            "expect",
+            Diagnostic::new("an allowed call has no refusing rule or code")
+                .with_help("remove `rule` and `code`"),
+        );
     }
     table.reject_unknown_keys("a test");
-    let place = file.span_at(table.part_spans().get("expect").cloned().unwrap_or_else(|| table.span()));
+    let place =
+        file.span_at(table.part_spans().get("expect").cloned().unwrap_or_else(|| table.span()));
     let expect = ExpectedDecision { decision: decision?, rule, code };
-    Some(PolicyTest { name: name?.to_owned(), given: given.into_iter().collect::<Option<_>>()?, call: call?, expect, span: place })
+    Some(PolicyTest {
+        name: name?.to_owned(),
+        given: given.into_iter().collect::<Option<_>>()?,
+        call: call?,
+        expect,
+        span: place,
+    })
 }
 
 fn read_call(table: &TomlTable<'_>, comes_first: bool) -> Option<PolicyTestCall> {
     if !table.has_key("tool") {
-        table.report("tool", Diagnostic::new("a call needs a `tool`").with_help("like `tool = \"issue_refund\"`"));
+        table.report(
+            "tool",
+            Diagnostic::new("a call needs a `tool`").with_help("like `tool = \"issue_refund\"`"),
+        );
     }
     let call = PolicyTestCall {
         tool: table.text("tool").unwrap_or_default().to_owned(),

@@ -52,7 +52,8 @@ const CHILD_VALUE_KEYWORDS: [&str; 9] = [
     "contentSchema",
 ];
 /// Keywords that map names to schemas. The last two apply to the same value as their schema.
-const SCHEMA_MAP_KEYWORDS: [&str; 6] = ["properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies"];
+const SCHEMA_MAP_KEYWORDS: [&str; 6] =
+    ["properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies"];
 
 /// Returns the problems of a schema, each with a help text.
 pub(crate) fn find_misspelled_keywords(schema: &Value) -> Vec<(String, String)> {
@@ -84,34 +85,63 @@ fn check_schema(schema: &Value, at: &str, whole: bool, found: &mut Vec<(String, 
             for (index, inner) in value.as_array().into_iter().flatten().enumerate() {
                 check_schema(inner, &format!("{place}/{index}"), whole, found);
             }
-        } else if !NON_SCHEMA_KEYWORDS.contains(&name) && !name.starts_with('$') && !name.starts_with("x-") {
-            let known = NON_SCHEMA_KEYWORDS.into_iter().chain(SAME_VALUE_KEYWORDS).chain(CHILD_VALUE_KEYWORDS).chain(SCHEMA_MAP_KEYWORDS);
-            let help = find_closest(name, known)
-                .map_or_else(|| "remove it, or prefix its name with `x-`".to_owned(), |guess| format!("did you mean `{guess}`?"));
-            found.push((format!("has `{}`{}, which is not a JSON Schema keyword", escape_for_display(name), location_suffix(at)), help));
+        } else if !NON_SCHEMA_KEYWORDS.contains(&name)
+            && !name.starts_with('$')
+            && !name.starts_with("x-")
+        {
+            let known = NON_SCHEMA_KEYWORDS
+                .into_iter()
+                .chain(SAME_VALUE_KEYWORDS)
+                .chain(CHILD_VALUE_KEYWORDS)
+                .chain(SCHEMA_MAP_KEYWORDS);
+            let help = find_closest(name, known).map_or_else(
+                || "remove it, or prefix its name with `x-`".to_owned(),
+                |guess| format!("did you mean `{guess}`?"),
+            );
+            found.push((
+                format!(
+                    "has `{}`{}, which is not a JSON Schema keyword",
+                    escape_for_display(name),
+                    location_suffix(at)
+                ),
+                help,
+            ));
         }
     }
 }
 
 /// Finds required properties that are not declared.
 fn check_required(members: &Map<String, Value>, at: &str, found: &mut Vec<(String, String)>) {
-    let (Some(properties), Some(required)) =
-        (members.get("properties").and_then(Value::as_object), members.get("required").and_then(Value::as_array))
-    else {
+    let (Some(properties), Some(required)) = (
+        members.get("properties").and_then(Value::as_object),
+        members.get("required").and_then(Value::as_array),
+    ) else {
         return;
     };
     // Properties may be declared elsewhere, or additional ones may be allowed.
-    let is_open = members.get("additionalProperties").is_some_and(|more| *more != Value::Bool(false));
+    let is_open =
+        members.get("additionalProperties").is_some_and(|more| *more != Value::Bool(false));
     if is_open
-        || members.keys().any(|key| SAME_VALUE_KEYWORDS.contains(&key.as_str()) || ["$ref", "patternProperties"].contains(&key.as_str()))
+        || members.keys().any(|key| {
+            SAME_VALUE_KEYWORDS.contains(&key.as_str())
+                || ["$ref", "patternProperties"].contains(&key.as_str())
+        })
     {
         return;
     }
-    for name in required.iter().filter_map(Value::as_str).filter(|name| !properties.contains_key(*name)) {
-        let help = find_closest(name, properties.keys().map(String::as_str))
-            .map_or_else(|| "declare it in `properties`".to_owned(), |guess| format!("did you mean `{guess}`?"));
+    for name in
+        required.iter().filter_map(Value::as_str).filter(|name| !properties.contains_key(*name))
+    {
+        let help = find_closest(name, properties.keys().map(String::as_str)).map_or_else(
+            || "declare it in `properties`".to_owned(),
+            |guess| format!("did you mean `{guess}`?"),
+        );
         found.push((
-            format!("requires `{}`{}, which is not declared in its properties", escape_for_display(name), location_suffix(at)),
+            format!(
+                "requires `{}`{}, which is not declared in its properties",
+                escape_for_display(name),
+                location_suffix(at)
+            ),
             help,
         ));
     }

@@ -73,13 +73,25 @@ impl SecretRef {
             SecretRefPart::Text(text) => Ok(text.clone()),
             SecretRefPart::Variable(written) => {
                 // Clients write a default for an unset variable after `:-`.
-                let (name, otherwise) = written.split_once(":-").map_or((written.as_str(), None), |(name, other)| (name, Some(other)));
-                let missing = || format!("the environment variable `{}` is not set", toolgate_text::escape_for_display(name));
-                std::env::var(name).ok().or_else(|| otherwise.map(str::to_owned)).ok_or_else(missing)
+                let (name, otherwise) = written
+                    .split_once(":-")
+                    .map_or((written.as_str(), None), |(name, other)| (name, Some(other)));
+                let missing = || {
+                    format!(
+                        "the environment variable `{}` is not set",
+                        toolgate_text::escape_for_display(name)
+                    )
+                };
+                std::env::var(name)
+                    .ok()
+                    .or_else(|| otherwise.map(str::to_owned))
+                    .ok_or_else(missing)
             }
-            SecretRefPart::File(path, _) => toolgate::policy::source::read_file::read_untrusted_text_file(path)
-                .map(|text| text.trim_end_matches(['\r', '\n']).to_owned())
-                .map_err(|error| format!("{}: {error}", path.display())),
+            SecretRefPart::File(path, _) => {
+                toolgate::policy::source::read_file::read_untrusted_text_file(path)
+                    .map(|text| text.trim_end_matches(['\r', '\n']).to_owned())
+                    .map_err(|error| format!("{}: {error}", path.display()))
+            }
         };
         self.parts.iter().map(one).collect()
     }
@@ -114,7 +126,11 @@ impl SecretRef {
     /// in the middle of a write and counts as unchanged.
     pub(crate) fn is_unchanged(&self, other: &Self) -> bool {
         let last = self.source_file().and_then(|(_, taken)| taken.values().pop());
-        let is_one_file = || self.source_file().zip(other.source_file()).is_some_and(|((own, _), (theirs, _))| own == theirs);
+        let is_one_file = || {
+            self.source_file()
+                .zip(other.source_file())
+                .is_some_and(|((own, _), (theirs, _))| own == theirs)
+        };
         match (last.map_or_else(|| self.resolve(), Ok), other.resolve()) {
             (Ok(_), Err(_)) => is_one_file(),
             (Ok(_), Ok(theirs)) if theirs.is_empty() && is_one_file() => true,
@@ -182,9 +198,15 @@ impl SecretHistory {
 }
 
 /// Removes these values from a text, as a whole and without their authentication scheme.
-pub(crate) fn redact_references<'a>(references: impl IntoIterator<Item = &'a SecretRef>, text: &str) -> String {
-    let of =
-        |reference: &'a SecretRef| reference.secret_values().chain(reference.known_values().into_iter().flat_map(with_and_without_scheme));
+pub(crate) fn redact_references<'a>(
+    references: impl IntoIterator<Item = &'a SecretRef>,
+    text: &str,
+) -> String {
+    let of = |reference: &'a SecretRef| {
+        reference
+            .secret_values()
+            .chain(reference.known_values().into_iter().flat_map(with_and_without_scheme))
+    };
     toolgate::redact::remove_values(references.into_iter().flat_map(of), text)
 }
 
@@ -204,11 +226,18 @@ impl ConfigReader<'_> {
             let path = inner.text("file").map(|path| self.base_dir.join(path));
             inner.reject_unknown_keys("a reference");
             let Some(path) = path else {
-                table.report(key, Diagnostic::new("a reference needs a `file`").with_help("like `{ file = \"/run/secrets/key\" }`"));
+                table.report(
+                    key,
+                    Diagnostic::new("a reference needs a `file`")
+                        .with_help("like `{ file = \"/run/secrets/key\" }`"),
+                );
                 return None;
             };
             self.referenced_files.borrow_mut().value_files.push(path.clone());
-            return Some(SecretRef { parts: vec![SecretRefPart::File(path, SecretHistory::default())], span: Some(table.span_of(key)) });
+            return Some(SecretRef {
+                parts: vec![SecretRefPart::File(path, SecretHistory::default())],
+                span: Some(table.span_of(key)),
+            });
         }
         match SecretRef::parse(table.text(key)?) {
             Ok(reference) => Some(reference.with_span(table.span_of(key))),
@@ -220,7 +249,11 @@ impl ConfigReader<'_> {
     }
 
     /// Resolves a value that is needed immediately, and returns its secret parts.
-    pub(crate) fn read_secret(&self, table: &TomlTable<'_>, key: &str) -> Option<(String, Vec<String>)> {
+    pub(crate) fn read_secret(
+        &self,
+        table: &TomlTable<'_>,
+        key: &str,
+    ) -> Option<(String, Vec<String>)> {
         let reference = self.read_reference(table, key)?;
         if let Some(problem) = reference.resolution_problem() {
             table.report(key, problem);
@@ -230,8 +263,16 @@ impl ConfigReader<'_> {
     }
 
     /// Reads a table of references.
-    pub(crate) fn read_references(&self, table: &TomlTable<'_>, key: &str) -> Vec<(String, SecretRef)> {
+    pub(crate) fn read_references(
+        &self,
+        table: &TomlTable<'_>,
+        key: &str,
+    ) -> Vec<(String, SecretRef)> {
         let Some(inner) = table.table(key) else { return Vec::new() };
-        inner.keys().into_iter().filter_map(|name| self.read_reference(&inner, &name).map(|value| (name, value))).collect()
+        inner
+            .keys()
+            .into_iter()
+            .filter_map(|name| self.read_reference(&inner, &name).map(|value| (name, value)))
+            .collect()
     }
 }

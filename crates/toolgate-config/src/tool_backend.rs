@@ -87,31 +87,55 @@ impl Config {
         // offline.
         let missing = self.agents.iter().flat_map(|declared| {
             declared.tools.iter().flat_map(|entry| match &entry.backend {
-                Some(ToolBackend::Http(http)) => http.headers.iter().map(|(_, value)| value).collect::<Vec<_>>(),
+                Some(ToolBackend::Http(http)) => {
+                    http.headers.iter().map(|(_, value)| value).collect::<Vec<_>>()
+                }
                 _ => Vec::new(),
             })
         });
-        let missing: Vec<Diagnostic> = missing.filter(|_| backend.is_live()).filter_map(crate::SecretRef::resolution_problem).collect();
+        let missing: Vec<Diagnostic> = missing
+            .filter(|_| backend.is_live())
+            .filter_map(crate::SecretRef::resolution_problem)
+            .collect();
         self.problems.extend(missing);
         self.upstream_inventory.is_live = backend.is_live();
-        for upstream in self.upstreams.iter().filter(|upstream| backend.accepted_tools(&upstream.name).is_some()) {
-            let names: Vec<String> =
-                backend.quarantined_tools(&upstream.name).iter().map(|tool| upstream.default_tool_name(tool)).collect();
-            self.upstream_inventory
-                .quarantined_by_upstream
-                .insert(upstream.name.clone(), map_each_name(names.iter().map(String::as_str)).collect());
+        for upstream in self
+            .upstreams
+            .iter()
+            .filter(|upstream| backend.accepted_tools(&upstream.name).is_some())
+        {
+            let names: Vec<String> = backend
+                .quarantined_tools(&upstream.name)
+                .iter()
+                .map(|tool| upstream.default_tool_name(tool))
+                .collect();
+            self.upstream_inventory.quarantined_by_upstream.insert(
+                upstream.name.clone(),
+                map_each_name(names.iter().map(String::as_str)).collect(),
+            );
         }
         let single = self.agents.len() == 1;
         let mut agents = std::mem::take(&mut self.agents);
         for declared in &mut agents {
             for entry in &mut declared.tools {
                 match entry.backend.clone() {
-                    Some(ToolBackend::Http(http)) => entry.tool = entry.tool.clone().replace_handler(backend.http_handler(&http)),
-                    Some(ToolBackend::Mcp { upstream, tools, has_description: described, has_timeout: timed }) => {
+                    Some(ToolBackend::Http(http)) => {
+                        entry.tool = entry.tool.clone().replace_handler(backend.http_handler(&http))
+                    }
+                    Some(ToolBackend::Mcp {
+                        upstream,
+                        tools,
+                        has_description: described,
+                        has_timeout: timed,
+                    }) => {
                         let known = backend.accepted_tools(&upstream).unwrap_or_default();
-                        let meant = tools.iter().find(|tool| known.iter().any(|remote| remote.name == **tool)).or_else(|| tools.first());
+                        let meant = tools
+                            .iter()
+                            .find(|tool| known.iter().any(|remote| remote.name == **tool))
+                            .or_else(|| tools.first());
                         let Some(tool) = meant.cloned() else { continue };
-                        let is_there = self.connect_tool(entry, &upstream, &tool, described, timed, backend);
+                        let is_there =
+                            self.connect_tool(entry, &upstream, &tool, described, timed, backend);
                         entry.backend = Some(ToolBackend::Mcp {
                             upstream: upstream.clone(),
                             tools: vec![tool.clone()],
@@ -157,11 +181,18 @@ impl Config {
     ///
     /// Each item is the declared name and the possible names at the upstream. The first of these
     /// that exists is used.
-    pub fn declared_tools_of<'c>(&'c self, upstream: &'c str) -> impl Iterator<Item = (&'c str, &'c [String])> {
-        self.agents.iter().flat_map(|declared| &declared.tools).filter_map(move |entry| match &entry.backend {
-            Some(ToolBackend::Mcp { upstream: from, tools, .. }) if from == upstream => Some((entry.tool.spec().name(), tools.as_slice())),
-            _ => None,
-        })
+    pub fn declared_tools_of<'c>(
+        &'c self,
+        upstream: &'c str,
+    ) -> impl Iterator<Item = (&'c str, &'c [String])> {
+        self.agents.iter().flat_map(|declared| &declared.tools).filter_map(
+            move |entry| match &entry.backend {
+                Some(ToolBackend::Mcp { upstream: from, tools, .. }) if from == upstream => {
+                    Some((entry.tool.spec().name(), tools.as_slice()))
+                }
+                _ => None,
+            },
+        )
     }
 
     /// Connects a declared tool to its upstream. Returns false if the upstream is known not to
@@ -176,7 +207,9 @@ impl Config {
         backend: &dyn Backend,
     ) -> bool {
         // An unknown upstream was reported when the file was read.
-        let Some(found) = self.upstreams.iter().find(|known| known.name == upstream) else { return true };
+        let Some(found) = self.upstreams.iter().find(|known| known.name == upstream) else {
+            return true;
+        };
         let handler = backend.remote_handler(found, tool);
         let mut connected = entry.tool.clone().replace_handler(handler);
         if !timed {
@@ -187,7 +220,8 @@ impl Config {
         if let Some(remote) = remote {
             connected = connected.with_schemas(remote.input.clone(), remote.output.clone());
             if !described {
-                connected = connected.with_description(&shorten_description(&remote.description, &remote.name));
+                connected = connected
+                    .with_description(&shorten_description(&remote.description, &remote.name));
             }
         }
         entry.tool = connected;
@@ -195,7 +229,12 @@ impl Config {
     }
 
     /// Offers tools that no table declares, if the table of their upstream allows that.
-    fn offer_undeclared_tools(&mut self, declared: &mut AgentConfig, single: bool, backend: &dyn Backend) {
+    fn offer_undeclared_tools(
+        &mut self,
+        declared: &mut AgentConfig,
+        single: bool,
+        backend: &dyn Backend,
+    ) {
         let mut asks = Vec::new();
         let mut found: Vec<(String, &UpstreamConfig, RemoteToolSpec)> = Vec::new();
         for upstream in &self.upstreams {
@@ -207,15 +246,22 @@ impl Config {
                 continue;
             }
             let remotes = backend.accepted_tools(&upstream.name).unwrap_or_default();
-            let names: Vec<String> = remotes.iter().map(|remote| upstream.default_tool_name(&remote.name)).collect();
+            let names: Vec<String> =
+                remotes.iter().map(|remote| upstream.default_tool_name(&remote.name)).collect();
             let mapped = toolgate::tool::name::map_foreign_names(names.iter().map(String::as_str));
             // Tools of one upstream whose mapped names collide are left out.
             let left_out = map_each_name(mapped.excluded.iter().map(String::as_str));
-            if let Some(seen) = self.upstream_inventory.quarantined_by_upstream.get_mut(&upstream.name) {
+            if let Some(seen) =
+                self.upstream_inventory.quarantined_by_upstream.get_mut(&upstream.name)
+            {
                 seen.extend(left_out);
             }
             for (legal, foreign) in &mapped.names {
-                let Some(remote) = names.iter().position(|name| name == foreign).and_then(|at| remotes.get(at)) else { continue };
+                let Some(remote) =
+                    names.iter().position(|name| name == foreign).and_then(|at| remotes.get(at))
+                else {
+                    continue;
+                };
                 let declares = |entry: &ToolConfig| {
                     let own = matches!(&entry.backend, Some(ToolBackend::Mcp { upstream: from, tools, .. }) if *from == upstream.name && tools.contains(&remote.name));
                     own || entry.tool.spec().name() == legal
@@ -235,8 +281,16 @@ impl Config {
             .collect();
         for (legal, upstream, remote) in &found {
             if twice.contains(legal) {
-                self.upstream_inventory.quarantined_by_upstream.entry(upstream.name.clone()).or_default().insert(legal.clone());
-                tracing::warn!(upstream = upstream.name, tool = legal, "another upstream has a tool of this name; both are quarantined");
+                self.upstream_inventory
+                    .quarantined_by_upstream
+                    .entry(upstream.name.clone())
+                    .or_default()
+                    .insert(legal.clone());
+                tracing::warn!(
+                    upstream = upstream.name,
+                    tool = legal,
+                    "another upstream has a tool of this name; both are quarantined"
+                );
                 continue;
             }
             let tool = Tool::with_handler(
@@ -246,10 +300,17 @@ impl Config {
                 backend.remote_handler(upstream, &remote.name),
             )
             .timeout(upstream.timeout);
-            let tool = remote.output.clone().map_or_else(|| tool.clone(), |schema| tool.clone().output_schema(schema));
+            let tool = remote
+                .output
+                .clone()
+                .map_or_else(|| tool.clone(), |schema| tool.clone().output_schema(schema));
             // A tool that would prevent the agent from being built is quarantined.
             if let Some(why) = find_build_error(&tool, &declared.rules) {
-                self.upstream_inventory.quarantined_by_upstream.entry(upstream.name.clone()).or_default().insert(legal.clone());
+                self.upstream_inventory
+                    .quarantined_by_upstream
+                    .entry(upstream.name.clone())
+                    .or_default()
+                    .insert(legal.clone());
                 self.upstream_inventory.unusable_tools.push(UnusableTool {
                     agent: declared.name.clone(),
                     name: legal.clone(),
@@ -301,7 +362,9 @@ impl Config {
     /// each call of them.
     #[must_use]
     pub fn with_undeclared_tools(mut self, agent: &str, tools: &[&str]) -> Self {
-        let Some(declared) = self.agents.iter_mut().find(|declared| declared.name == agent) else { return self };
+        let Some(declared) = self.agents.iter_mut().find(|declared| declared.name == agent) else {
+            return self;
+        };
         let mut lacking = Vec::new();
         for tool in tools.iter().copied() {
             if declared.tools.iter().all(|entry| entry.tool.spec().name() != tool) {
@@ -352,10 +415,17 @@ fn map_each_name<'n>(names: impl Iterator<Item = &'n str>) -> impl Iterator<Item
 /// Explains why no agent with these rules can have a tool.
 fn find_build_error(tool: &Tool, rules: &RuleSet) -> Option<String> {
     if let Err(error) = Agent::builder("probe").tool(tool.clone().open()).build() {
-        return Some(error.problems.iter().map(|problem| problem.message.as_str()).collect::<Vec<_>>().join("; "));
+        return Some(
+            error
+                .problems
+                .iter()
+                .map(|problem| problem.message.as_str())
+                .collect::<Vec<_>>()
+                .join("; "),
+        );
     }
-    let means_the_user =
-        tool.spec().name() == USER_SOURCE && rules.sourced_rules().any(|written| written.policy.provenance_sources().is_some());
+    let means_the_user = tool.spec().name() == USER_SOURCE
+        && rules.sourced_rules().any(|written| written.policy.provenance_sources().is_some());
     means_the_user.then(|| "rules about provenance reserve this name for the user; declare the tool under another name".to_owned())
 }
 

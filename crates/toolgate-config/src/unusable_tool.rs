@@ -1,4 +1,5 @@
-//! Tools of upstreams that do not fit a file: they are not called, and the rest of it works without them.
+//! Tools of upstreams that do not fit a file: they are not called, and the rest of it works without
+//! them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -38,7 +39,8 @@ pub struct UnusableTool {
 pub(crate) struct UpstreamInventory {
     /// Whether tools really run.
     pub(crate) is_live: bool,
-    /// The upstreams that were ever seen; of each, what is held back, by the names that models would know it by.
+    /// The upstreams that were ever seen; of each, what is held back, by the names that models
+    /// would know it by.
     pub(crate) quarantined_by_upstream: BTreeMap<String, BTreeSet<String>>,
     /// Tools that are not called.
     pub(crate) unusable_tools: Vec<UnusableTool>,
@@ -53,15 +55,22 @@ pub(crate) struct UnusableToolHandler {
 
 impl UnusableToolHandler {
     pub(crate) fn new_handler(unfit: &UnusableTool) -> Arc<dyn Handler> {
-        Arc::new(Self { name: unfit.name.clone(), upstream: unfit.upstream.clone(), is_awaited: unfit.is_awaited })
+        Arc::new(Self {
+            name: unfit.name.clone(),
+            upstream: unfit.upstream.clone(),
+            is_awaited: unfit.is_awaited,
+        })
     }
 
     /// A model is told that, and not why: the upstream may have put its words there.
     fn failure(&self) -> Failure {
         let whose = format!("`{}` of the upstream `{}`", self.name, self.upstream);
         if self.is_awaited {
-            let message = format!("{whose} was not there when the rules for it were read, or is held back");
-            return Failure::from_code(error_code::UPSTREAM_UNAVAILABLE, message).effects(CallEffects::None).retry_after_ms(RETRY_AFTER_MS);
+            let message =
+                format!("{whose} was not there when the rules for it were read, or is held back");
+            return Failure::from_code(error_code::UPSTREAM_UNAVAILABLE, message)
+                .effects(CallEffects::None)
+                .retry_after_ms(RETRY_AFTER_MS);
         }
         let message = format!(
             "{whose} does not fit the configuration; it is held back until a person has looked at it (`toolgate upstream list` says why)"
@@ -72,7 +81,12 @@ impl UnusableToolHandler {
 
 #[async_trait]
 impl Handler for UnusableToolHandler {
-    async fn run(&self, _: &Permit, _: ToolContext, _: &CheckedArguments) -> Result<Value, Failure> {
+    async fn run(
+        &self,
+        _: &Permit,
+        _: ToolContext,
+        _: &CheckedArguments,
+    ) -> Result<Value, Failure> {
         Err(self.failure())
     }
 

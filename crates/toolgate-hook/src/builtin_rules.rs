@@ -90,10 +90,12 @@ const PROTECTED_COMMANDS: [&str; 17] = [
 ];
 
 /// Parts of the names of tools that search the content of all files under a directory.
-const SEARCH_TOOL_NAME_PARTS: [&str; 5] = ["grep", "find_in_files", "search_file_content", "search_for_pattern", "search_in_files"];
+const SEARCH_TOOL_NAME_PARTS: [&str; 5] =
+    ["grep", "find_in_files", "search_file_content", "search_for_pattern", "search_in_files"];
 
 /// Names of the argument that holds the directory of such a tool.
-const SEARCH_DIRECTORY_ARGUMENTS: [&str; 6] = ["path", "paths", "dir_path", "directory", "relative_path", "root"];
+const SEARCH_DIRECTORY_ARGUMENTS: [&str; 6] =
+    ["path", "paths", "dir_path", "directory", "relative_path", "root"];
 
 impl ProtectedPaths {
     /// Collects the protected paths of a configuration, for an agent that works in a project.
@@ -105,7 +107,9 @@ impl ProtectedPaths {
         links.record(&found.store);
         let mut secret = vec![shown(state.path().to_owned())];
         // The files next to a ledger are next to the link and next to its target.
-        for store in [found.store.clone()].into_iter().chain(resolve_existing(&found.store)).map(shown) {
+        for store in
+            [found.store.clone()].into_iter().chain(resolve_existing(&found.store)).map(shown)
+        {
             secret.extend(["", "-wal", "-shm", ".state"].map(|end| format!("{store}{end}")));
         }
         // A missing file is protected too, because creating it would override an existing one.
@@ -114,7 +118,11 @@ impl ProtectedPaths {
         fixed.extend(effective_config::user_config_path().map(shown));
         if let Ok(program) = std::env::current_exe() {
             // The hook programs are in the directory of this program.
-            fixed.extend(crate::client_hooks::TOOLGATE_PROGRAMS.iter().map(|name| shown(program.with_file_name(name))));
+            fixed.extend(
+                crate::client_hooks::TOOLGATE_PROGRAMS
+                    .iter()
+                    .map(|name| shown(program.with_file_name(name))),
+            );
             fixed.push(shown(program));
         }
         for client in crate::client_hooks::SupportedClient::ALL {
@@ -122,13 +130,21 @@ impl ProtectedPaths {
             fixed.extend(client.settings_file(None).ok().map(shown));
         }
         for home in [project.to_owned()].into_iter().chain(effective_config::home_dir()) {
-            fixed.extend([".claude/settings.local.json", ".codex/config.toml"].iter().map(|file| shown(home.join(file))));
+            fixed.extend(
+                [".claude/settings.local.json", ".codex/config.toml"]
+                    .iter()
+                    .map(|file| shown(home.join(file))),
+            );
         }
         fixed.sort();
         secret.iter().chain(&fixed).for_each(|place| links.record(Path::new(place)));
         for places in [&mut secret, &mut fixed] {
             // The target of a link is the same file under another name.
-            let there: Vec<String> = places.iter().filter_map(|place| resolve_existing(Path::new(place))).map(shown).collect();
+            let there: Vec<String> = places
+                .iter()
+                .filter_map(|place| resolve_existing(Path::new(place)))
+                .map(shown)
+                .collect();
             places.extend(there);
             let mut known = HashSet::new();
             places.retain(|place| known.insert(place.clone()));
@@ -153,7 +169,11 @@ impl ProtectedPaths {
     pub fn render_rules(&self, tools: &[&ToolSpec], here: Option<&Path>) -> String {
         let list = |names: &[&str]| json!(names).to_string();
         let all: Vec<&str> = tools.iter().map(|tool| tool.name()).collect();
-        let changing: Vec<&str> = tools.iter().filter(|tool| tool.effect() != Effect::Read).map(|tool| tool.name()).collect();
+        let changing: Vec<&str> = tools
+            .iter()
+            .filter(|tool| tool.effect() != Effect::Read)
+            .map(|tool| tool.name())
+            .collect();
         let mut text = String::new();
         let mut rule = |name: &str, code: &str, tools: &[&str], condition: &str, reason: &str| {
             if !tools.is_empty() {
@@ -164,23 +184,38 @@ impl ProtectedPaths {
                 ));
             }
         };
-        let is_here = |place: &&String| here.is_none_or(|here| Path::new(place).parent() == Some(here));
+        let is_here =
+            |place: &&String| here.is_none_or(|here| Path::new(place).parent() == Some(here));
         for (name, places, tools, reason) in [
             ("state", &self.unreadable, &all, "Agents must not access toolgate's own state."),
-            ("files", &self.unchangeable, &changing, "Agents must not change the files that control them."),
+            (
+                "files",
+                &self.unchangeable,
+                &changing,
+                "Agents must not change the files that control them.",
+            ),
         ] {
             // Reading a directory tree changes nothing in it. The search rules below protect the
             // state.
             let (near, far): (Vec<&String>, Vec<&String>) = places.iter().partition(is_here);
             if !near.is_empty() {
-                rule(name, name, tools, &format!("touches = {}, lenient = true, recursive = false", json!(near)), reason);
+                rule(
+                    name,
+                    name,
+                    tools,
+                    &format!("touches = {}, lenient = true, recursive = false", json!(near)),
+                    reason,
+                );
             }
             if !far.is_empty() {
                 rule(
                     &format!("{name}:elsewhere"),
                     name,
                     tools,
-                    &format!("touches = {}, lenient = true, recursive = false, qualified = true", json!(far)),
+                    &format!(
+                        "touches = {}, lenient = true, recursive = false, qualified = true",
+                        json!(far)
+                    ),
                     reason,
                 );
             }
@@ -192,14 +227,26 @@ impl ProtectedPaths {
                 json!(self.unreadable),
                 json!(self.project)
             );
-            let reason = format!("This would read toolgate's own state, which agents must not access. {instead}");
+            let reason = format!(
+                "This would read toolgate's own state, which agents must not access. {instead}"
+            );
             rule(&format!("search:{tool}"), "state", &[tool], &condition, &reason);
         }
         for tool in tools {
             if let Some(command) = tool.shell_argument() {
                 let name = format!("verbs:{}", tool.name());
-                let condition = format!("argument = {}, runs = {}", json!(command.to_string()), list(&PROTECTED_COMMANDS));
-                rule(&name, &name, &[tool.name()], &condition, "Agents must not run this command; ask the user to run it in a terminal.");
+                let condition = format!(
+                    "argument = {}, runs = {}",
+                    json!(command.to_string()),
+                    list(&PROTECTED_COMMANDS)
+                );
+                rule(
+                    &name,
+                    &name,
+                    &[tool.name()],
+                    &condition,
+                    "Agents must not run this command; ask the user to run it in a terminal.",
+                );
             }
         }
         text
@@ -210,7 +257,9 @@ impl ProtectedPaths {
 ///
 /// A device is shared: a user without settings may have linked them to `/dev/null`.
 fn resolve_existing(path: &Path) -> Option<PathBuf> {
-    let (there, rest) = path.ancestors().find_map(|above| Some((above.canonicalize().ok()?, path.strip_prefix(above).ok()?)))?;
+    let (there, rest) = path
+        .ancestors()
+        .find_map(|above| Some((above.canonicalize().ok()?, path.strip_prefix(above).ok()?)))?;
     match rest.as_os_str().is_empty() {
         true => (there.is_file() || there.is_dir()).then_some(there),
         false => Some(there.join(rest)),
@@ -220,12 +269,20 @@ fn resolve_existing(path: &Path) -> Option<PathBuf> {
 /// Returns the name of a tool that reads a directory tree, its argument, and a suggestion.
 fn search_tool_argument(tool: &ToolSpec) -> Option<(&str, String, &'static str)> {
     if let Some(command) = tool.shell_argument() {
-        return Some((tool.name(), command.to_string(), "Name a directory that does not contain it, or exclude it with `--exclude-dir`."));
+        return Some((
+            tool.name(),
+            command.to_string(),
+            "Name a directory that does not contain it, or exclude it with `--exclude-dir`.",
+        ));
     }
     let argument = match tool.input_schema() {
         None => "path",
-        Some(schema) => SEARCH_DIRECTORY_ARGUMENTS.into_iter().find(|name| schema.pointer(&format!("/properties/{name}")).is_some())?,
+        Some(schema) => SEARCH_DIRECTORY_ARGUMENTS
+            .into_iter()
+            .find(|name| schema.pointer(&format!("/properties/{name}")).is_some())?,
     };
     let searches = SEARCH_TOOL_NAME_PARTS.iter().any(|part| tool.name().contains(part));
-    searches.then(|| (tool.name(), format!("/{argument}"), "Search a directory that does not contain it."))
+    searches.then(|| {
+        (tool.name(), format!("/{argument}"), "Search a directory that does not contain it.")
+    })
 }

@@ -26,9 +26,11 @@ pub enum SupportedClient {
 }
 
 impl SupportedClient {
-    pub(crate) const ALL: [Self; 5] = [Self::ClaudeCode, Self::Codex, Self::Cursor, Self::ClaudeDesktop, Self::Vscode];
+    pub(crate) const ALL: [Self; 5] =
+        [Self::ClaudeCode, Self::Codex, Self::Cursor, Self::ClaudeDesktop, Self::Vscode];
     /// Clients that support hooks.
-    pub const ALL_WITH_HOOKS: [Self; 4] = [Self::ClaudeCode, Self::Codex, Self::Cursor, Self::Vscode];
+    pub const ALL_WITH_HOOKS: [Self; 4] =
+        [Self::ClaudeCode, Self::Codex, Self::Cursor, Self::Vscode];
 
     /// Returns the name of the client on the command line.
     pub const fn name(self) -> &'static str {
@@ -43,14 +45,20 @@ impl SupportedClient {
 
     /// Returns the settings file with the hooks or servers of a project, or of the user.
     pub fn settings_file(self, project: Option<&Path>) -> io::Result<PathBuf> {
-        let home = || crate::effective_config::home_dir().ok_or_else(|| io::Error::other("no home directory"));
-        let moved = |variable: &str, usual: &str| match std::env::var_os(variable).filter(|path| !path.is_empty()) {
+        let home = || {
+            crate::effective_config::home_dir().ok_or_else(|| io::Error::other("no home directory"))
+        };
+        let moved = |variable: &str, usual: &str| match std::env::var_os(variable)
+            .filter(|path| !path.is_empty())
+        {
             Some(path) => Ok(PathBuf::from(path)),
             None => home().map(|home| home.join(usual)),
         };
         Ok(match (self, project) {
             (Self::ClaudeCode, Some(project)) => project.join(".claude/settings.json"),
-            (Self::ClaudeCode, None) => moved("CLAUDE_CONFIG_DIR", ".claude")?.join("settings.json"),
+            (Self::ClaudeCode, None) => {
+                moved("CLAUDE_CONFIG_DIR", ".claude")?.join("settings.json")
+            }
             (Self::Codex, Some(project)) => project.join(".codex/hooks.json"),
             (Self::Codex, None) => moved("CODEX_HOME", ".codex")?.join("hooks.json"),
             (Self::Cursor, Some(project)) => project.join(".cursor/hooks.json"),
@@ -59,8 +67,16 @@ impl SupportedClient {
             (Self::Vscode, None) => home()?.join(".copilot/hooks/toolgate.json"),
             // Claude Desktop has one file for all projects.
             (Self::ClaudeDesktop, _) => {
-                let usual = if cfg!(target_os = "macos") { "Library/Application Support" } else { ".config" };
-                let base = if cfg!(target_os = "macos") { home()?.join(usual) } else { moved("XDG_CONFIG_HOME", usual)? };
+                let usual = if cfg!(target_os = "macos") {
+                    "Library/Application Support"
+                } else {
+                    ".config"
+                };
+                let base = if cfg!(target_os = "macos") {
+                    home()?.join(usual)
+                } else {
+                    moved("XDG_CONFIG_HOME", usual)?
+                };
                 base.join("Claude/claude_desktop_config.json")
             }
         })
@@ -68,9 +84,13 @@ impl SupportedClient {
 
     const fn hook_events(self) -> &'static [&'static str] {
         match self {
-            Self::ClaudeCode => &["PreToolUse", "PostToolUse", "PostToolUseFailure", "SessionStart", "SessionEnd"],
+            Self::ClaudeCode => {
+                &["PreToolUse", "PostToolUse", "PostToolUseFailure", "SessionStart", "SessionEnd"]
+            }
             Self::Codex => &["PreToolUse", "PostToolUse", "SessionStart", "SessionEnd"],
-            Self::Cursor => &["preToolUse", "postToolUse", "postToolUseFailure", "sessionStart", "sessionEnd"],
+            Self::Cursor => {
+                &["preToolUse", "postToolUse", "postToolUseFailure", "sessionStart", "sessionEnd"]
+            }
             Self::Vscode => &["PreToolUse", "PostToolUse", "SessionStart"],
             Self::ClaudeDesktop => &[],
         }
@@ -88,7 +108,8 @@ impl SupportedClient {
     /// Returns the Claude Code settings files of the project and the user that can disable all
     /// hooks.
     pub fn hook_disabling_files(project: &Path) -> Vec<PathBuf> {
-        let own = [Self::ClaudeCode.settings_file(Some(project)), Self::ClaudeCode.settings_file(None)];
+        let own =
+            [Self::ClaudeCode.settings_file(Some(project)), Self::ClaudeCode.settings_file(None)];
         own.into_iter().flatten().chain([project.join(".claude/settings.local.json")]).collect()
     }
 
@@ -102,7 +123,8 @@ impl SupportedClient {
             let name = path.file_name().map(|name| name.to_string_lossy()).unwrap_or_default();
             name.ends_with(".json") && !name.starts_with('.')
         };
-        let parts = std::fs::read_dir(directory.join("managed-settings.d")).into_iter().flatten().flatten();
+        let parts =
+            std::fs::read_dir(directory.join("managed-settings.d")).into_iter().flatten().flatten();
         let mut files: Vec<PathBuf> = parts.map(|part| part.path()).filter(is_part).collect();
         files.sort();
         files.insert(0, directory.join("managed-settings.json"));
@@ -116,9 +138,12 @@ impl SupportedClient {
 
     /// Returns how the client starts the hook: a program with arguments, or one shell command line.
     fn hook_command(self, program: &str) -> (String, Option<Vec<&'static str>>) {
-        let words: &[&str] = if is_hook_program(program) { &["--client"] } else { &["hook", "--client"] };
+        let words: &[&str] =
+            if is_hook_program(program) { &["--client"] } else { &["hook", "--client"] };
         match self {
-            Self::ClaudeCode => (program.to_owned(), Some(words.iter().copied().chain([self.name()]).collect())),
+            Self::ClaudeCode => {
+                (program.to_owned(), Some(words.iter().copied().chain([self.name()]).collect()))
+            }
             _ => (format!("{} {} {}", shell_quote(program), words.join(" "), self.name()), None),
         }
     }
@@ -128,7 +153,9 @@ impl SupportedClient {
         let pair = |key: &str, value: CstInputValue| (key.to_owned(), value);
         let (command, words) = self.hook_command(program);
         let mut entry = vec![pair("command", text(&command))];
-        entry.extend(words.map(|words| pair("args", CstInputValue::Array(words.into_iter().map(text).collect()))));
+        entry.extend(words.map(|words| {
+            pair("args", CstInputValue::Array(words.into_iter().map(text).collect()))
+        }));
         entry.push(pair("timeout", CstInputValue::Number("10".to_owned())));
         match self {
             Self::Cursor => entry.push(pair("failClosed", CstInputValue::Bool(true))),
@@ -143,20 +170,25 @@ impl SupportedClient {
     /// Returns whether an entry starts the hook exactly as `init` would write it.
     pub fn is_entry_as_written(self, entry: &Value, program: &str) -> bool {
         let (command, words) = self.hook_command(program);
-        entry.get("command") == Some(&command.into()) && entry.get("args") == words.map(Value::from).as_ref()
+        entry.get("command") == Some(&command.into())
+            && entry.get("args") == words.map(Value::from).as_ref()
     }
 
     /// Returns the file with the hooks of toolgate added and everything else unchanged.
     pub fn with_hooks(self, text: &str, program: &str) -> Result<String, String> {
         let root = parse_settings(text)?;
-        let top = root.object_value_or_create().ok_or("not a JSON object; replace it with `{}` or move it away")?;
+        let top = root
+            .object_value_or_create()
+            .ok_or("not a JSON object; replace it with `{}` or move it away")?;
         remove_hook_entries(&top);
         if self == Self::Cursor && top.get("version").is_none() {
             top.append("version", CstInputValue::Number("1".to_owned()));
         }
         let hooks = top.object_value_or_create("hooks").ok_or("`hooks` is not an object")?;
         for event in self.hook_events() {
-            let list = hooks.array_value_or_create(event).ok_or_else(|| format!("`hooks.{event}` is not a list"))?;
+            let list = hooks
+                .array_value_or_create(event)
+                .ok_or_else(|| format!("`hooks.{event}` is not a list"))?;
             list.ensure_multiline();
             let entry = self.hook_entry(program);
             list.append(match self {
@@ -189,16 +221,21 @@ impl SupportedClient {
         }
         let file: Value = match serde_json::from_str(text.trim_start_matches('\u{feff}')) {
             Ok(file) => file,
-            Err(error) => return Some(format!("comments and trailing commas are not allowed: {error}")),
+            Err(error) => {
+                return Some(format!("comments and trailing commas are not allowed: {error}"));
+            }
         };
-        let hooks = file.get("hooks").and_then(Value::as_object).filter(|_| self == Self::ClaudeCode);
+        let hooks =
+            file.get("hooks").and_then(Value::as_object).filter(|_| self == Self::ClaudeCode);
         for (event, groups) in hooks.into_iter().flatten() {
             for (at, group) in groups.as_array().into_iter().flatten().enumerate() {
                 if !group.get("hooks").is_some_and(Value::is_array) {
                     return Some(format!("`hooks.{event}[{at}]` has no list of `hooks`"));
                 }
                 if group.get("matcher").is_some_and(|matcher| !matcher.is_string()) {
-                    return Some(format!("`hooks.{event}[{at}]` has a `matcher` that is not a string"));
+                    return Some(format!(
+                        "`hooks.{event}[{at}]` has a `matcher` that is not a string"
+                    ));
                 }
             }
         }
@@ -211,12 +248,17 @@ impl SupportedClient {
         let mut found = Vec::new();
         for (event, list) in file.get("hooks").and_then(Value::as_object).into_iter().flatten() {
             for item in list.as_array().into_iter().flatten() {
-                let entries = item.get("hooks").and_then(Value::as_array).map_or_else(|| vec![item], |inner| inner.iter().collect());
+                let entries = item
+                    .get("hooks")
+                    .and_then(Value::as_array)
+                    .map_or_else(|| vec![item], |inner| inner.iter().collect());
                 for entry in entries {
                     if let Some(program) = toolgate_program_of(entry) {
                         // The matcher of the group applies to each entry in it.
                         let mut entry = entry.clone();
-                        if let (Some(matcher), Some(entry)) = (item.get("matcher"), entry.as_object_mut()) {
+                        if let (Some(matcher), Some(entry)) =
+                            (item.get("matcher"), entry.as_object_mut())
+                        {
                             entry.insert("matcher".to_owned(), matcher.clone());
                         }
                         found.push((event.clone(), program, entry));
@@ -261,7 +303,8 @@ const JSONC_PARSE_OPTIONS: ParseOptions = ParseOptions {
 ///
 /// Some programs read the first of two values and some the last.
 fn duplicate_keys(object: &CstObject) -> Vec<String> {
-    let names: Vec<String> = object.properties().iter().filter_map(|property| property.decoded_name()).collect();
+    let names: Vec<String> =
+        object.properties().iter().filter_map(|property| property.decoded_name()).collect();
     names
         .iter()
         .enumerate()
@@ -278,7 +321,9 @@ pub fn is_settings_file_empty(text: &str) -> bool {
         _ => false,
     };
     let empty = |file: &Value| file.as_object().is_some_and(|file| file.iter().all(nothing));
-    !text.contains("//") && !text.contains("/*") && parse_settings_json(text).is_ok_and(|file| empty(&file))
+    !text.contains("//")
+        && !text.contains("/*")
+        && parse_settings_json(text).is_ok_and(|file| empty(&file))
 }
 
 /// Parses a settings file as JSON without its comments.
@@ -355,7 +400,9 @@ fn remove_hook_entries(top: &CstObject) {
                         group.remove();
                     }
                 }
-                None if item.to_serde_value().as_ref().and_then(toolgate_program_of).is_some() => group.remove(),
+                None if item.to_serde_value().as_ref().and_then(toolgate_program_of).is_some() => {
+                    group.remove()
+                }
                 None => {}
             }
         }

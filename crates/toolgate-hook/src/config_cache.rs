@@ -19,7 +19,9 @@ use toolgate_json::Digest;
 
 use super::Args;
 use crate::builtin_rules::{ProtectedPaths, SymlinkSnapshot};
-use crate::effective_config::{EffectiveConfig, FileMetadataFingerprint, UserStateDir, fingerprint, is_stable_at};
+use crate::effective_config::{
+    EffectiveConfig, FileMetadataFingerprint, UserStateDir, fingerprint, is_stable_at,
+};
 
 /// A cache entry for calls of one tool.
 #[derive(Serialize, Deserialize)]
@@ -49,11 +51,17 @@ fn cache_path(args: &Args, project: &Path, state: &UserStateDir, tool: &str) -> 
 
 /// Returns a name for the arguments, the environment and the directory of a hook.
 pub(crate) fn cache_key(args: &Args, project: &Path) -> String {
-    let config = args.config.as_ref().map(|path| std::path::absolute(path).unwrap_or_else(|_| path.clone()));
+    let config =
+        args.config.as_ref().map(|path| std::path::absolute(path).unwrap_or_else(|_| path.clone()));
     let config = config.as_ref().map_or(&b""[..], |path| path.as_os_str().as_bytes());
-    let mut words = vec![config.to_vec(), project.as_os_str().as_bytes().to_vec(), args.agent.clone().unwrap_or_default().into_bytes()];
+    let mut words = vec![
+        config.to_vec(),
+        project.as_os_str().as_bytes().to_vec(),
+        args.agent.clone().unwrap_or_default().into_bytes(),
+    ];
     // The command line and the environment also affect the configuration.
-    let store = crate::effective_config::requested_store().and_then(|path| std::path::absolute(path).ok());
+    let store =
+        crate::effective_config::requested_store().and_then(|path| std::path::absolute(path).ok());
     words.push(store.unwrap_or_default().as_os_str().as_bytes().to_vec());
     for name in ["XDG_CONFIG_HOME", "HOME", "CLAUDE_CONFIG_DIR", "CODEX_HOME"] {
         words.push(std::env::var_os(name).unwrap_or_default().as_bytes().to_vec());
@@ -75,7 +83,12 @@ fn program_fingerprint() -> Option<FileMetadataFingerprint> {
 
 impl HookCacheEntry {
     /// Returns the entry for a tool if it is current.
-    pub(crate) fn find(args: &Args, project: &Path, state: &UserStateDir, tool: &str) -> Option<Self> {
+    pub(crate) fn find(
+        args: &Args,
+        project: &Path,
+        state: &UserStateDir,
+        tool: &str,
+    ) -> Option<Self> {
         let path = cache_path(args, project, state, tool);
         let text = fs::read(&path).ok()?;
         let (sum, body) = text.split_at_checked(32)?;
@@ -89,7 +102,8 @@ impl HookCacheEntry {
 
     /// Returns whether all sources of the entry are unchanged.
     pub(crate) fn is_current(&self) -> bool {
-        let same = self.program == program_fingerprint() && self.files.iter().all(|(path, was)| fingerprint(Path::new(path)) == *was);
+        let same = self.program == program_fingerprint()
+            && self.files.iter().all(|(path, was)| fingerprint(Path::new(path)) == *was);
         same && self.links.is_current()
     }
 
@@ -105,10 +119,12 @@ impl HookCacheEntry {
     ) -> io::Result<()> {
         // A file that changed during or just before the read may differ from what was read.
         let settled = |(path, was): &(PathBuf, Option<FileMetadataFingerprint>)| {
-            fingerprint(path) == *was && was.as_ref().is_none_or(|was| is_stable_at(was, found.read_started))
+            fingerprint(path) == *was
+                && was.as_ref().is_none_or(|was| is_stable_at(was, found.read_started))
         };
         // A file that was read and is now missing no longer counts.
-        let gone = |path: &PathBuf| found.files.iter().any(|(seen, was)| seen == path && was.is_none());
+        let gone =
+            |path: &PathBuf| found.files.iter().any(|(seen, was)| seen == path && was.is_none());
         if !found.files.iter().all(settled) || found.read_files.iter().any(gone) {
             return Ok(());
         }
@@ -132,13 +148,19 @@ impl HookCacheEntry {
                 excerpt,
             };
             let body = serde_json::to_vec(&compiled)?;
-            let sum = authentication_code(&key, &path, &body).ok_or_else(|| io::Error::other("no digest"))?;
+            let sum = authentication_code(&key, &path, &body)
+                .ok_or_else(|| io::Error::other("no digest"))?;
             if let Some(parent) = path.parent() {
                 fs::DirBuilder::new().recursive(true).mode(0o700).create(parent)?;
             }
             // Replaced atomically.
             let draft = path.with_extension(format!("{}.new", std::process::id()));
-            let mut file = fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&draft)?;
+            let mut file = fs::OpenOptions::new()
+                .write(true)
+                .create(true)
+                .truncate(true)
+                .mode(0o600)
+                .open(&draft)?;
             file.write_all(&[sum, body].concat())?;
             fs::rename(draft, path)?;
         }
@@ -160,7 +182,11 @@ pub(crate) struct HookCacheMetadata {
 }
 
 impl HookCacheMetadata {
-    pub(crate) fn from_config(found: &EffectiveConfig, agent: &str, protected: &ProtectedPaths) -> Self {
+    pub(crate) fn from_config(
+        found: &EffectiveConfig,
+        agent: &str,
+        protected: &ProtectedPaths,
+    ) -> Self {
         let ask = |otherwise| otherwise == toolgate_config::FallbackDecision::Ask;
         let asks = (ask(found.config.client.on_failure), ask(found.config.client.undeclared));
         Self {

@@ -28,8 +28,10 @@ impl UserStateDir {
         if let Some(path) = std::env::var_os("TOOLGATE_STATE").filter(|path| !path.is_empty()) {
             return std::path::absolute(PathBuf::from(path));
         }
-        let base = absolute_path_from_env("XDG_STATE_HOME").or_else(|| home_dir().map(|home| home.join(".local/state")));
-        base.map(|base| base.join("toolgate")).ok_or_else(|| io::Error::other("no home directory; set TOOLGATE_STATE"))
+        let base = absolute_path_from_env("XDG_STATE_HOME")
+            .or_else(|| home_dir().map(|home| home.join(".local/state")));
+        base.map(|base| base.join("toolgate"))
+            .ok_or_else(|| io::Error::other("no home directory; set TOOLGATE_STATE"))
     }
 
     /// Returns the directory without opening or checking it, for callers that only need paths.
@@ -40,7 +42,9 @@ impl UserStateDir {
     /// Opens or creates the directory, and checks that only its owner can read it.
     pub fn open() -> io::Result<Self> {
         let path = Self::default_path()?;
-        let named = |error: io::Error| io::Error::new(error.kind(), format!("the state directory {}: {error}", path.display()));
+        let named = |error: io::Error| {
+            io::Error::new(error.kind(), format!("the state directory {}: {error}", path.display()))
+        };
         let found = match fs::metadata(&path) {
             Ok(found) => found,
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -76,7 +80,10 @@ impl UserStateDir {
 
     /// Returns the user's own ledger if it exists.
     fn existing_ledger() -> Option<PathBuf> {
-        Self::without_opening().ok().map(|state| state.ledger_path()).filter(|ledger| ledger.exists())
+        Self::without_opening()
+            .ok()
+            .map(|state| state.ledger_path())
+            .filter(|ledger| ledger.exists())
     }
 
     /// Returns the key that authenticates cached configurations, and creates it on first use.
@@ -90,7 +97,8 @@ impl UserStateDir {
         let mut key = [0; 32];
         getrandom::fill(&mut key).map_err(io::Error::other)?;
         let draft = self.0.join(format!("key.{}", std::process::id()));
-        let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&draft)?;
+        let mut file =
+            fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&draft)?;
         file.write_all(&key)?;
         fs::rename(draft, path)?;
         Ok(key)
@@ -99,14 +107,19 @@ impl UserStateDir {
     fn read_list(&self, name: &str) -> io::Result<BTreeMap<String, String>> {
         let path = self.0.join(name);
         match fs::read(&path) {
-            Ok(text) => serde_json::from_slice(&text).map_err(|e| io::Error::other(format!("{}: {e}", path.display()))),
+            Ok(text) => serde_json::from_slice(&text)
+                .map_err(|e| io::Error::other(format!("{}: {e}", path.display()))),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(BTreeMap::new()),
             Err(error) => Err(io::Error::new(error.kind(), format!("{}: {error}", path.display()))),
         }
     }
 
     /// Changes a list atomically and under a lock, so that one process at a time writes it.
-    fn change_list(&self, name: &str, change: impl FnOnce(&mut BTreeMap<String, String>)) -> io::Result<()> {
+    fn change_list(
+        &self,
+        name: &str,
+        change: impl FnOnce(&mut BTreeMap<String, String>),
+    ) -> io::Result<()> {
         let mut options = fs::OpenOptions::new();
         options.write(true).create(true).mode(0o600);
         let lock = options.clone().truncate(false).open(self.0.join(format!("{name}.lock")))?;
@@ -123,7 +136,9 @@ impl UserStateDir {
     /// Returns whether the current content of a configuration was accepted.
     pub fn is_trusted(&self, config: &Path) -> io::Result<bool> {
         // A configuration that was never accepted is not read, because it may include any file.
-        let Some(accepted) = self.read_list("trusted.json")?.remove(&list_key(config)) else { return Ok(false) };
+        let Some(accepted) = self.read_list("trusted.json")?.remove(&list_key(config)) else {
+            return Ok(false);
+        };
         Ok(accepted == config_digest(config)?.to_string())
     }
 
@@ -150,9 +165,13 @@ impl UserStateDir {
     /// changed.
     fn included_files_hint(&self, config: &Path) -> String {
         // A configuration that was never accepted is not read.
-        let is_known = self.read_list("trusted.json").is_ok_and(|list| list.contains_key(&list_key(config)));
+        let is_known =
+            self.read_list("trusted.json").is_ok_and(|list| list.contains_key(&list_key(config)));
         let text = if is_known { read_text(config).unwrap_or_default() } else { String::new() };
-        let names = format_included_files(Config::parse(&config.display().to_string(), &text).included_files(), config);
+        let names = format_included_files(
+            Config::parse(&config.display().to_string(), &text).included_files(),
+            config,
+        );
         if names.is_empty() { names } else { format!(" or an included file ({names})") }
     }
 
@@ -201,12 +220,15 @@ fn config_digest(config: &Path) -> io::Result<Digest> {
 /// Formats the included files of a configuration, relative to its directory.
 pub fn format_included_files(files: &[PathBuf], config: &Path) -> String {
     let beside = config.parent().unwrap_or(Path::new(""));
-    let names = files.iter().map(|file| format!("`{}`", file.strip_prefix(beside).unwrap_or(file).display()));
+    let names = files
+        .iter()
+        .map(|file| format!("`{}`", file.strip_prefix(beside).unwrap_or(file).display()));
     names.collect::<Vec<_>>().join(", ")
 }
 
 fn read_text(path: &Path) -> io::Result<String> {
-    let text = read_regular_file(path).and_then(|text| String::from_utf8(text).map_err(io::Error::other));
+    let text =
+        read_regular_file(path).and_then(|text| String::from_utf8(text).map_err(io::Error::other));
     text.map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", path.display())))
 }
 
@@ -236,7 +258,8 @@ pub fn add_watched_files(
 
 /// Returns the path of the user's own configuration.
 pub fn user_config_path() -> Option<PathBuf> {
-    let base = absolute_path_from_env("XDG_CONFIG_HOME").or_else(|| home_dir().map(|home| home.join(".config")))?;
+    let base = absolute_path_from_env("XDG_CONFIG_HOME")
+        .or_else(|| home_dir().map(|home| home.join(".config")))?;
     Some(base.join("toolgate").join(CONFIG_FILE_NAME))
 }
 
@@ -247,14 +270,21 @@ fn existing_user_config() -> io::Result<Option<PathBuf>> {
     let Some(path) = user_config_path() else { return Ok(None) };
     match fs::metadata(&path) {
         Ok(found) => Ok(found.is_file().then_some(path)),
-        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => Ok(None),
+        Err(error)
+            if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) =>
+        {
+            Ok(None)
+        }
         Err(error) => Err(io::Error::new(error.kind(), format!("{}: {error}", path.display()))),
     }
 }
 
 /// Returns the configuration of the project that contains a directory.
 pub fn find_project_config(directory: &Path) -> Option<PathBuf> {
-    let found = directory.ancestors().map(|directory| directory.join(CONFIG_FILE_NAME)).find(|path| path.is_file());
+    let found = directory
+        .ancestors()
+        .map(|directory| directory.join(CONFIG_FILE_NAME))
+        .find(|path| path.is_file());
     found.filter(|path| Some(path) != user_config_path().as_ref())
 }
 
@@ -271,7 +301,8 @@ pub fn merge_under_user_config(config: Config, path: &Path) -> io::Result<Config
 /// Returns the directory with the pinned tool definitions of a configuration's upstreams.
 pub fn pins_dir(state: &Path, config: &Path) -> PathBuf {
     let config = std::path::absolute(config).unwrap_or_else(|_| config.to_owned());
-    let name: String = Digest::of(config.as_os_str().as_encoded_bytes()).to_string().chars().take(16).collect();
+    let name: String =
+        Digest::of(config.as_os_str().as_encoded_bytes()).to_string().chars().take(16).collect();
     state.join("upstreams").join(name)
 }
 
@@ -280,7 +311,8 @@ pub fn with_pinned_tools(config: Config, path: &Path) -> io::Result<Config> {
     if config.upstreams.is_empty() {
         return Ok(config);
     }
-    let known = toolgate_mcp::PinnedTools::read(&config, &pins_dir(&UserStateDir::default_path()?, path))?;
+    let known =
+        toolgate_mcp::PinnedTools::read(&config, &pins_dir(&UserStateDir::default_path()?, path))?;
     Ok(config.with_backend(&known))
 }
 
@@ -313,7 +345,15 @@ pub type FileMetadataFingerprint = (u64, u64, u64, i64, i64, i64, i64);
 /// Returns the current fingerprint of a file; `None` if it does not exist.
 pub fn fingerprint(path: &Path) -> Option<FileMetadataFingerprint> {
     let file = fs::metadata(path).ok()?;
-    Some((file.dev(), file.ino(), file.len(), file.mtime(), file.mtime_nsec(), file.ctime(), file.ctime_nsec()))
+    Some((
+        file.dev(),
+        file.ino(),
+        file.len(),
+        file.mtime(),
+        file.mtime_nsec(),
+        file.ctime(),
+        file.ctime_nsec(),
+    ))
 }
 
 /// Returns whether a file was unchanged for more than a second before a moment.
@@ -321,7 +361,10 @@ pub fn fingerprint(path: &Path) -> Option<FileMetadataFingerprint> {
 /// A younger file may change again within the resolution of its time stamp.
 pub(crate) fn is_stable_at(was: &FileMetadataFingerprint, since: SystemTime) -> bool {
     let since = since.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    let changed = Duration::new(u64::try_from(was.5).unwrap_or_default(), u32::try_from(was.6).unwrap_or_default());
+    let changed = Duration::new(
+        u64::try_from(was.5).unwrap_or_default(),
+        u32::try_from(was.6).unwrap_or_default(),
+    );
     since.saturating_sub(changed) > Duration::from_secs(1)
 }
 
@@ -355,7 +398,8 @@ pub fn set_command_line_store(path: &Path) {
 
 /// Returns the ledger that was given on the command line or in the environment.
 pub fn requested_store() -> Option<PathBuf> {
-    let environment = || std::env::var_os("TOOLGATE_STORE").filter(|path| !path.is_empty()).map(PathBuf::from);
+    let environment =
+        || std::env::var_os("TOOLGATE_STORE").filter(|path| !path.is_empty()).map(PathBuf::from);
     COMMAND_LINE_STORE.get().cloned().or_else(environment)
 }
 
@@ -366,10 +410,14 @@ pub fn requested_store() -> Option<PathBuf> {
 pub fn find_store_for_reading(directory: &Path) -> io::Result<Option<PathBuf>> {
     let store = |path: &Path| -> io::Result<Option<PathBuf>> {
         let say = "give the ledger with `--store`";
-        let config = Config::load(path).map_err(|error| io::Error::new(error.kind(), format!("{error}; {say}")))?;
+        let config = Config::load(path)
+            .map_err(|error| io::Error::new(error.kind(), format!("{error}; {say}")))?;
         match config.is_store_known() {
             true => Ok(config.store),
-            false => Err(io::Error::other(format!("{}: cannot read `store`; fix the file, or {say}", path.display()))),
+            false => Err(io::Error::other(format!(
+                "{}: cannot read `store`; fix the file, or {say}",
+                path.display()
+            ))),
         }
     };
     let own = existing_user_config()?;
@@ -395,31 +443,51 @@ impl EffectiveConfig {
         }
         let found = Self::find_in_directory(directory, state, since)?;
         let above = directory.ancestors().map(|directory| directory.join(CONFIG_FILE_NAME));
-        let more =
-            above.chain(user_config_path()).chain([state.path().join("trusted.json")]).map(|path| (path.clone(), fingerprint(&path)));
-        Ok(Self { examined_files: more.chain(found.examined_files).collect(), read_started: since, ..found })
+        let more = above
+            .chain(user_config_path())
+            .chain([state.path().join("trusted.json")])
+            .map(|path| (path.clone(), fingerprint(&path)));
+        Ok(Self {
+            examined_files: more.chain(found.examined_files).collect(),
+            read_started: since,
+            ..found
+        })
     }
 
     /// Returns the configuration that would be in force here if the project were trusted.
     pub fn load_untrusted(state: &UserStateDir) -> io::Result<Self> {
         let directory = project_dir()?;
         let (config, files) = match (find_project_config(&directory), existing_user_config()?) {
-            (Some(project), Some(own)) => {
-                (with_pinned_tools(Config::load(&project)?.merge_under_user_config(Config::load(&own)?), &project)?, vec![project, own])
+            (Some(project), Some(own)) => (
+                with_pinned_tools(
+                    Config::load(&project)?.merge_under_user_config(Config::load(&own)?),
+                    &project,
+                )?,
+                vec![project, own],
+            ),
+            (Some(one), None) | (None, Some(one)) => {
+                (with_pinned_tools(Config::load(&one)?, &one)?, vec![one])
             }
-            (Some(one), None) | (None, Some(one)) => (with_pinned_tools(Config::load(&one)?, &one)?, vec![one]),
             (None, None) => return Err(missing_config_error()),
         };
         let found = Self::from_config(config, files, None, state)?;
         // A new file in any of these directories would be in force too.
-        let above = directory.ancestors().map(|directory| directory.join(CONFIG_FILE_NAME)).map(|path| (path.clone(), fingerprint(&path)));
+        let above = directory
+            .ancestors()
+            .map(|directory| directory.join(CONFIG_FILE_NAME))
+            .map(|path| (path.clone(), fingerprint(&path)));
         Ok(Self { examined_files: above.chain(found.examined_files).collect(), ..found })
     }
 
-    fn find_in_directory(directory: &Path, state: &UserStateDir, since: SystemTime) -> io::Result<Self> {
+    fn find_in_directory(
+        directory: &Path,
+        state: &UserStateDir,
+        since: SystemTime,
+    ) -> io::Result<Self> {
         let own = existing_user_config()?;
         let project = find_project_config(directory);
-        let trusted = project.as_ref().map(|path| state.is_trusted(path)).transpose()?.unwrap_or(false);
+        let trusted =
+            project.as_ref().map(|path| state.is_trusted(path)).transpose()?.unwrap_or(false);
         let accepted = project.clone().filter(|_| trusted);
         let not_accepted = |path: &Path| {
             io::Error::other(format!(
@@ -433,10 +501,15 @@ impl EffectiveConfig {
                 let config = Config::load(&project)?.merge_under_user_config(Config::load(&own)?);
                 Self::from_config(config, vec![project, own], None, state)
             }
-            (Some(project), None) if trusted => Self::from_config(Config::load(&project)?, vec![project], None, state),
+            (Some(project), None) if trusted => {
+                Self::from_config(Config::load(&project)?, vec![project], None, state)
+            }
             (Some(project), Some(own)) => {
                 let or = state.included_files_hint(&project);
-                let notice = format!("{}{or} is ignored: not trusted in its current form; {TRUST_HINT}", project.display());
+                let notice = format!(
+                    "{}{or} is ignored: not trusted in its current form; {TRUST_HINT}",
+                    project.display()
+                );
                 Self::from_config(Config::load(&own)?, vec![own, project], Some(notice), state)
             }
             (Some(project), None) => Err(not_accepted(&project)),
@@ -447,7 +520,9 @@ impl EffectiveConfig {
         }?;
         // A file that changes during the read may differ from the accepted one, so the check is
         // repeated.
-        let is_young = |(_, was): &(PathBuf, Option<FileMetadataFingerprint>)| was.as_ref().is_some_and(|was| !is_stable_at(was, since));
+        let is_young = |(_, was): &(PathBuf, Option<FileMetadataFingerprint>)| {
+            was.as_ref().is_some_and(|was| !is_stable_at(was, since))
+        };
         match accepted.filter(|_| found.examined_files.iter().any(is_young)) {
             Some(path) if !state.is_trusted(&path)? => Err(not_accepted(&path)),
             _ => Ok(found),
@@ -457,7 +532,9 @@ impl EffectiveConfig {
     /// Returns the retention of rows, if the configuration names the ledger in use and is sound.
     pub fn retention(&self) -> Option<SignedDuration> {
         let named = self.config.store.as_ref().and_then(|path| std::path::absolute(path).ok());
-        self.config.retention.filter(|_| named.as_ref() == Some(&self.store) && self.config.check().is_ok())
+        self.config
+            .retention
+            .filter(|_| named.as_ref() == Some(&self.store) && self.config.check().is_ok())
     }
 
     /// Returns every path that a long-running process must watch.
@@ -465,18 +542,42 @@ impl EffectiveConfig {
         self.examined_files.iter().chain(&self.value_files).cloned().collect()
     }
 
-    fn from_config(config: Config, mut files: Vec<PathBuf>, notice: Option<String>, state: &UserStateDir) -> io::Result<Self> {
+    fn from_config(
+        config: Config,
+        mut files: Vec<PathBuf>,
+        notice: Option<String>,
+        state: &UserStateDir,
+    ) -> io::Result<Self> {
         files.extend(config.included_files().iter().cloned());
         // A flag overrides the environment, and the environment overrides a file.
-        let store = std::path::absolute(requested_store().or_else(|| config.store.clone()).unwrap_or_else(|| state.ledger_path()))?;
+        let store = std::path::absolute(
+            requested_store()
+                .or_else(|| config.store.clone())
+                .unwrap_or_else(|| state.ledger_path()),
+        )?;
         // The rules that protect toolgate's own files compare paths as text.
         let unsaid = |path: &&Path| path.to_str().is_none();
-        if let Some(path) = files.iter().map(PathBuf::as_path).chain([&*store, state.path()]).find(unsaid) {
-            return Err(io::Error::other(format!("{}: path is not valid UTF-8 and cannot be protected", path.display())));
+        if let Some(path) =
+            files.iter().map(PathBuf::as_path).chain([&*store, state.path()]).find(unsaid)
+        {
+            return Err(io::Error::other(format!(
+                "{}: path is not valid UTF-8 and cannot be protected",
+                path.display()
+            )));
         }
-        let stamped = |paths: &[PathBuf]| paths.iter().map(|path| (path.clone(), fingerprint(path))).collect();
+        let stamped = |paths: &[PathBuf]| {
+            paths.iter().map(|path| (path.clone(), fingerprint(path))).collect()
+        };
         let (looked_at, values) = (stamped(&files), stamped(config.value_files()));
-        Ok(Self { config, files, store, notice, examined_files: looked_at, value_files: values, read_started: SystemTime::UNIX_EPOCH })
+        Ok(Self {
+            config,
+            files,
+            store,
+            notice,
+            examined_files: looked_at,
+            value_files: values,
+            read_started: SystemTime::UNIX_EPOCH,
+        })
     }
 }
 
@@ -487,7 +588,14 @@ pub fn list_known_names(names: &[impl AsRef<str>]) -> String {
     match names {
         [] => "none is configured".to_owned(),
         [one] => format!("the only one is `{}`", one.as_ref()),
-        several => format!("known: {}", several.iter().map(|name| format!("`{}`", name.as_ref())).collect::<Vec<_>>().join(", ")),
+        several => format!(
+            "known: {}",
+            several
+                .iter()
+                .map(|name| format!("`{}`", name.as_ref()))
+                .collect::<Vec<_>>()
+                .join(", ")
+        ),
     }
 }
 
@@ -501,6 +609,8 @@ pub(crate) fn user_name(uid: u32) -> String {
     let number = uid.to_string();
     let known = fs::read_to_string("/etc/passwd").unwrap_or_default();
     let line = known.lines().find(|line| line.split(':').nth(2) == Some(&*number));
-    let name = line.and_then(|line| line.split(':').next()).filter(|name| *name != toolgate::policy::source::CANARY_PRINCIPAL);
+    let name = line
+        .and_then(|line| line.split(':').next())
+        .filter(|name| *name != toolgate::policy::source::CANARY_PRINCIPAL);
     name.map_or_else(|| format!("uid-{uid}"), str::to_owned)
 }

@@ -11,7 +11,9 @@ use sha2::Sha256;
 use toolgate::call::error_code;
 use toolgate::store::Store;
 use toolgate::tool::name::tool_name_from_client;
-use toolgate::{Answer as Outcome, Call, CallEffects, Effect, ErrorDialect, Failure, ToolError, Toolgate};
+use toolgate::{
+    Answer as Outcome, Call, CallEffects, Effect, ErrorDialect, Failure, ToolError, Toolgate,
+};
 use toolgate_config::{ClientFallbacks as Settings, FallbackDecision};
 use toolgate_json::Digest;
 use toolgate_store::SqliteStore;
@@ -51,7 +53,11 @@ pub fn open_store(path: &Path, state: &UserStateDir) -> io::Result<SqliteStore> 
     let known = state.known_ledger_id(path)?;
     let gone = |what: &str| {
         let beside = toolgate_store::state_dir_for(path);
-        let also = if beside.exists() { format!(" (first move away {} too)", beside.display()) } else { String::new() };
+        let also = if beside.exists() {
+            format!(" (first move away {} too)", beside.display())
+        } else {
+            String::new()
+        };
         io::Error::other(format!(
             "the ledger {} {what}; restore it, or start a new one with `toolgate trust --new-ledger`{also}",
             path.display()
@@ -78,7 +84,8 @@ pub fn open_store(path: &Path, state: &UserStateDir) -> io::Result<SqliteStore> 
 impl HookGate {
     pub(crate) fn open(args: &Args, event: &HookEvent) -> Result<Self, String> {
         let plain = |error: io::Error| error.to_string();
-        let (state, project) = (UserStateDir::open().map_err(plain)?, effective_config::project_dir().map_err(plain)?);
+        let (state, project) =
+            (UserStateDir::open().map_err(plain)?, effective_config::project_dir().map_err(plain)?);
         let tool = tool_name_from_client(&event.tool);
         let ready = |kept: HookCacheEntry| {
             let store = SqliteStore::open_for_one_call(&kept.store).ok()??;
@@ -87,24 +94,31 @@ impl HookGate {
         if let Some(ready) = HookCacheEntry::find(args, &project, &state, &tool).and_then(ready) {
             return Ok(ready);
         }
-        let found = EffectiveConfig::find(args.config.as_deref(), &project, &state).map_err(plain)?;
+        let found =
+            EffectiveConfig::find(args.config.as_deref(), &project, &state).map_err(plain)?;
         let mut ledger = None;
-        let mut door = Self::from_config(found, args.agent.as_ref(), Some(&tool), &state, |path| {
-            let store = open_store(path, &state)?;
-            ledger = Some(store.id().to_owned());
-            Ok(Arc::new(store))
-        })?;
+        let mut door =
+            Self::from_config(found, args.agent.as_ref(), Some(&tool), &state, |path| {
+                let store = open_store(path, &state)?;
+                ledger = Some(store.id().to_owned());
+                Ok(Arc::new(store))
+            })?;
         door.cache_metadata = door.cache_metadata.and_then(|(beside, _)| Some((beside, ledger?)));
         Ok(door)
     }
 
     /// Builds the gate from the cache; `None` if the ledger is a different one.
-    pub(crate) fn from_cache(kept: &HookCacheEntry, tool: &str, store: Arc<SqliteStore>) -> Option<Self> {
+    pub(crate) fn from_cache(
+        kept: &HookCacheEntry,
+        tool: &str,
+        store: Arc<SqliteStore>,
+    ) -> Option<Self> {
         if store.id() != kept.ledger {
             return None;
         }
         let (agent, key) = (kept.excerpt.clone().build().ok()?, store.redaction_key());
-        let mut builder = Toolgate::builder().store(store).busy_timeout(SESSION_LOCK_TIMEOUT).agent(agent);
+        let mut builder =
+            Toolgate::builder().store(store).busy_timeout(SESSION_LOCK_TIMEOUT).agent(agent);
         for pattern in &kept.redact {
             builder = builder.redact_pattern(pattern).ok()?;
         }
@@ -113,7 +127,10 @@ impl HookGate {
             gate: builder.build().map_err(|error| error.to_string()),
             agent: kept.agent.clone(),
             granted: kept.granted.then(|| tool.to_owned()).into_iter().collect(),
-            fallbacks: Settings { on_failure: otherwise(kept.asks.0), undeclared: otherwise(kept.asks.1) },
+            fallbacks: Settings {
+                on_failure: otherwise(kept.asks.0),
+                undeclared: otherwise(kept.asks.1),
+            },
             notice: kept.notice.clone(),
             has_hooks: false,
             dialect: kept.dialect,
@@ -124,9 +141,18 @@ impl HookGate {
 
     /// Writes the cache for the next call.
     pub(crate) fn write_cache(&self, args: &Args) -> io::Result<()> {
-        let (Some((beside, ledger)), Ok(gate)) = (&self.cache_metadata, &self.gate) else { return Ok(()) };
+        let (Some((beside, ledger)), Ok(gate)) = (&self.cache_metadata, &self.gate) else {
+            return Ok(());
+        };
         match gate.agent(&self.agent) {
-            Some(agent) => HookCacheEntry::write(args, &effective_config::project_dir()?, &UserStateDir::open()?, agent, ledger, beside),
+            Some(agent) => HookCacheEntry::write(
+                args,
+                &effective_config::project_dir()?,
+                &UserStateDir::open()?,
+                agent,
+                ledger,
+                beside,
+            ),
             None => Ok(()),
         }
     }
@@ -142,28 +168,55 @@ impl HookGate {
         store: impl FnOnce(&Path) -> io::Result<Arc<SqliteStore>>,
     ) -> Result<Self, String> {
         let plain = |error: io::Error| error.to_string();
-        let (settings, redact, notice) = (found.config.client, found.config.redact.clone(), found.notice.clone());
+        let (settings, redact, notice) =
+            (found.config.client, found.config.redact.clone(), found.notice.clone());
         let names: Vec<String> = found.config.agent_names().map(str::to_owned).collect();
         if !found.config.problems().is_empty() {
-            let problems = found.config.build_agents(None).err().map(|error| error.render(false)).unwrap_or_default();
+            let problems = found
+                .config
+                .build_agents(None)
+                .err()
+                .map(|error| error.render(false))
+                .unwrap_or_default();
             return Err(format!("invalid configuration\n{problems}"));
         }
         let agent = match (agent, names.as_slice()) {
             (Some(agent), names) if names.contains(agent) => agent.clone(),
-            (Some(agent), names) => return Err(format!("unknown agent `{agent}`; {}", effective_config::list_known_names(names))),
+            (Some(agent), names) => {
+                return Err(format!(
+                    "unknown agent `{agent}`; {}",
+                    effective_config::list_known_names(names)
+                ));
+            }
             (None, [one]) => one.clone(),
-            (None, names) => return Err(format!("the configuration has several agents ({}); choose one with `--agent`", names.join(", "))),
+            (None, names) => {
+                return Err(format!(
+                    "the configuration has several agents ({}); choose one with `--agent`",
+                    names.join(", ")
+                ));
+            }
         };
         let has_hooks = found.config.has_hooks();
         let granted = found.config.granted_tools(&agent).map(str::to_owned).collect();
-        let protected = ProtectedPaths::collect(&found, state, &effective_config::project_dir().map_err(plain)?);
-        let beside = Some((HookCacheMetadata::from_config(&found, &agent, &protected), String::new()));
-        let config = match tool.filter(|tool| settings.undeclared == FallbackDecision::Ask && !tool.is_empty()) {
+        let protected = ProtectedPaths::collect(
+            &found,
+            state,
+            &effective_config::project_dir().map_err(plain)?,
+        );
+        let beside =
+            Some((HookCacheMetadata::from_config(&found, &agent, &protected), String::new()));
+        let config = match tool
+            .filter(|tool| settings.undeclared == FallbackDecision::Ask && !tool.is_empty())
+        {
             Some(tool) => found.config.with_undeclared_tools(&agent, &[tool]),
             None => found.config,
         };
-        let config = config.for_client().with_policies("(built in)", |tools| protected.render_rules(tools, None));
-        let agents = config.build_agents(None).map_err(|error| format!("invalid configuration\n{}", error.render(false)))?;
+        let config = config
+            .for_client()
+            .with_policies("(built in)", |tools| protected.render_rules(tools, None));
+        let agents = config
+            .build_agents(None)
+            .map_err(|error| format!("invalid configuration\n{}", error.render(false)))?;
         let open = || -> Result<(Toolgate, Option<[u8; 32]>), String> {
             let store = store(&found.store).map_err(plain)?;
             let key = store.redaction_key();
@@ -171,15 +224,34 @@ impl HookGate {
             for pattern in &redact {
                 builder = builder.redact_pattern(pattern).map_err(|error| error.to_string())?;
             }
-            let gate = agents.into_iter().fold(builder, toolgate::ToolgateBuilder::agent).build().map_err(plain)?;
+            let gate = agents
+                .into_iter()
+                .fold(builder, toolgate::ToolgateBuilder::agent)
+                .build()
+                .map_err(plain)?;
             Ok((gate, key))
         };
         let (gate, key) = match open() {
             Ok((gate, key)) => (Ok(gate), key),
             Err(reason) => (Err(reason), None),
         };
-        let dialect = gate.as_ref().ok().and_then(|gate| gate.agent(&agent)).map(toolgate::Agent::dialect).unwrap_or_default();
-        Ok(Self { gate, agent, granted, fallbacks: settings, notice, has_hooks, dialect, call_id_key: key, cache_metadata: beside })
+        let dialect = gate
+            .as_ref()
+            .ok()
+            .and_then(|gate| gate.agent(&agent))
+            .map(toolgate::Agent::dialect)
+            .unwrap_or_default();
+        Ok(Self {
+            gate,
+            agent,
+            granted,
+            fallbacks: settings,
+            notice,
+            has_hooks,
+            dialect,
+            call_id_key: key,
+            cache_metadata: beside,
+        })
     }
 
     /// Returns whether the protected paths are unchanged since the gate was built.
@@ -191,14 +263,23 @@ impl HookGate {
         self.has_hooks
     }
 
-    pub(crate) async fn handle_event(&self, event: &HookEvent, client: HookClient, user: &str) -> HookReply {
+    pub(crate) async fn handle_event(
+        &self,
+        event: &HookEvent,
+        client: HookClient,
+        user: &str,
+    ) -> HookReply {
         let gate = match &self.gate {
             Ok(gate) => gate,
             Err(reason) => return self.gate_failure_reply(event, reason),
         };
         let session = gate.session(&self.agent, user, &event.session);
         match &event.kind {
-            HookEventKind::SessionStart => HookReply { notice: self.notice.clone(), context: self.notice.clone(), ..HookReply::default() },
+            HookEventKind::SessionStart => HookReply {
+                notice: self.notice.clone(),
+                context: self.notice.clone(),
+                ..HookReply::default()
+            },
             HookEventKind::SessionEnd => match gate.close_client_session(session.key()).await {
                 Ok(()) => HookReply::default(),
                 Err(error) => self.gate_failure_reply(event, &error.to_string()),
@@ -210,7 +291,9 @@ impl HookGate {
             HookEventKind::BeforeTool => {
                 let call = self.build_call(&session, event);
                 // A client that checks only the exit code cannot ask its user.
-                let cannot_ask = client == HookClient::Codex || client == HookClient::Cursor || event.name.is_none();
+                let cannot_ask = client == HookClient::Codex
+                    || client == HookClient::Cursor
+                    || event.name.is_none();
                 let call = if cannot_ask { call } else { call.allow_user_prompt() };
                 match gate.admit(call).await {
                     Ok(kept) => self.admitted_reply(event, &kept),
@@ -218,14 +301,27 @@ impl HookGate {
                 }
             }
             HookEventKind::Malformed(why, _) => {
-                let refused = gate.call(self.build_call(&session, event).with_parse_error(why)).await;
-                HookReply::gate_error(event, refused.outcome.error().map_or_else(|| why.clone(), |error| error.for_model_in(self.dialect)))
+                let refused =
+                    gate.call(self.build_call(&session, event).with_parse_error(why)).await;
+                HookReply::gate_error(
+                    event,
+                    refused
+                        .outcome
+                        .error()
+                        .map_or_else(|| why.clone(), |error| error.for_model_in(self.dialect)),
+                )
             }
-            HookEventKind::AfterTool(result) => {
-                self.result_reply(event, result, &gate.report(self.build_call(&session, event), Ok(result.clone())).await)
-            }
+            HookEventKind::AfterTool(result) => self.result_reply(
+                event,
+                result,
+                &gate.report(self.build_call(&session, event), Ok(result.clone())).await,
+            ),
             HookEventKind::UnreadableResult => {
-                let failure = Failure::business("unreadable_result", "the result of the tool cannot be parsed").effects(CallEffects::Done);
+                let failure = Failure::business(
+                    "unreadable_result",
+                    "the result of the tool cannot be parsed",
+                )
+                .effects(CallEffects::Done);
                 gate.report(self.build_call(&session, event), Err(failure)).await;
                 HookReply::withhold(event, "toolgate cannot parse this result, so it is withheld")
             }
@@ -233,8 +329,10 @@ impl HookGate {
                 // A failed tool has finished, so its changes are done. After an interruption, they
                 // are unknown.
                 let effects = if *interrupted { CallEffects::Unknown } else { CallEffects::Done };
-                let effects = if self.is_read_tool(gate, &event.tool) { CallEffects::None } else { effects };
-                let failure = Failure::business("client_tool_failed", error.clone()).effects(effects);
+                let effects =
+                    if self.is_read_tool(gate, &event.tool) { CallEffects::None } else { effects };
+                let failure =
+                    Failure::business("client_tool_failed", error.clone()).effects(effects);
                 let answer = gate.report(self.build_call(&session, event), Err(failure)).await;
                 match answer.outcome.error().filter(|error| error.code != "client_tool_failed") {
                     Some(error) => HookReply::block(error.for_model_in(self.dialect)),
@@ -248,8 +346,11 @@ impl HookGate {
     pub(crate) async fn withdraw_permission(&self, event: &HookEvent, user: &str) {
         if let Ok(gate) = &self.gate {
             let session = gate.session(&self.agent, user, &event.session);
-            let failure = Failure::business("unheard", "the client did not wait for the answer, so the permission was withdrawn")
-                .effects(CallEffects::None);
+            let failure = Failure::business(
+                "unheard",
+                "the client did not wait for the answer, so the permission was withdrawn",
+            )
+            .effects(CallEffects::None);
             gate.report(self.build_call(&session, event), Err(failure)).await;
         }
     }
@@ -271,7 +372,9 @@ impl HookGate {
 
     fn is_read_tool(&self, gate: &Toolgate, tool: &str) -> bool {
         let tool = tool_name_from_client(tool);
-        gate.agent(&self.agent).is_some_and(|agent| agent.tools().any(|spec| spec.name() == tool && spec.effect() == Effect::Read))
+        gate.agent(&self.agent).is_some_and(|agent| {
+            agent.tools().any(|spec| spec.name() == tool && spec.effect() == Effect::Read)
+        })
     }
 
     /// Returns the agent and the undeclared tool of an event if this gate does not have the tool.
@@ -286,11 +389,15 @@ impl HookGate {
     fn gate_failure_reply(&self, event: &HookEvent, reason: &str) -> HookReply {
         let reason = format!("toolgate failed: {reason}");
         match event.kind {
-            HookEventKind::BeforeTool if self.fallbacks.on_failure == FallbackDecision::Ask => HookReply::ask(reason),
-            HookEventKind::BeforeTool | HookEventKind::Malformed(_, None) => HookReply::deny(reason),
-            HookEventKind::AfterTool(_) | HookEventKind::UnreadableResult | HookEventKind::Malformed(_, Some(_)) => {
-                HookReply::withhold(event, reason)
+            HookEventKind::BeforeTool if self.fallbacks.on_failure == FallbackDecision::Ask => {
+                HookReply::ask(reason)
             }
+            HookEventKind::BeforeTool | HookEventKind::Malformed(_, None) => {
+                HookReply::deny(reason)
+            }
+            HookEventKind::AfterTool(_)
+            | HookEventKind::UnreadableResult
+            | HookEventKind::Malformed(_, Some(_)) => HookReply::withhold(event, reason),
             HookEventKind::SessionEnd => HookReply { notice: Some(reason), ..HookReply::default() },
             _ => HookReply::block(reason),
         }
@@ -300,18 +407,33 @@ impl HookGate {
         let given: Value = serde_json::from_str(&event.input).unwrap_or_default();
         let decision = match &kept.approval_reason {
             Some(reason) => Some(ReplyDecision::Ask(reason.clone())),
-            None => self.granted.contains(&tool_name_from_client(&event.tool)).then_some(ReplyDecision::Allow),
+            None => self
+                .granted
+                .contains(&tool_name_from_client(&event.tool))
+                .then_some(ReplyDecision::Allow),
         };
         // Canonical forms are compared, because one number has several spellings.
-        let input = (canonical_value(&given) != canonical_value(kept.arguments.value())).then(|| kept.arguments.value().clone());
-        HookReply { decision, updated_input: input, notice: self.notice.clone(), ..HookReply::default() }
+        let input = (canonical_value(&given) != canonical_value(kept.arguments.value()))
+            .then(|| kept.arguments.value().clone());
+        HookReply {
+            decision,
+            updated_input: input,
+            notice: self.notice.clone(),
+            ..HookReply::default()
+        }
     }
 
     fn denied_reply(&self, refused: &Outcome) -> HookReply {
-        let Some(error) = refused.outcome.error() else { return HookReply::deny(duplicate_call_error(refused).for_model_in(self.dialect)) };
+        let Some(error) = refused.outcome.error() else {
+            return HookReply::deny(duplicate_call_error(refused).for_model_in(self.dialect));
+        };
         match error.code.as_ref() {
-            "store_unavailable" if self.fallbacks.on_failure == FallbackDecision::Ask => HookReply::ask(error.for_model_in(self.dialect)),
-            "approval_required" => HookReply::deny(with_approval_command(error).for_model_in(self.dialect)),
+            "store_unavailable" if self.fallbacks.on_failure == FallbackDecision::Ask => {
+                HookReply::ask(error.for_model_in(self.dialect))
+            }
+            "approval_required" => {
+                HookReply::deny(with_approval_command(error).for_model_in(self.dialect))
+            }
             _ => HookReply::deny(error.for_model_in(self.dialect)),
         }
     }
@@ -325,7 +447,11 @@ impl HookGate {
                 fields.remove("persistedOutputPath");
                 fields.remove("persistedOutputSize");
             }
-            return HookReply { replaced_output: changed.then_some(value), context: output.message.clone(), ..HookReply::default() };
+            return HookReply {
+                replaced_output: changed.then_some(value),
+                context: output.message.clone(),
+                ..HookReply::default()
+            };
         }
         let Some(error) = answer.outcome.error() else { return HookReply::default() };
         HookReply::withhold(event, error.for_model_in(self.dialect))
@@ -335,8 +461,10 @@ impl HookGate {
 /// Builds the error for a repeated call, because a hook cannot hand over the recorded result.
 fn duplicate_call_error(answer: &Outcome) -> ToolError {
     let told = "the same call was made before and is not repeated; its result is in `upstream`";
-    let mut error = ToolError::from_code(error_code::DUPLICATE_CALL, told).with_effects(CallEffects::Done);
-    error.upstream = answer.outcome.success().filter(|output| !output.hidden).map(|output| output.value.clone());
+    let mut error =
+        ToolError::from_code(error_code::DUPLICATE_CALL, told).with_effects(CallEffects::Done);
+    error.upstream =
+        answer.outcome.success().filter(|output| !output.hidden).map(|output| output.value.clone());
     (error.replayed, error.call_id) = (true, Some(answer.call));
     error
 }
@@ -345,13 +473,17 @@ fn duplicate_call_error(answer: &Outcome) -> ToolError {
 fn with_approval_command(error: &ToolError) -> ToolError {
     let mut error = error.clone();
     if let Some(approval) = &error.approval {
-        error.message = format!("{}, with `toolgate approvals approve {}` in a terminal", error.message, approval.id);
+        error.message = format!(
+            "{}, with `toolgate approvals approve {}` in a terminal",
+            error.message, approval.id
+        );
     }
     error
 }
 
 fn canonical_text(text: &str) -> String {
-    serde_json::from_str::<Value>(text).map_or_else(|_| text.to_owned(), |value| canonical_value(&value))
+    serde_json::from_str::<Value>(text)
+        .map_or_else(|_| text.to_owned(), |value| canonical_value(&value))
 }
 
 fn canonical_value(value: &Value) -> String {

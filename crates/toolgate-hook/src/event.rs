@@ -89,7 +89,9 @@ struct RawHookEvent<'t> {
 }
 
 /// Distinguishes a result of `null` from a missing one.
-fn deserialize_present<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<&'de RawValue>, D::Error> {
+fn deserialize_present<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Option<&'de RawValue>, D::Error> {
     <&RawValue>::deserialize(deserializer).map(Some)
 }
 
@@ -106,7 +108,10 @@ impl<'de> Deserialize<'de> for JsonMembers<'de> {
                 f.write_str("a JSON object")
             }
 
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<JsonMembers<'de>, A::Error> {
+            fn visit_map<A: MapAccess<'de>>(
+                self,
+                mut map: A,
+            ) -> Result<JsonMembers<'de>, A::Error> {
                 let mut members = Vec::new();
                 while let Some(member) = map.next_entry::<String, &'de RawValue>()? {
                     members.push(member);
@@ -130,24 +135,55 @@ impl HookEvent {
     /// The gate denies this call and records it.
     fn from_malformed(text: &str, about_a_tool: bool, why: String) -> Result<Self, String> {
         let text = text.trim_start_matches('\u{feff}');
-        let Ok(JsonMembers(members)) = serde_json::from_str::<JsonMembers<'_>>(text) else { return Self::recover(text.as_bytes(), why) };
+        let Ok(JsonMembers(members)) = serde_json::from_str::<JsonMembers<'_>>(text) else {
+            return Self::recover(text.as_bytes(), why);
+        };
         let first = |name: &str| {
             let (_, raw) = members.iter().find(|(key, _)| key == name)?;
             serde_json::from_str::<String>(raw.get()).ok().filter(|text| !text.is_empty())
         };
-        let events = ["PreToolUse", "preToolUse", "PostToolUse", "postToolUse", "PostToolUseFailure", "postToolUseFailure"];
-        let about_a_tool = about_a_tool || first("hook_event_name").is_some_and(|name| events.contains(&name.as_str()));
-        let Some(tool) = first("tool_name").or_else(|| about_a_tool.then(|| UNNAMED_TOOL_NAME.to_owned())) else { return Err(why) };
-        let nobodys = if members.iter().all(|(key, _)| key != "hook_event_name") { "plain" } else { REJECTED_SESSION_NAME };
-        let session = first("session_id").or_else(|| first("conversation_id")).unwrap_or_else(|| nobodys.to_owned());
+        let events = [
+            "PreToolUse",
+            "preToolUse",
+            "PostToolUse",
+            "postToolUse",
+            "PostToolUseFailure",
+            "postToolUseFailure",
+        ];
+        let about_a_tool = about_a_tool
+            || first("hook_event_name").is_some_and(|name| events.contains(&name.as_str()));
+        let Some(tool) =
+            first("tool_name").or_else(|| about_a_tool.then(|| UNNAMED_TOOL_NAME.to_owned()))
+        else {
+            return Err(why);
+        };
+        let nobodys = if members.iter().all(|(key, _)| key != "hook_event_name") {
+            "plain"
+        } else {
+            REJECTED_SESSION_NAME
+        };
+        let session = first("session_id")
+            .or_else(|| first("conversation_id"))
+            .unwrap_or_else(|| nobodys.to_owned());
         // A denial is an exit code. After a tool, that would not withhold the result, so an
         // unambiguous event name is repeated in the answer.
         let is_one = members.iter().filter(|(key, _)| key == "hook_event_name").count() == 1;
         let name = first("hook_event_name").filter(|name| is_one && is_after_event(name));
-        let given = || members.iter().find(|(key, _)| key == "tool_response" || key == "tool_result");
-        let result =
-            name.as_ref().map(|_| given().and_then(|(_, raw)| parse(raw.get().as_bytes(), &RESULT_BOUNDS).ok()).unwrap_or_default());
-        Ok(Self { kind: HookEventKind::Malformed(why, result), name, session, tool, input: "{}".to_owned(), id: first("tool_use_id") })
+        let given =
+            || members.iter().find(|(key, _)| key == "tool_response" || key == "tool_result");
+        let result = name.as_ref().map(|_| {
+            given()
+                .and_then(|(_, raw)| parse(raw.get().as_bytes(), &RESULT_BOUNDS).ok())
+                .unwrap_or_default()
+        });
+        Ok(Self {
+            kind: HookEventKind::Malformed(why, result),
+            name,
+            session,
+            tool,
+            input: "{}".to_owned(),
+            id: first("tool_use_id"),
+        })
     }
 
     /// Recovers an event after a tool from invalid or incomplete JSON.
@@ -155,23 +191,38 @@ impl HookEvent {
     /// Answering with an exit code would show the result to the model.
     pub(crate) fn recover(text: &[u8], why: String) -> Result<Self, String> {
         let members = scan_members(text);
-        let first = |name: &str| members.iter().find(|(key, value)| key == name && !value.is_empty()).map(|(_, value)| value.clone());
+        let first = |name: &str| {
+            members
+                .iter()
+                .find(|(key, value)| key == name && !value.is_empty())
+                .map(|(_, value)| value.clone())
+        };
         let mut names = members.iter().filter(|(key, _)| key == "hook_event_name");
         let name = match (names.next(), names.next()) {
             (Some((_, name)), None) if is_after_event(name) => name.clone(),
             _ => return Err(why),
         };
-        let session = first("session_id").or_else(|| first("conversation_id")).unwrap_or_else(|| REJECTED_SESSION_NAME.to_owned());
+        let session = first("session_id")
+            .or_else(|| first("conversation_id"))
+            .unwrap_or_else(|| REJECTED_SESSION_NAME.to_owned());
         let tool = first("tool_name").unwrap_or_else(|| UNNAMED_TOOL_NAME.to_owned());
         let kind = HookEventKind::Malformed(why, Some(Value::Null));
-        Ok(Self { kind, name: Some(name), session, tool, input: "{}".to_owned(), id: first("tool_use_id") })
+        Ok(Self {
+            kind,
+            name: Some(name),
+            session,
+            tool,
+            input: "{}".to_owned(),
+            id: first("tool_use_id"),
+        })
     }
 
     /// Reads an event that exceeds the limit, without its long strings.
     ///
     /// The shape of the event is enough to withhold the result in the form that the client expects.
     pub(crate) fn read_oversized(begun: &[u8], rest: &mut dyn Read) -> Result<Self, String> {
-        let (mut short, mut piece, mut all) = (EventShortener::default(), vec![0_u8; 64 << 10], begun.chain(rest));
+        let (mut short, mut piece, mut all) =
+            (EventShortener::default(), vec![0_u8; 64 << 10], begun.chain(rest));
         while short.text.len() as u64 <= MAX_EVENT_BYTES {
             match all.read(&mut piece) {
                 Ok(0) => break,
@@ -180,7 +231,11 @@ impl HookEvent {
                 Err(_) => break,
             }
         }
-        Self::from_malformed(&String::from_utf8_lossy(&short.text), false, EVENT_TOO_LARGE.to_owned())
+        Self::from_malformed(
+            &String::from_utf8_lossy(&short.text),
+            false,
+            EVENT_TOO_LARGE.to_owned(),
+        )
     }
 
     /// Parses the bytes of an event.
@@ -190,13 +245,22 @@ impl HookEvent {
         }
         match std::str::from_utf8(bytes) {
             Ok(text) => Self::parse_text(text),
-            Err(error) => Self::from_malformed(&String::from_utf8_lossy(bytes), false, invalid_event_message(&error)),
+            Err(error) => Self::from_malformed(
+                &String::from_utf8_lossy(bytes),
+                false,
+                invalid_event_message(&error),
+            ),
         }
     }
 
     /// Returns whether the tool has run, so that its result is shown unless it is withheld.
     pub(crate) const fn is_after_run(&self) -> bool {
-        matches!(self.kind, HookEventKind::AfterTool(_) | HookEventKind::UnreadableResult | HookEventKind::Malformed(_, Some(_)))
+        matches!(
+            self.kind,
+            HookEventKind::AfterTool(_)
+                | HookEventKind::UnreadableResult
+                | HookEventKind::Malformed(_, Some(_))
+        )
     }
 
     /// Parses the text of an event.
@@ -212,7 +276,9 @@ impl HookEvent {
         };
         let name = told.hook_event_name;
         // Strict: other parsers read a different one of two duplicate keys.
-        let result = |raw: Option<&RawValue>| match raw.map(|raw| parse(raw.get().as_bytes(), &RESULT_BOUNDS)) {
+        let result = |raw: Option<&RawValue>| match raw
+            .map(|raw| parse(raw.get().as_bytes(), &RESULT_BOUNDS))
+        {
             None => HookEventKind::AfterTool(Value::Null),
             Some(read) => read.map_or(HookEventKind::UnreadableResult, HookEventKind::AfterTool),
         };
@@ -221,8 +287,12 @@ impl HookEvent {
             Some("PostToolUse") => result(told.tool_response.or(told.tool_result)),
             Some("postToolUse") => parse_nested(told.tool_output.as_deref().unwrap_or("null")),
             Some("PostToolUseFailure" | "postToolUseFailure") => {
-                let text = |error: Value| error.as_str().map_or_else(|| error.to_string(), str::to_owned);
-                let error = told.error_message.or(told.error.map(text)).unwrap_or_else(|| "the tool failed".to_owned());
+                let text =
+                    |error: Value| error.as_str().map_or_else(|| error.to_string(), str::to_owned);
+                let error = told
+                    .error_message
+                    .or(told.error.map(text))
+                    .unwrap_or_else(|| "the tool failed".to_owned());
                 HookEventKind::ToolFailed { error, interrupted: told.is_interrupt }
             }
             Some("SessionStart" | "sessionStart") => HookEventKind::SessionStart,
@@ -235,11 +305,16 @@ impl HookEvent {
         };
         let about_a_tool = matches!(
             kind,
-            HookEventKind::BeforeTool | HookEventKind::AfterTool(_) | HookEventKind::UnreadableResult | HookEventKind::ToolFailed { .. }
+            HookEventKind::BeforeTool
+                | HookEventKind::AfterTool(_)
+                | HookEventKind::UnreadableResult
+                | HookEventKind::ToolFailed { .. }
         );
         let tool = match told.tool_name {
             Some(tool) if !tool.is_empty() => tool,
-            _ if about_a_tool => return Self::from_malformed(text, true, "`tool_name` is required".to_owned()),
+            _ if about_a_tool => {
+                return Self::from_malformed(text, true, "`tool_name` is required".to_owned());
+            }
             _ => String::new(),
         };
         let input = told.tool_input.map_or("{}", RawValue::get);
@@ -254,7 +329,14 @@ impl HookEvent {
         }
         // An empty id would be the same for every call.
         let id = told.tool_use_id.filter(|id| !id.is_empty());
-        Ok(Self { kind, name, session: session.unwrap_or_else(|| "plain".to_owned()), tool, input, id })
+        Ok(Self {
+            kind,
+            name,
+            session: session.unwrap_or_else(|| "plain".to_owned()),
+            tool,
+            input,
+            id,
+        })
     }
 }
 
@@ -281,8 +363,11 @@ impl EventShortener {
         while let Some((byte, rest)) = bytes.split_first() {
             self.push(*byte);
             // Skip the rest of a removed string at once.
-            let left_out =
-                if self.is_skipping && !self.is_escaped { rest.iter().position(|byte| matches!(byte, b'"' | b'\\')) } else { Some(0) };
+            let left_out = if self.is_skipping && !self.is_escaped {
+                rest.iter().position(|byte| matches!(byte, b'"' | b'\\'))
+            } else {
+                Some(0)
+            };
             bytes = left_out.and_then(|at| rest.get(at..)).unwrap_or_default();
         }
     }
@@ -321,7 +406,9 @@ fn scan_members(text: &[u8]) -> Vec<(String, String)> {
             }
             began = None;
             if depth == 1 {
-                let word = text.get(from..=at).and_then(|word| serde_json::from_slice::<String>(word).ok());
+                let word = text
+                    .get(from..=at)
+                    .and_then(|word| serde_json::from_slice::<String>(word).ok());
                 if is_value {
                     members.extend(key.take().zip(word));
                 } else {

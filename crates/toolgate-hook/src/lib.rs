@@ -74,7 +74,8 @@ pub fn can_parse_flags<'w>(words: impl Iterator<Item = &'w str>) -> bool {
         #[arg(long)]
         _store: Option<PathBuf>,
     }
-    <HookFlags as clap::Parser>::try_parse_from(std::iter::once("toolgate-hook").chain(words)).is_ok()
+    <HookFlags as clap::Parser>::try_parse_from(std::iter::once("toolgate-hook").chain(words))
+        .is_ok()
 }
 
 /// Handles one event from standard input.
@@ -88,16 +89,25 @@ pub fn run(args: &Args) -> ExitCode {
     }
     // A panic must be a denial: some clients treat any other exit code as permission.
     let heard = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| handle_one_event(args)));
-    let failed = || RenderedReply::Denied("toolgate failed while handling this event, so the call is denied".to_owned()).write();
+    let failed = || {
+        RenderedReply::Denied(
+            "toolgate failed while handling this event, so the call is denied".to_owned(),
+        )
+        .write()
+    };
     ExitCode::from(heard.unwrap_or_else(|_| failed()))
 }
 
 /// Reads one event, answers it, and returns the exit code.
 fn handle_one_event(args: &Args) -> u8 {
-    let late = DeadlineResponder { deadline: Instant::now() + EVENT_TIMEOUT, reply: Arc::default() };
+    let late =
+        DeadlineResponder { deadline: Instant::now() + EVENT_TIMEOUT, reply: Arc::default() };
     // A user at a terminal needs to know that input is expected.
     if std::io::stdin().is_terminal() {
-        let _ = writeln!(std::io::stderr(), "toolgate: waiting for one JSON event on standard input; see `toolgate hook --help`");
+        let _ = writeln!(
+            std::io::stderr(),
+            "toolgate: waiting for one JSON event on standard input; see `toolgate hook --help`"
+        );
     }
     let mut bytes = Vec::new();
     let read = late.read_stdin(&mut bytes);
@@ -127,10 +137,14 @@ fn handle_one_event(args: &Args) -> u8 {
     if let Some(socket) = &args.socket {
         let told = match ask_service(args, socket, &bytes) {
             // Without an answer of the service, the call is denied or the result is withheld.
-            RenderedReply::Denied(reason) => HookReply::gate_error(&event, reason).render(&event, args.client),
+            RenderedReply::Denied(reason) => {
+                HookReply::gate_error(&event, reason).render(&event, args.client)
+            }
             // The service has only the beginning of the event, and does not know the shape of the
             // result.
-            RenderedReply::Json(_) if is_long => HookReply::gate_error(&event, EVENT_TOO_LARGE).render(&event, args.client),
+            RenderedReply::Json(_) if is_long => {
+                HookReply::gate_error(&event, EVENT_TOO_LARGE).render(&event, args.client)
+            }
             told => told,
         };
         return late.write_reply(told);
@@ -150,7 +164,12 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 
 /// Asks the service.
 fn ask_service(args: &Args, socket: &Path, event: &[u8]) -> RenderedReply {
-    match crate::protocol::ask_service(socket, &client_name(args.client), args.agent.as_deref().unwrap_or_default(), event) {
+    match crate::protocol::ask_service(
+        socket,
+        &client_name(args.client),
+        args.agent.as_deref().unwrap_or_default(),
+        event,
+    ) {
         Ok(said) => parse_reply(said, socket),
         Err(error) => RenderedReply::Denied(crate::protocol::no_response_message(socket, &error)),
     }
@@ -158,14 +177,20 @@ fn ask_service(args: &Args, socket: &Path, event: &[u8]) -> RenderedReply {
 
 /// Returns the command-line name of a client.
 fn client_name(client: HookClient) -> String {
-    clap::ValueEnum::to_possible_value(&client).map(|client| client.get_name().to_owned()).unwrap_or_default()
+    clap::ValueEnum::to_possible_value(&client)
+        .map(|client| client.get_name().to_owned())
+        .unwrap_or_default()
 }
 
 /// Converts the response of another process.
 fn parse_reply((code, told): (u8, String), socket: &Path) -> RenderedReply {
     match code {
-        0 => serde_json::from_str(&told)
-            .map_or_else(|error| RenderedReply::Denied(crate::protocol::no_response_message(socket, &error.into())), RenderedReply::Json),
+        0 => serde_json::from_str(&told).map_or_else(
+            |error| {
+                RenderedReply::Denied(crate::protocol::no_response_message(socket, &error.into()))
+            },
+            RenderedReply::Json,
+        ),
         _ => RenderedReply::Denied(told),
     }
 }
@@ -174,16 +199,27 @@ fn parse_reply((code, told): (u8, String), socket: &Path) -> RenderedReply {
 fn decide_locally(args: &Args, event: &HookEvent) -> (HookReply, Option<HookGate>) {
     let door = match HookGate::open(args, event) {
         Ok(door) => door,
-        Err(reason) => return (HookReply::gate_error(event, format!("toolgate denies every call: {reason}")), None),
+        Err(reason) => {
+            return (
+                HookReply::gate_error(event, format!("toolgate denies every call: {reason}")),
+                None,
+            );
+        }
     };
     // Only hooks that start programs need the I/O driver.
     let mut builder = tokio::runtime::Builder::new_current_thread();
     let builder = if door.has_hooks() { builder.enable_all() } else { builder.enable_time() };
     let runtime = match builder.build() {
         Ok(runtime) => runtime,
-        Err(error) => return (HookReply::gate_error(event, format!("toolgate cannot start: {error}")), None),
+        Err(error) => {
+            return (HookReply::gate_error(event, format!("toolgate cannot start: {error}")), None);
+        }
     };
-    let answer = runtime.block_on(door.handle_event(event, args.client, &effective_config::local_user_name()));
+    let answer = runtime.block_on(door.handle_event(
+        event,
+        args.client,
+        &effective_config::local_user_name(),
+    ));
     (answer, Some(door))
 }
 
@@ -207,7 +243,12 @@ impl DeadlineResponder {
             let wait = Timespec::try_from(self.time_left()).map_err(io::Error::other)?;
             let mut wanted = [PollFd::new(&input, PollFlags::IN)];
             let read = match rustix::event::poll(&mut wanted, Some(&wait)) {
-                Ok(0) => return Err(io::Error::new(io::ErrorKind::TimedOut, "the event did not arrive in time")),
+                Ok(0) => {
+                    return Err(io::Error::new(
+                        io::ErrorKind::TimedOut,
+                        "the event did not arrive in time",
+                    ));
+                }
                 Ok(_) => rustix::io::read(&input, &mut piece),
                 Err(error) => Err(error),
             };
@@ -224,7 +265,10 @@ impl DeadlineResponder {
     /// Prepares an answer that withholds the result if the deadline expires.
     fn prepare_withholding(&self, event: &HookEvent, client: HookClient) {
         if event.is_after_run() {
-            let late = HookReply::withhold(event, "toolgate could not check this result in time, so it is withheld");
+            let late = HookReply::withhold(
+                event,
+                "toolgate could not check this result in time, so it is withheld",
+            );
             *lock(&self.reply) = Some(late.render(event, client));
         }
     }
@@ -244,12 +288,18 @@ impl DeadlineResponder {
             // Writing may block if the client does not read. Then only the exit code denies the
             // call.
             let _ = crate::protocol::run_after(DENIAL_WRITE_TIMEOUT, || std::process::exit(2));
-            let refused = || RenderedReply::Denied("no decision was reached in time, so the call is denied".to_owned());
+            let refused = || {
+                RenderedReply::Denied(
+                    "no decision was reached in time, so the call is denied".to_owned(),
+                )
+            };
             // The lock is held while writing, so that only one answer is written.
             let mut said = lock(&said);
             let code = said.take().unwrap_or_else(refused).write();
             std::process::exit(i32::from(code));
         });
-        watched.map_err(|error| RenderedReply::Denied(format!("toolgate cannot start, so the call is denied: {error}")))
+        watched.map_err(|error| {
+            RenderedReply::Denied(format!("toolgate cannot start, so the call is denied: {error}"))
+        })
     }
 }

@@ -18,11 +18,17 @@ fn invalid_response() -> Error {
 }
 
 /// Asks the service, and returns the exit code and the text to print.
-pub(crate) fn ask_service(socket: &Path, client: &str, agent: &str, event: &[u8]) -> Result<(u8, String)> {
+pub(crate) fn ask_service(
+    socket: &Path,
+    client: &str,
+    agent: &str,
+    event: &[u8],
+) -> Result<(u8, String)> {
     let mut stream = UnixStream::connect(socket)?;
     let until = Instant::now() + SERVICE_SOCKET_TIMEOUT;
     // A timeout of zero would mean no timeout.
-    let left = || Some(until.saturating_duration_since(Instant::now()).max(Duration::from_millis(1)));
+    let left =
+        || Some(until.saturating_duration_since(Instant::now()).max(Duration::from_millis(1)));
     stream.set_write_timeout(left())?;
     // One write, because each write wakes the service.
     stream.write_all(&[format!("{client}\n{agent}\n").as_bytes(), event].concat())?;
@@ -32,7 +38,9 @@ pub(crate) fn ask_service(socket: &Path, client: &str, agent: &str, event: &[u8]
     stream.read_to_string(&mut reply)?;
     match reply.split_at_checked(1) {
         // An incomplete response is an error: a client would read it as "no objection".
-        Some(("0", told)) if told.starts_with('{') && told.ends_with("}\n") => Ok((0, told.to_owned())),
+        Some(("0", told)) if told.starts_with('{') && told.ends_with("}\n") => {
+            Ok((0, told.to_owned()))
+        }
         Some(("2", reason)) => Ok((2, reason.to_owned())),
         _ => Err(invalid_response()),
     }
@@ -52,7 +60,10 @@ pub(crate) fn run_after(time: Duration, what: impl FnOnce() + Send + 'static) ->
 ///
 /// If this cannot be determined, the answer counts as discarded.
 pub(crate) fn is_stdout_discarded() -> bool {
-    let told = std::io::stdout().as_fd().try_clone_to_owned().and_then(|told| std::fs::File::from(told).metadata());
+    let told = std::io::stdout()
+        .as_fd()
+        .try_clone_to_owned()
+        .and_then(|told| std::fs::File::from(told).metadata());
     let (Ok(told), Ok(nowhere)) = (told, std::fs::metadata("/dev/null")) else { return true };
     let is_device = told.file_type().is_char_device() && told.rdev() == nowhere.rdev();
     is_device || (told.dev(), told.ino()) == (nowhere.dev(), nowhere.ino())

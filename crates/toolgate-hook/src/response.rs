@@ -48,7 +48,9 @@ impl HookReply {
     pub(crate) fn withhold(event: &HookEvent, reason: impl Into<String>) -> Self {
         let output = match &event.kind {
             HookEventKind::AfterTool(given) => Some(withhold_value(given)),
-            HookEventKind::Malformed(_, Some(given)) if !given.is_null() => Some(withhold_value(given)),
+            HookEventKind::Malformed(_, Some(given)) if !given.is_null() => {
+                Some(withhold_value(given))
+            }
             // Most clients accept a result of this shape.
             HookEventKind::UnreadableResult | HookEventKind::Malformed(_, Some(_)) => {
                 Some(json!({"stdout": "(withheld)", "stderr": "", "interrupted": false}))
@@ -76,11 +78,15 @@ impl HookReply {
         let mut told = Map::new();
         match self.decision {
             // A client that checks only the exit code reads any JSON as permission.
-            Some(ReplyDecision::Deny(reason) | ReplyDecision::Ask(reason)) => return RenderedReply::Denied(reason),
+            Some(ReplyDecision::Deny(reason) | ReplyDecision::Ask(reason)) => {
+                return RenderedReply::Denied(reason);
+            }
             Some(ReplyDecision::Block(reason)) => {
                 told.insert("reason".to_owned(), reason.into());
             }
-            Some(ReplyDecision::Allow) | None if matches!(event.kind, HookEventKind::BeforeTool) => {
+            Some(ReplyDecision::Allow) | None
+                if matches!(event.kind, HookEventKind::BeforeTool) =>
+            {
                 told.insert("decision".to_owned(), "allow".into());
             }
             _ => {}
@@ -95,15 +101,23 @@ impl HookReply {
         let mut say = |key: &str, value: Value| told.insert(key.to_owned(), value);
         match self.decision {
             // Cursor cannot ask its user, so a question is a denial.
-            Some(ReplyDecision::Deny(reason) | ReplyDecision::Ask(reason)) if matches!(event.kind, HookEventKind::BeforeTool) => {
+            Some(ReplyDecision::Deny(reason) | ReplyDecision::Ask(reason))
+                if matches!(event.kind, HookEventKind::BeforeTool) =>
+            {
                 say("permission", "deny".into());
                 say("user_message", reason.as_str().into());
                 say("agent_message", reason.into());
             }
-            Some(ReplyDecision::Deny(reason) | ReplyDecision::Ask(reason) | ReplyDecision::Block(reason)) => {
+            Some(
+                ReplyDecision::Deny(reason)
+                | ReplyDecision::Ask(reason)
+                | ReplyDecision::Block(reason),
+            ) => {
                 say("additional_context", reason.into());
             }
-            Some(ReplyDecision::Allow) | None if matches!(event.kind, HookEventKind::BeforeTool) => {
+            Some(ReplyDecision::Allow) | None
+                if matches!(event.kind, HookEventKind::BeforeTool) =>
+            {
                 say("permission", "allow".into());
             }
             _ => {}
@@ -125,28 +139,48 @@ impl HookReply {
         let before = matches!(event.kind, HookEventKind::BeforeTool);
         let decide = |inner: &mut Map<String, Value>, word: &str, reason: Option<String>| {
             inner.insert("permissionDecision".to_owned(), word.into());
-            inner.extend(reason.map(|reason| ("permissionDecisionReason".to_owned(), reason.into())));
+            inner.extend(
+                reason.map(|reason| ("permissionDecisionReason".to_owned(), reason.into())),
+            );
         };
         let rewritten = self.updated_input.is_some();
         match self.decision {
             Some(ReplyDecision::Deny(reason)) if before => decide(&mut inner, "deny", Some(reason)),
             Some(ReplyDecision::Ask(reason)) if before && client == HookClient::Codex => {
-                decide(&mut inner, "deny", Some(format!("{reason} This client cannot ask its user, so the call is denied.")));
+                decide(
+                    &mut inner,
+                    "deny",
+                    Some(format!(
+                        "{reason} This client cannot ask its user, so the call is denied."
+                    )),
+                );
             }
             Some(ReplyDecision::Ask(reason)) if before => decide(&mut inner, "ask", Some(reason)),
-            Some(ReplyDecision::Allow) if before && client != HookClient::Codex => decide(&mut inner, "allow", None),
+            Some(ReplyDecision::Allow) if before && client != HookClient::Codex => {
+                decide(&mut inner, "allow", None)
+            }
             // Codex ignores changed arguments without a decision.
-            _ if before && rewritten && client == HookClient::Codex => decide(&mut inner, "allow", None),
+            _ if before && rewritten && client == HookClient::Codex => {
+                decide(&mut inner, "allow", None)
+            }
             // A session start cannot be blocked. A prompt can.
             Some(ReplyDecision::Deny(reason) | ReplyDecision::Block(reason))
-                if matches!(event.kind, HookEventKind::SessionStart | HookEventKind::SessionEnd) =>
+                if matches!(
+                    event.kind,
+                    HookEventKind::SessionStart | HookEventKind::SessionEnd
+                ) =>
             {
                 inner.extend(
-                    matches!(event.kind, HookEventKind::SessionStart).then(|| ("additionalContext".to_owned(), reason.as_str().into())),
+                    matches!(event.kind, HookEventKind::SessionStart)
+                        .then(|| ("additionalContext".to_owned(), reason.as_str().into())),
                 );
                 top.insert("systemMessage".to_owned(), reason.into());
             }
-            Some(ReplyDecision::Deny(reason) | ReplyDecision::Ask(reason) | ReplyDecision::Block(reason)) => {
+            Some(
+                ReplyDecision::Deny(reason)
+                | ReplyDecision::Ask(reason)
+                | ReplyDecision::Block(reason),
+            ) => {
                 top.insert("decision".to_owned(), "block".into());
                 top.insert("reason".to_owned(), reason.into());
             }
@@ -195,7 +229,11 @@ impl RenderedReply {
                 // If the client cannot read the answer, anything but a plain permission must be an
                 // exit code.
                 if is_reply_required(&told) && crate::protocol::is_stdout_discarded() {
-                    let _ = writeln!(std::io::stderr().lock(), "toolgate: {}", crate::protocol::STDOUT_CLOSED);
+                    let _ = writeln!(
+                        std::io::stderr().lock(),
+                        "toolgate: {}",
+                        crate::protocol::STDOUT_CLOSED
+                    );
                     return 2;
                 }
                 let mut out = std::io::stdout().lock();
@@ -215,10 +253,19 @@ impl RenderedReply {
 /// Returns whether a client would act differently if it did not read the answer.
 fn is_reply_required(told: &Value) -> bool {
     let word = |place: &str| told.pointer(place).and_then(Value::as_str);
-    let inner = ["updatedInput", "updatedToolOutput"].iter().any(|name| told.pointer(&format!("/hookSpecificOutput/{name}")).is_some());
-    let outer = ["updated_input", "updated_mcp_tool_output", "tool_input", "tool_result"].iter().any(|name| told.get(name).is_some());
-    let refuses = word("/hookSpecificOutput/permissionDecision").is_some_and(|word| word != "allow");
-    refuses || inner || outer || word("/permission") == Some("deny") || word("/decision") == Some("block")
+    let inner = ["updatedInput", "updatedToolOutput"]
+        .iter()
+        .any(|name| told.pointer(&format!("/hookSpecificOutput/{name}")).is_some());
+    let outer = ["updated_input", "updated_mcp_tool_output", "tool_input", "tool_result"]
+        .iter()
+        .any(|name| told.get(name).is_some());
+    let refuses =
+        word("/hookSpecificOutput/permissionDecision").is_some_and(|word| word != "allow");
+    refuses
+        || inner
+        || outer
+        || word("/permission") == Some("deny")
+        || word("/decision") == Some("block")
 }
 
 /// Replaces all strings of a result, and keeps its shape.
@@ -226,7 +273,9 @@ pub(crate) fn withhold_value(value: &Value) -> Value {
     match value {
         Value::String(_) => "(withheld)".into(),
         Value::Array(items) => items.iter().map(withhold_value).collect(),
-        Value::Object(fields) => fields.iter().map(|(name, field)| (name.clone(), withhold_field(name, field))).collect(),
+        Value::Object(fields) => {
+            fields.iter().map(|(name, field)| (name.clone(), withhold_field(name, field))).collect()
+        }
         Value::Null | Value::Bool(_) | Value::Number(_) => value.clone(),
     }
 }

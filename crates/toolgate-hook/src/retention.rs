@@ -16,7 +16,11 @@ const PRUNE_INTERVAL: Duration = Duration::from_secs(24 * 60 * 60);
 /// Prunes a ledger at once and then every day, and reports what was removed.
 ///
 /// The retention is read again before each run.
-pub fn prune_daily(store: Arc<SqliteStore>, kept: impl Fn() -> Option<SignedDuration>, tell: impl Fn(&str)) -> impl Future<Output = ()> {
+pub fn prune_daily(
+    store: Arc<SqliteStore>,
+    kept: impl Fn() -> Option<SignedDuration>,
+    tell: impl Fn(&str),
+) -> impl Future<Output = ()> {
     // The time is determined before this process writes a row with its own clock.
     let (began, begun) = (ledger_time(store.path()), Instant::now());
     async move {
@@ -25,10 +29,15 @@ pub fn prune_daily(store: Arc<SqliteStore>, kept: impl Fn() -> Option<SignedDura
             days.tick().await;
             // Monotonic time counts too, even if no row was written meanwhile.
             let waited = SignedDuration::try_from(begun.elapsed()).ok();
-            let waited = began.zip(waited).and_then(|(began, waited)| began.checked_add(waited).ok());
-            let now = waited.or_else(|| ledger_time(store.path())).map(|now| now.min(Timestamp::now()));
+            let waited =
+                began.zip(waited).and_then(|(began, waited)| began.checked_add(waited).ok());
+            let now =
+                waited.or_else(|| ledger_time(store.path())).map(|now| now.min(Timestamp::now()));
             // If the subtraction underflows, no row can be that old.
-            let Some(before) = kept().zip(now).and_then(|(kept, now)| now.checked_sub(kept).ok()) else { continue };
+            let Some(before) = kept().zip(now).and_then(|(kept, now)| now.checked_sub(kept).ok())
+            else {
+                continue;
+            };
             match store.prune(before, before).await {
                 Ok(gone) if gone.rows == 0 && gone.sealed == 0 => {}
                 Ok(gone) => tell(&format!(
@@ -48,9 +57,17 @@ pub fn prune_daily(store: Arc<SqliteStore>, kept: impl Fn() -> Option<SignedDura
 /// Without this limit, a clock that is ahead would remove all rows.
 fn ledger_time(store: &Path) -> Option<Timestamp> {
     let last = RowFilter { limit: Some(1), newest_first: true, ..RowFilter::default() };
-    let rows = Ledger::open(store).and_then(|ledger| ledger.find(&last)).inspect_err(report_prune_error).ok()?;
+    let rows = Ledger::open(store)
+        .and_then(|ledger| ledger.find(&last))
+        .inspect_err(report_prune_error)
+        .ok()?;
     let newest = rows.first()?.row.at;
-    Some(newest.checked_add(SignedDuration::from_hours(24)).unwrap_or(Timestamp::MAX).min(Timestamp::now()))
+    Some(
+        newest
+            .checked_add(SignedDuration::from_hours(24))
+            .unwrap_or(Timestamp::MAX)
+            .min(Timestamp::now()),
+    )
 }
 
 fn report_prune_error(error: &StoreError) {

@@ -17,7 +17,9 @@ use toolgate_store::SqliteStore;
 use super::event::{HookClient, HookEvent, HookEventKind};
 use super::{Args, MAX_EVENT_BYTES, lock};
 use crate::effective_config;
-use crate::effective_config::{EffectiveConfig, FileMetadataFingerprint, UserStateDir, fingerprint};
+use crate::effective_config::{
+    EffectiveConfig, FileMetadataFingerprint, UserStateDir, fingerprint,
+};
 use crate::evaluate::HookGate;
 use crate::response::{HookReply, RenderedReply, ReplyDecision};
 use crate::stderr::print_stderr;
@@ -82,14 +84,28 @@ async fn serve(args: &Args) -> io::Result<()> {
     let found = EffectiveConfig::find(Some(config), &effective_config::project_dir()?, &state)?;
     // The checked open is short. `SqliteStore::open` also cleans up the ledger.
     drop(super::open_store(&found.store, &state)?);
-    let (path, store) = (found.store.clone(), Arc::new(SqliteStore::open(&found.store).map_err(io::Error::other)?));
-    let now = Mutex::new(LoadedGates::from_config(found, &path, &state, &store).map_err(io::Error::other)?);
-    let service = Arc::new(HookService { config: config.clone(), agent: args.agent.clone(), state, path, store, current: now });
+    let (path, store) =
+        (found.store.clone(), Arc::new(SqliteStore::open(&found.store).map_err(io::Error::other)?));
+    let now = Mutex::new(
+        LoadedGates::from_config(found, &path, &state, &store).map_err(io::Error::other)?,
+    );
+    let service = Arc::new(HookService {
+        config: config.clone(),
+        agent: args.agent.clone(),
+        state,
+        path,
+        store,
+        current: now,
+    });
     let kept = Arc::clone(&service);
     let kept = move || lock(&kept.current).config.retention();
     tokio::spawn(crate::retention::prune_daily(Arc::clone(&service.store), kept, print_stderr));
     let listener = bind_socket(socket)?;
-    print_stderr(&format!("toolgate answers hooks at {}, with {}", socket.display(), config.display()));
+    print_stderr(&format!(
+        "toolgate answers hooks at {}, with {}",
+        socket.display(),
+        config.display()
+    ));
     let seats = Arc::new(tokio::sync::Semaphore::new(64));
     let (mut hang_up, mut stop) = (signal(SignalKind::hangup())?, signal(SignalKind::terminate())?);
     loop {
@@ -122,7 +138,8 @@ async fn serve(args: &Args) -> io::Result<()> {
 ///
 /// Every user who can reach the socket may send requests. The configuration decides about them.
 fn bind_socket(path: &Path) -> io::Result<UnixListener> {
-    let named = |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", path.display()));
+    let named =
+        |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", path.display()));
     if let Ok(found) = std::fs::symlink_metadata(path) {
         if !found.file_type().is_socket() {
             return Err(io::Error::other(format!("{} exists and is not a socket", path.display())));
@@ -139,17 +156,35 @@ fn bind_socket(path: &Path) -> io::Result<UnixListener> {
 
 impl LoadedGates {
     /// Builds a gate for each agent of a configuration.
-    fn from_config(found: EffectiveConfig, path: &Path, state: &UserStateDir, store: &Arc<SqliteStore>) -> Result<Self, String> {
-        found.config.check().map_err(|error| format!("invalid configuration\n{}", error.render(false)))?;
+    fn from_config(
+        found: EffectiveConfig,
+        path: &Path,
+        state: &UserStateDir,
+        store: &Arc<SqliteStore>,
+    ) -> Result<Self, String> {
+        found
+            .config
+            .check()
+            .map_err(|error| format!("invalid configuration\n{}", error.render(false)))?;
         if found.store != path {
-            return Err(format!("`store` changed to {}; restart the service", found.store.display()));
+            return Err(format!(
+                "`store` changed to {}; restart the service",
+                found.store.display()
+            ));
         }
         let mut doors = HashMap::new();
         for name in found.config.agent_names().map(str::to_owned) {
-            let door = HookGate::from_config(found.clone(), Some(&name), None, state, |_| Ok(Arc::clone(store)))?;
+            let door = HookGate::from_config(found.clone(), Some(&name), None, state, |_| {
+                Ok(Arc::clone(store))
+            })?;
             doors.insert(name, Arc::new(door));
         }
-        Ok(Self { gates: doors, undeclared_gates: HashMap::new(), files: found.watched_files(), config: Arc::new(found) })
+        Ok(Self {
+            gates: doors,
+            undeclared_gates: HashMap::new(),
+            files: found.watched_files(),
+            config: Arc::new(found),
+        })
     }
 }
 
@@ -165,10 +200,15 @@ impl HookService {
         }
         let found = self.load_config();
         let looked_at = found.as_ref().map(EffectiveConfig::watched_files).unwrap_or_default();
-        match found.and_then(|found| LoadedGates::from_config(found, &self.path, &self.state, &self.store)) {
+        match found
+            .and_then(|found| LoadedGates::from_config(found, &self.path, &self.state, &self.store))
+        {
             Ok(mut now) => {
                 for (file, was) in &mut now.files {
-                    *was = before.iter().find(|(known, _)| known == file).map_or(*was, |(_, then)| *then);
+                    *was = before
+                        .iter()
+                        .find(|(known, _)| known == file)
+                        .map_or(*was, |(_, then)| *then);
                 }
                 *lock(&self.current) = now;
                 Ok(())
@@ -192,11 +232,16 @@ impl HookService {
 
     fn load_config(&self) -> Result<EffectiveConfig, String> {
         let project = effective_config::project_dir().map_err(|error| error.to_string())?;
-        EffectiveConfig::find(Some(&self.config), &project, &self.state).map_err(|error| error.to_string())
+        EffectiveConfig::find(Some(&self.config), &project, &self.state)
+            .map_err(|error| error.to_string())
     }
 
     /// Returns the gate for an event.
-    fn gate_for_event(&self, agent: Option<&String>, event: &HookEvent) -> Result<Arc<HookGate>, String> {
+    fn gate_for_event(
+        &self,
+        agent: Option<&String>,
+        event: &HookEvent,
+    ) -> Result<Arc<HookGate>, String> {
         let door = self.gate_for_agent(agent)?;
         let Some(lacks) = door.undeclared_tool(event) else { return Ok(door) };
         let found = {
@@ -206,9 +251,13 @@ impl HookService {
             }
             Arc::clone(&now.config)
         };
-        let door = HookGate::from_config(EffectiveConfig::clone(&found), Some(&lacks.0), Some(&lacks.1), &self.state, |_| {
-            Ok(Arc::clone(&self.store))
-        })?;
+        let door = HookGate::from_config(
+            EffectiveConfig::clone(&found),
+            Some(&lacks.0),
+            Some(&lacks.1),
+            &self.state,
+            |_| Ok(Arc::clone(&self.store)),
+        )?;
         let door = Arc::new(door);
         let mut now = lock(&self.current);
         // Do not cache the gate if the configuration was replaced meanwhile.
@@ -231,27 +280,46 @@ impl HookService {
             moved || now.files.iter().any(|(file, was)| fingerprint(file) != *was)
         };
         if changed && let Err(why) = self.reload() {
-            print_stderr(&format!("error: cannot reload {}, so the previous version stays in force: {why}", self.config.display()));
+            print_stderr(&format!(
+                "error: cannot reload {}, so the previous version stays in force: {why}",
+                self.config.display()
+            ));
         }
         let now = lock(&self.current);
         let only = || now.gates.values().next().filter(|_| now.gates.len() == 1);
         let door = match agent.or(self.agent.as_ref()) {
             Some(agent) => now.gates.get(agent).ok_or_else(|| format!("unknown agent `{agent}`")),
-            None => only().ok_or_else(|| "the configuration has several agents; choose one with `--agent`".to_owned()),
+            None => only().ok_or_else(|| {
+                "the configuration has several agents; choose one with `--agent`".to_owned()
+            }),
         };
         door.map(Arc::clone)
     }
 
     async fn handle_connection(&self, mut stream: UnixStream) {
         let asked = match read_request(&mut stream).await {
-            Ok((question, user)) => HookEvent::parse(&question.event).map(|event| (question, user, event)),
+            Ok((question, user)) => {
+                HookEvent::parse(&question.event).map(|event| (question, user, event))
+            }
             Err(error) => Err(format!("the service cannot read the request: {error}")),
         };
         let refused = match asked {
-            Ok((question, user, event)) => match self.gate_for_event(question.agent.as_ref(), &event) {
-                Ok(door) => return decide_and_reply(&door, &event, question.client, &effective_config::user_name(user), &mut stream).await,
+            Ok((question, user, event)) => match self
+                .gate_for_event(question.agent.as_ref(), &event)
+            {
+                Ok(door) => {
+                    return decide_and_reply(
+                        &door,
+                        &event,
+                        question.client,
+                        &effective_config::user_name(user),
+                        &mut stream,
+                    )
+                    .await;
+                }
                 Err(reason) => {
-                    HookReply::gate_error(&event, format!("toolgate denies every call: {reason}")).render(&event, question.client)
+                    HookReply::gate_error(&event, format!("toolgate denies every call: {reason}"))
+                        .render(&event, question.client)
                 }
             },
             Err(reason) => RenderedReply::Denied(reason),
@@ -263,10 +331,19 @@ impl HookService {
 /// Decides about an event, and sends the answer.
 ///
 /// If the client has left, the permission is withdrawn, because the call will not run.
-pub(crate) async fn decide_and_reply(door: &HookGate, event: &HookEvent, client: HookClient, user: &str, stream: &mut UnixStream) {
+pub(crate) async fn decide_and_reply(
+    door: &HookGate,
+    event: &HookEvent,
+    client: HookClient,
+    user: &str,
+    stream: &mut UnixStream,
+) {
     let answer = door.handle_event(event, client, user).await;
-    let lets_through = matches!(event.kind, HookEventKind::BeforeTool) && !matches!(answer.decision, Some(ReplyDecision::Deny(_)));
-    if send_reply(stream, &encode_reply(answer.render(event, client))).await.is_err() && lets_through {
+    let lets_through = matches!(event.kind, HookEventKind::BeforeTool)
+        && !matches!(answer.decision, Some(ReplyDecision::Deny(_)));
+    if send_reply(stream, &encode_reply(answer.render(event, client))).await.is_err()
+        && lets_through
+    {
         door.withdraw_permission(event, user).await;
     }
 }
@@ -276,13 +353,25 @@ pub(crate) async fn read_request(stream: &mut UnixStream) -> io::Result<(Service
     let user = stream.peer_cred()?.uid();
     let mut asked = Vec::with_capacity(16 << 10);
     // The limit leaves room for the header lines and for detecting an event that is too large.
-    tokio::time::timeout(Duration::from_secs(4), stream.take(MAX_EVENT_BYTES + (64 << 10)).read_to_end(&mut asked)).await??;
+    tokio::time::timeout(
+        Duration::from_secs(4),
+        stream.take(MAX_EVENT_BYTES + (64 << 10)).read_to_end(&mut asked),
+    )
+    .await??;
     let mut lines = asked.splitn(3, |byte| *byte == b'\n');
     let mut line = || lines.next().ok_or_else(|| io::Error::other("incomplete request"));
     let (client, agent, event) = (line()?, line()?, line()?);
     let word = |line| std::str::from_utf8(line).map_err(io::Error::other);
-    let (client, agent) = (clap::ValueEnum::from_str(word(client)?, false).map_err(io::Error::other)?, word(agent)?);
-    Ok((ServiceRequest { client, agent: (!agent.is_empty()).then(|| agent.to_owned()), event: event.to_vec() }, user))
+    let (client, agent) =
+        (clap::ValueEnum::from_str(word(client)?, false).map_err(io::Error::other)?, word(agent)?);
+    Ok((
+        ServiceRequest {
+            client,
+            agent: (!agent.is_empty()).then(|| agent.to_owned()),
+            event: event.to_vec(),
+        },
+        user,
+    ))
 }
 
 /// Serializes an answer for the hook.

@@ -44,7 +44,12 @@ impl Digest {
 impl fmt::Display for Digest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut digits = [0; 64];
-        digits.as_chunks_mut::<2>().0.iter_mut().zip(self.0).for_each(|(pair, byte)| *pair = hex_digits_of(byte));
+        digits
+            .as_chunks_mut::<2>()
+            .0
+            .iter_mut()
+            .zip(self.0)
+            .for_each(|(pair, byte)| *pair = hex_digits_of(byte));
         f.pad(std::str::from_utf8(&digits).unwrap_or_default())
     }
 }

@@ -54,7 +54,13 @@ impl<'t> CanonicalSorter<'t> {
             b'"' => self.write_string().map(drop),
             _ => {
                 let ahead = self.text.get(self.at..)?;
-                self.copy_bytes(ahead.iter().position(|b| matches!(b, b',' | b']' | b'}')).unwrap_or(ahead.len())).map(drop)
+                self.copy_bytes(
+                    ahead
+                        .iter()
+                        .position(|b| matches!(b, b',' | b']' | b'}'))
+                        .unwrap_or(ahead.len()),
+                )
+                .map(drop)
             }
         }
     }
@@ -137,7 +143,10 @@ mod tests {
             assert_eq!(serialize_canonical(&value).unwrap(), to_canonical_bytes(&value), "{text}");
         }
         let twice = r#"{"a":1,"b":{},"a":2}"#.to_owned();
-        let twice = serde_json::value::to_raw_value(&serde_json::value::RawValue::from_string(twice).unwrap()).unwrap();
+        let twice = serde_json::value::to_raw_value(
+            &serde_json::value::RawValue::from_string(twice).unwrap(),
+        )
+        .unwrap();
         assert_eq!(serialize_canonical(&twice).unwrap(), br#"{"a":2,"b":{}}"#);
     }
 
@@ -152,7 +161,8 @@ mod tests {
         leaf.prop_recursive(4, 40, 6, |inner| {
             prop_oneof![
                 prop::collection::vec(inner.clone(), 0..6).prop_map(Value::from),
-                prop::collection::hash_map(".{0,4}", inner, 0..6).prop_map(|map| Value::Object(map.into_iter().collect())),
+                prop::collection::hash_map(".{0,4}", inner, 0..6)
+                    .prop_map(|map| Value::Object(map.into_iter().collect())),
             ]
         })
     }

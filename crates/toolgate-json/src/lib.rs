@@ -109,9 +109,13 @@ fn subtract_size(value: &Value, left: &mut JsonBounds) -> Result<(), ExceededBou
     left.depth = left.depth.checked_sub(1).ok_or(ExceededBound::Depth)?;
     match value {
         Value::Array(items) => items.iter().try_for_each(|item| subtract_size(item, left))?,
-        Value::Object(map) => map
-            .iter()
-            .try_for_each(|(key, item)| if is_reserved_key(key) { Err(ExceededBound::Reserved) } else { subtract_size(item, left) })?,
+        Value::Object(map) => map.iter().try_for_each(|(key, item)| {
+            if is_reserved_key(key) {
+                Err(ExceededBound::Reserved)
+            } else {
+                subtract_size(item, left)
+            }
+        })?,
         _ => {}
     }
     left.depth += 1;
@@ -120,7 +124,10 @@ fn subtract_size(value: &Value, left: &mut JsonBounds) -> Result<(), ExceededBou
 
 /// Returns whether a document is nested deeper than any accepted document.
 pub fn is_nested_too_deeply(value: &Value) -> bool {
-    matches!(subtract_size(value, &mut JsonBounds { bytes: usize::MAX, depth: 256, nodes: usize::MAX }), Err(ExceededBound::Depth))
+    matches!(
+        subtract_size(value, &mut JsonBounds { bytes: usize::MAX, depth: 256, nodes: usize::MAX }),
+        Err(ExceededBound::Depth)
+    )
 }
 
 /// Drops a document without recursion, so that a deep one cannot exhaust the stack.
@@ -154,7 +161,10 @@ pub fn canonicalize_numbers(value: &mut Value, at: &mut Pointer) -> Result<(), (
         }),
         Value::Object(map) => map.iter_mut().try_for_each(|(key, item)| {
             if is_reserved_key(key) {
-                return Err((at.clone(), format!("the key `{}` is reserved", toolgate_text::escape_for_display(key))));
+                return Err((
+                    at.clone(),
+                    format!("the key `{}` is reserved", toolgate_text::escape_for_display(key)),
+                ));
             }
             at.push(key.clone());
             canonicalize_numbers(item, at)?;

@@ -13,7 +13,9 @@ const MAX_PLAIN_DIGITS: i64 = 40;
 /// Returns whether a text is a canonical integer: no exponent, no point and no negative zero.
 pub(crate) fn is_plain_integer(text: &str) -> bool {
     let digits = text.strip_prefix('-').unwrap_or(text);
-    digits.len() <= MAX_PLAIN_DIGITS as usize && digits.bytes().all(|b| b.is_ascii_digit()) && text != "-0"
+    digits.len() <= MAX_PLAIN_DIGITS as usize
+        && digits.bytes().all(|b| b.is_ascii_digit())
+        && text != "-0"
 }
 
 /// Converts a number to its canonical form.
@@ -32,7 +34,8 @@ pub(crate) fn is_plain_integer(text: &str) -> bool {
 /// # Ok::<(), String>(())
 /// ```
 pub fn canonical_number(text: &str) -> Result<Number, String> {
-    let unparsable = || format!("`{}` is not a JSON number", toolgate_text::escape_for_display(text));
+    let unparsable =
+        || format!("`{}` is not a JSON number", toolgate_text::escape_for_display(text));
     if let Some(plain) = plain_decimal(text) {
         return plain.parse::<Number>().map_err(|_| unparsable());
     }
@@ -47,9 +50,12 @@ fn plain_decimal(text: &str) -> Option<&str> {
     let (whole, fraction) = text.split_once('.')?;
     let fraction = fraction.trim_end_matches('0');
     let digits = whole.strip_prefix('-').unwrap_or(whole);
-    let plain = text.len() <= MAX_PLAIN_DIGITS as usize && !fraction.is_empty() && fraction.bytes().all(|b| b.is_ascii_digit());
+    let plain = text.len() <= MAX_PLAIN_DIGITS as usize
+        && !fraction.is_empty()
+        && fraction.bytes().all(|b| b.is_ascii_digit());
     let no_leading_zero = digits == "0" || !digits.starts_with('0');
-    if plain && no_leading_zero && !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit()) {
+    if plain && no_leading_zero && !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit())
+    {
         text.get(..whole.len() + 1 + fraction.len())
     } else {
         None
@@ -57,7 +63,8 @@ fn plain_decimal(text: &str) -> Option<&str> {
 }
 
 fn rewrite_number(text: &str) -> Result<String, String> {
-    let unparsable = || format!("`{}` is not a JSON number", toolgate_text::escape_for_display(text));
+    let unparsable =
+        || format!("`{}` is not a JSON number", toolgate_text::escape_for_display(text));
     let (negative, rest) = match text.strip_prefix('-') {
         Some(rest) => (true, rest),
         None => (false, text),
@@ -78,12 +85,16 @@ fn rewrite_number(text: &str) -> Result<String, String> {
         return Ok("0".to_owned());
     }
     if significant.len() > MAX_SIGNIFICANT_DIGITS {
-        return Err(format!("the number has more than {MAX_SIGNIFICANT_DIGITS} significant digits"));
+        return Err(format!(
+            "the number has more than {MAX_SIGNIFICANT_DIGITS} significant digits"
+        ));
     }
     // The number is 0.<significant> × 10^point.
     let point = whole.len() as i64 - leading + exponent;
     if (point - 1).abs() > MAX_EXPONENT {
-        return Err(format!("the number is out of range: at most {MAX_EXPONENT} digits either side of the point"));
+        return Err(format!(
+            "the number is out of range: at most {MAX_EXPONENT} digits either side of the point"
+        ));
     }
     let sign = if negative { "-" } else { "" };
     let count = significant.len() as i64;
@@ -127,7 +138,8 @@ pub fn decimal_of(value: &Value) -> Option<Decimal> {
 /// Multiplies two decimals, and returns `None` if the product is not exact.
 pub fn multiply_exact(a: Decimal, b: Decimal) -> Option<Decimal> {
     // A rounded product has fewer decimal places than both factors together.
-    a.checked_mul(b).filter(|product| a.is_zero() || b.is_zero() || product.scale() == a.scale() + b.scale())
+    a.checked_mul(b)
+        .filter(|product| a.is_zero() || b.is_zero() || product.scale() == a.scale() + b.scale())
 }
 
 /// Converts a decimal to a JSON number with all its digits.
@@ -162,13 +174,31 @@ mod tests {
             ("0.1000000000000000055511151231257827", "0.1000000000000000055511151231257827"),
         ];
         for (text, canonical) in cases {
-            assert_eq!(canonical_number(text).map(|n| n.to_string()), Ok(canonical.to_owned()), "{text}");
+            assert_eq!(
+                canonical_number(text).map(|n| n.to_string()),
+                Ok(canonical.to_owned()),
+                "{text}"
+            );
         }
     }
 
     #[test]
     fn out_of_range_and_junk_are_refused() {
-        for text in ["1e400", "-1e400", "1e-400", "1e99999999999999999999", "NaN", "Infinity", "", "-", ".", "1e", "1e+", "0x10", "1_000"] {
+        for text in [
+            "1e400",
+            "-1e400",
+            "1e-400",
+            "1e99999999999999999999",
+            "NaN",
+            "Infinity",
+            "",
+            "-",
+            ".",
+            "1e",
+            "1e+",
+            "0x10",
+            "1_000",
+        ] {
             assert!(canonical_number(text).is_err(), "{text}");
         }
         assert!(canonical_number(&"9".repeat(65)).is_err());

@@ -35,10 +35,15 @@ pub fn parse_with_hidden_keys(text: &[u8], bounds: &JsonBounds) -> Result<Value,
 
 fn parse_document(text: &[u8], bounds: &JsonBounds, hides: bool) -> Result<Value, JsonParseError> {
     if let Some(why) = super::find_exceeded_bound(text, bounds) {
-        return Err(JsonParseError { message: format!("the document is too large: {why}"), offset: 0 });
+        return Err(JsonParseError {
+            message: format!("the document is too large: {why}"),
+            offset: 0,
+        });
     }
-    let text = std::str::from_utf8(text)
-        .map_err(|e| JsonParseError { message: "the document is not valid UTF-8".to_owned(), offset: e.valid_up_to() })?;
+    let text = std::str::from_utf8(text).map_err(|e| JsonParseError {
+        message: "the document is not valid UTF-8".to_owned(),
+        offset: e.valid_up_to(),
+    })?;
     let mut reader = JsonParser { text, at: 0, hides_keys: hides };
     let value = reader.parse_value()?;
     reader.skip_space();
@@ -62,7 +67,11 @@ impl<'a> JsonParser<'a> {
     }
 
     fn describe_key(&self, key: &str) -> String {
-        if self.hides_keys { "a key".to_owned() } else { format!("the key `{}`", toolgate_text::escape_for_display(key)) }
+        if self.hides_keys {
+            "a key".to_owned()
+        } else {
+            format!("the key `{}`", toolgate_text::escape_for_display(key))
+        }
     }
 
     fn peek(&self) -> Option<u8> {
@@ -172,7 +181,9 @@ impl<'a> JsonParser<'a> {
                     out.push(self.parse_escape()?);
                     from = self.at;
                 }
-                Some(0..=0x1f) => return Err(self.error("a control character in a string must be escaped")),
+                Some(0..=0x1f) => {
+                    return Err(self.error("a control character in a string must be escaped"));
+                }
                 Some(_) => self.at += 1,
             }
         }
@@ -198,7 +209,10 @@ impl<'a> JsonParser<'a> {
 
     fn parse_unicode_escape(&mut self) -> Result<char, JsonParseError> {
         let start = self.at - 1;
-        let lone = || JsonParseError { message: "a string contains half of a surrogate pair".to_owned(), offset: start };
+        let lone = || JsonParseError {
+            message: "a string contains half of a surrogate pair".to_owned(),
+            offset: start,
+        };
         let first = self.parse_hex_digits()?;
         let code = match first {
             0xd800..=0xdbff => {
@@ -224,7 +238,8 @@ impl<'a> JsonParser<'a> {
             return Err(self.error("`\\u` needs four hexadecimal digits"));
         }
         self.at += 5;
-        u32::from_str_radix(digits, 16).map_err(|_| self.error("`\\u` needs four hexadecimal digits"))
+        u32::from_str_radix(digits, 16)
+            .map_err(|_| self.error("`\\u` needs four hexadecimal digits"))
     }
 
     fn skip_digits(&mut self) -> usize {
@@ -263,16 +278,21 @@ impl<'a> JsonParser<'a> {
                 return Err(self.error("digits must follow the exponent of a number"));
             }
         }
-        number::canonical_number(self.slice(start, self.at)).map(Value::Number).map_err(|message| JsonParseError { message, offset: start })
+        number::canonical_number(self.slice(start, self.at))
+            .map(Value::Number)
+            .map_err(|message| JsonParseError { message, offset: start })
     }
 
     fn parse_keyword(&mut self) -> Result<Value, JsonParseError> {
-        for (word, value) in [("null", Value::Null), ("true", Value::Bool(true)), ("false", Value::Bool(false))] {
+        for (word, value) in
+            [("null", Value::Null), ("true", Value::Bool(true)), ("false", Value::Bool(false))]
+        {
             if self.slice(self.at, self.at + word.len()) == word {
                 self.at += word.len();
                 return Ok(value);
             }
         }
-        Err(self.error("expected a JSON value (object, array, string, number, true, false or null)"))
+        Err(self
+            .error("expected a JSON value (object, array, string, number, true, false or null)"))
     }
 }

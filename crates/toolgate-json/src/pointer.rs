@@ -15,7 +15,9 @@ pub struct Pointer(Vec<String>);
 impl From<&str> for Pointer {
     fn from(text: &str) -> Self {
         match text.strip_prefix('/') {
-            Some(rest) => Self(rest.split('/').map(|part| part.replace("~1", "/").replace("~0", "~")).collect()),
+            Some(rest) => Self(
+                rest.split('/').map(|part| part.replace("~1", "/").replace("~0", "~")).collect(),
+            ),
             None if text.is_empty() => Self(Vec::new()),
             None => Self(vec![text.to_owned()]),
         }
@@ -36,7 +38,9 @@ impl From<Pointer> for String {
 
 impl fmt::Display for Pointer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.iter().try_for_each(|part| write!(f, "/{}", part.replace('~', "~0").replace('/', "~1")))
+        self.0
+            .iter()
+            .try_for_each(|part| write!(f, "/{}", part.replace('~', "~0").replace('/', "~1")))
     }
 }
 
@@ -59,11 +63,19 @@ impl Pointer {
         self.0.iter().fold(vec![(String::new(), value)], |found, part| {
             let inside = |(at, value): (String, &'a Value)| -> Vec<(String, &'a Value)> {
                 match value {
-                    Value::Array(items) if part == "*" => {
-                        items.iter().enumerate().map(|(index, item)| (format!("{at}/{index}"), item)).collect()
-                    }
-                    Value::Object(map) if part == "*" => map.iter().map(|(name, item)| (format!("{at}/{}", escaped(name)), item)).collect(),
-                    other => values_of_part(other, part).into_iter().map(|item| (format!("{at}/{}", escaped(part)), item)).collect(),
+                    Value::Array(items) if part == "*" => items
+                        .iter()
+                        .enumerate()
+                        .map(|(index, item)| (format!("{at}/{index}"), item))
+                        .collect(),
+                    Value::Object(map) if part == "*" => map
+                        .iter()
+                        .map(|(name, item)| (format!("{at}/{}", escaped(name)), item))
+                        .collect(),
+                    other => values_of_part(other, part)
+                        .into_iter()
+                        .map(|item| (format!("{at}/{}", escaped(part)), item))
+                        .collect(),
                 }
             };
             found.into_iter().flat_map(inside).collect()
@@ -75,13 +87,18 @@ impl Pointer {
         let (mut found, mut ended) = (vec![(String::new(), value)], Vec::new());
         for part in &self.0 {
             let index = part == "*" || part.parse::<usize>().is_ok();
-            let (inner, scalars): (Vec<_>, Vec<_>) =
-                found.into_iter().partition(|(_, value)| value.is_object() || (value.is_array() && index));
+            let (inner, scalars): (Vec<_>, Vec<_>) = found
+                .into_iter()
+                .partition(|(_, value)| value.is_object() || (value.is_array() && index));
             ended.extend(scalars);
             let one = Self(vec![part.clone()]);
             found = inner
                 .into_iter()
-                .flat_map(|(at, value)| one.entries(value).into_iter().map(move |(step, item)| (format!("{at}{step}"), item)))
+                .flat_map(|(at, value)| {
+                    one.entries(value)
+                        .into_iter()
+                        .map(move |(step, item)| (format!("{at}{step}"), item))
+                })
                 .collect();
         }
         found.extend(ended);
@@ -114,7 +131,9 @@ impl Pointer {
     /// Returns every value at this path.
     #[must_use]
     pub fn get_all<'a>(&self, value: &'a Value) -> Vec<&'a Value> {
-        self.0.iter().fold(vec![value], |found, part| found.into_iter().flat_map(|value| values_of_part(value, part)).collect())
+        self.0.iter().fold(vec![value], |found, part| {
+            found.into_iter().flat_map(|value| values_of_part(value, part)).collect()
+        })
     }
 
     /// Returns a value for every place of this path, or `None` for a missing one.
@@ -135,7 +154,11 @@ impl Pointer {
     }
 
     /// Calls `f` on every value at this path and stores the result; `None` removes the value.
-    pub fn rewrite<E>(&self, value: &mut Value, f: &mut impl FnMut(Value) -> Result<Option<Value>, E>) -> Result<(), E> {
+    pub fn rewrite<E>(
+        &self,
+        value: &mut Value,
+        f: &mut impl FnMut(Value) -> Result<Option<Value>, E>,
+    ) -> Result<(), E> {
         rewrite(&self.0, value, f)
     }
 
@@ -151,13 +174,19 @@ fn values_of_part<'a>(value: &'a Value, part: &str) -> Vec<&'a Value> {
     match value {
         Value::Array(items) if part == "*" => items.iter().collect(),
         Value::Object(map) if part == "*" => map.values().collect(),
-        Value::Array(items) => part.parse::<usize>().ok().and_then(|index| items.get(index)).into_iter().collect(),
+        Value::Array(items) => {
+            part.parse::<usize>().ok().and_then(|index| items.get(index)).into_iter().collect()
+        }
         Value::Object(map) => map.get(part).into_iter().collect(),
         _ => Vec::new(),
     }
 }
 
-fn rewrite<E>(parts: &[String], value: &mut Value, f: &mut impl FnMut(Value) -> Result<Option<Value>, E>) -> Result<(), E> {
+fn rewrite<E>(
+    parts: &[String],
+    value: &mut Value,
+    f: &mut impl FnMut(Value) -> Result<Option<Value>, E>,
+) -> Result<(), E> {
     let Some((part, rest)) = parts.split_first() else {
         if let Some(new) = f(value.take())? {
             *value = new;
@@ -178,7 +207,8 @@ fn rewrite<E>(parts: &[String], value: &mut Value, f: &mut impl FnMut(Value) -> 
             Ok(())
         }
         Value::Object(map) => {
-            let keys: Vec<String> = if part == "*" { map.keys().cloned().collect() } else { vec![part.clone()] };
+            let keys: Vec<String> =
+                if part == "*" { map.keys().cloned().collect() } else { vec![part.clone()] };
             for key in keys {
                 if rest.is_empty() {
                     if let Some(old) = map.remove(&key)
@@ -208,7 +238,10 @@ mod tests {
         assert_eq!(Pointer::from("/items/*/price").get_all(&order), vec![&json!(1), &json!(2)]);
         assert_eq!(Pointer::from("/a~1b/~0").get(&order), Some(&json!(3)));
         assert_eq!(Pointer::from("/items/9").get(&order), None);
-        assert_eq!(Pointer::from("/items/*/price").get_each(&order), vec![Some(&json!(1)), Some(&json!(2)), None]);
+        assert_eq!(
+            Pointer::from("/items/*/price").get_each(&order),
+            vec![Some(&json!(1)), Some(&json!(2)), None]
+        );
         assert_eq!(Pointer::from("/nothing/*").get_each(&order), vec![None]);
         assert_eq!(Pointer::from("/a~1b/~0").to_string(), "/a~1b/~0");
     }
@@ -216,7 +249,8 @@ mod tests {
     #[test]
     fn rewriting_replaces_and_removes() {
         let mut order = json!({"items": [{"price": 1}, {"price": 2}]});
-        let gone = Pointer::from("/items/*/price").rewrite(&mut order, &mut |v| Ok::<_, ()>((v == json!(1)).then(|| json!("one"))));
+        let gone = Pointer::from("/items/*/price")
+            .rewrite(&mut order, &mut |v| Ok::<_, ()>((v == json!(1)).then(|| json!("one"))));
         assert_eq!((gone, order), (Ok(()), json!({"items": [{"price": "one"}, {}]})));
     }
 }

@@ -27,7 +27,10 @@
 //! gateway.end().await;
 //! # Ok(()) }
 //! ```
-#![expect(deprecated, reason = "clients and servers of earlier revisions still use sampling, logging and roots")]
+#![expect(
+    deprecated,
+    reason = "clients and servers of earlier revisions still use sampling, logging and roots"
+)]
 
 mod gateway;
 mod http_tool;
@@ -56,6 +59,6 @@ pub use gateway::{BuiltInRulesFn, Gateway, GatewayOptions};
 pub use toolgate_process::nofile_limit::raise_open_file_limit;
 pub use toolgate_process::sandbox::run_as_helper_if_requested;
 pub use upstream::{
-    PinAcceptResult, PinnedTools, Pins, QuarantineReason, QuarantinedTool, UpstreamHealth, UpstreamOptions, UpstreamStatus, Upstreams,
-    quarantine_shadowing_tools,
+    PinAcceptResult, PinnedTools, Pins, QuarantineReason, QuarantinedTool, UpstreamHealth,
+    UpstreamOptions, UpstreamStatus, Upstreams, quarantine_shadowing_tools,
 };

@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use rmcp::ErrorData;
 use rmcp::model::{
-    CallToolResult, ContentBlock, InputRequests, InputRequiredResult, InputResponses, JsonObject, MetaObject, NotificationMetaObject,
-    RequestMetaObject, ResultType, Tool as McpTool, ToolAnnotations,
+    CallToolResult, ContentBlock, InputRequests, InputRequiredResult, InputResponses, JsonObject,
+    MetaObject, NotificationMetaObject, RequestMetaObject, ResultType, Tool as McpTool,
+    ToolAnnotations,
 };
 use serde_json::{Value, json};
 use toolgate::{Answer, Effect, ErrorDialect, Outcome, ToolSpec};
@@ -25,9 +26,13 @@ pub(crate) fn render_tool(spec: &ToolSpec, remote: Option<&McpTool>) -> McpTool 
         _ => JsonObject::from_iter([("type".to_owned(), json!("object"))]),
     };
     if !spec.examples().is_empty() {
-        schema.insert("examples".to_owned(), spec.examples().iter().map(|example| example.input.clone()).collect());
+        schema.insert(
+            "examples".to_owned(),
+            spec.examples().iter().map(|example| example.input.clone()).collect(),
+        );
     }
-    let mut tool = McpTool::new(spec.name().to_owned(), spec.description().to_owned(), Arc::new(schema));
+    let mut tool =
+        McpTool::new(spec.name().to_owned(), spec.description().to_owned(), Arc::new(schema));
     if let Some(Value::Object(schema)) = spec.output_schema() {
         tool.output_schema = Some(Arc::new(schema.clone()));
     }
@@ -40,7 +45,8 @@ pub(crate) fn render_tool(spec: &ToolSpec, remote: Option<&McpTool>) -> McpTool 
         tool.icons.clone_from(&remote.icons);
         tool.meta = remote.meta.clone().map(strip_reserved_keys);
         annotations.title = remote.annotations.as_ref().and_then(|hints| hints.title.clone());
-        annotations.open_world_hint = remote.annotations.as_ref().and_then(|hints| hints.open_world_hint);
+        annotations.open_world_hint =
+            remote.annotations.as_ref().and_then(|hints| hints.open_world_hint);
     }
     tool.annotations = Some(annotations);
     tool
@@ -70,12 +76,20 @@ pub(crate) fn strip_notification_meta(meta: NotificationMetaObject) -> Notificat
 ///
 /// The connection to the upstream sets protocol keys of its own.
 pub(crate) fn strip_request_meta(mut meta: RequestMetaObject) -> RequestMetaObject {
-    meta.retain(|key, _| !key.starts_with("toolgate/") && !key.starts_with("io.modelcontextprotocol/") && key != "progressToken");
+    meta.retain(|key, _| {
+        !key.starts_with("toolgate/")
+            && !key.starts_with("io.modelcontextprotocol/")
+            && key != "progressToken"
+    });
     meta
 }
 
 /// Removes keys that only toolgate may set from all metadata in a value, at any depth.
-pub(crate) fn strip_reserved_keys_deep<T: serde::Serialize + serde::de::DeserializeOwned + Clone>(thing: T) -> T {
+pub(crate) fn strip_reserved_keys_deep<
+    T: serde::Serialize + serde::de::DeserializeOwned + Clone,
+>(
+    thing: T,
+) -> T {
     fn strip(value: &mut Value) {
         match value {
             Value::Object(map) => {
@@ -105,23 +119,37 @@ fn is_reserved_name(name: &str) -> bool {
 ///
 /// The upstream may be another gateway, which asks questions with these names.
 pub(crate) fn rename_questions(requests: InputRequests) -> InputRequests {
-    let named = |name: String| if is_reserved_name(&name) { format!("{UPSTREAM_QUESTION_PREFIX}{name}") } else { name };
-    strip_reserved_keys_deep(requests.into_iter().map(|(name, request)| (named(name), request)).collect())
+    let named = |name: String| {
+        if is_reserved_name(&name) { format!("{UPSTREAM_QUESTION_PREFIX}{name}") } else { name }
+    };
+    strip_reserved_keys_deep(
+        requests.into_iter().map(|(name, request)| (named(name), request)).collect(),
+    )
 }
 
 /// Restores the original names in the answers for an upstream, and removes reserved metadata.
 pub(crate) fn restore_responses(told: InputResponses) -> InputResponses {
-    let asked =
-        |name: String| name.strip_prefix(UPSTREAM_QUESTION_PREFIX).filter(|own| is_reserved_name(own)).map(str::to_owned).unwrap_or(name);
+    let asked = |name: String| {
+        name.strip_prefix(UPSTREAM_QUESTION_PREFIX)
+            .filter(|own| is_reserved_name(own))
+            .map(str::to_owned)
+            .unwrap_or(name)
+    };
     told.into_iter().map(|(name, said)| (asked(name), strip_reserved_keys_deep(said))).collect()
 }
 
 /// Checks the questions that an upstream returns for a request that is not a call.
 ///
 /// Toolgate asks no questions there, so reserved names are an error.
-pub(crate) fn check_input_request(mut asked: InputRequiredResult) -> Result<InputRequiredResult, ErrorData> {
-    if asked.input_requests.iter().flat_map(InputRequests::keys).any(|name| is_reserved_name(name)) {
-        return Err(ErrorData::internal_error("the upstream used a question name that is reserved for toolgate", None));
+pub(crate) fn check_input_request(
+    mut asked: InputRequiredResult,
+) -> Result<InputRequiredResult, ErrorData> {
+    if asked.input_requests.iter().flat_map(InputRequests::keys).any(|name| is_reserved_name(name))
+    {
+        return Err(ErrorData::internal_error(
+            "the upstream used a question name that is reserved for toolgate",
+            None,
+        ));
     }
     asked.input_requests = asked.input_requests.map(strip_reserved_keys_deep);
     asked.meta = asked.meta.map(strip_result_meta);
@@ -133,7 +161,8 @@ pub(crate) fn check_input_request(mut asked: InputRequiredResult) -> Result<Inpu
 /// Duplicate keys and long whitespace would be additional content.
 fn is_equivalent_text(text: &str, structured: &Value) -> bool {
     let bounds = JsonBounds { bytes: usize::MAX, depth: 128, nodes: usize::MAX };
-    text.len() <= 4 * structured.to_string().len() + 256 && toolgate_json::parse(text.as_bytes(), &bounds).is_ok()
+    text.len() <= 4 * structured.to_string().len() + 256
+        && toolgate_json::parse(text.as_bytes(), &bounds).is_ok()
 }
 
 /// Renders the result of an upstream.
@@ -144,14 +173,22 @@ fn render_upstream_result(mut said: CallToolResult) -> CallToolResult {
     // Servers of earlier revisions do not send the result type.
     said.result_type = Some(ResultType::COMPLETE);
     if let Some(structured) = &said.structured_content {
-        let alone = structured.as_object().filter(|map| map.len() == 1).and_then(|map| map.get("result")).and_then(Value::as_str);
+        let alone = structured
+            .as_object()
+            .filter(|map| map.len() == 1)
+            .and_then(|map| map.get("result"))
+            .and_then(Value::as_str);
         let before = said.content.len();
         let mut told = false;
         said.content.retain_mut(|block| match block {
             // One text block may repeat the structured result.
             ContentBlock::Text(text) => {
                 let is_alone = alone == Some(text.text.as_str());
-                if told || !(is_alone || serde_json::from_str::<Value>(&text.text).is_ok_and(|value| value == *structured)) {
+                if told
+                    || !(is_alone
+                        || serde_json::from_str::<Value>(&text.text)
+                            .is_ok_and(|value| value == *structured))
+                {
                     return false;
                 }
                 if !is_alone && !is_equivalent_text(&text.text, structured) {
@@ -188,12 +225,20 @@ fn render_upstream_result(mut said: CallToolResult) -> CallToolResult {
 pub(crate) fn add_receipt(meta: &mut MetaObject, answer: &Answer) {
     meta.insert("toolgate/call".to_owned(), json!(answer.call.to_string()));
     if let Some(receipt) = answer.receipt() {
-        meta.insert("toolgate/receipt".to_owned(), serde_json::to_value(receipt).unwrap_or_default());
+        meta.insert(
+            "toolgate/receipt".to_owned(),
+            serde_json::to_value(receipt).unwrap_or_default(),
+        );
     }
 }
 
 /// Renders the outcome of a call.
-pub(crate) fn render_result(answer: &Answer, line: &CallChannel, has_schema: bool, dialect: ErrorDialect) -> CallToolResult {
+pub(crate) fn render_result(
+    answer: &Answer,
+    line: &CallChannel,
+    has_schema: bool,
+    dialect: ErrorDialect,
+) -> CallToolResult {
     let mut result = match &answer.outcome {
         Outcome::Error(error) => {
             let mut result = CallToolResult::structured_error(error.to_json_in(dialect));
@@ -206,10 +251,16 @@ pub(crate) fn render_result(answer: &Answer, line: &CallChannel, has_schema: boo
             result
         }
         Outcome::Success(output) => {
-            let answered = line.raw_result.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
+            let answered =
+                line.raw_result.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
             match answered {
                 // If the pipeline changed nothing, the result of the upstream is returned as it is.
-                Some((value, said)) if value == output.value && !output.hidden && output.stored.is_none() && !output.replayed => {
+                Some((value, said))
+                    if value == output.value
+                        && !output.hidden
+                        && output.stored.is_none()
+                        && !output.replayed =>
+                {
                     let mut said = render_upstream_result(*said);
                     if let Some(message) = &output.message {
                         said.content.push(ContentBlock::text(message.clone()));
@@ -217,7 +268,8 @@ pub(crate) fn render_result(answer: &Answer, line: &CallChannel, has_schema: boo
                     said
                 }
                 _ => {
-                    let mut result = CallToolResult::success(vec![ContentBlock::text(output.for_model())]);
+                    let mut result =
+                        CallToolResult::success(vec![ContentBlock::text(output.for_model())]);
                     if output.value.is_object() && !output.hidden {
                         result.structured_content = Some(output.value.clone());
                     }
@@ -225,7 +277,9 @@ pub(crate) fn render_result(answer: &Answer, line: &CallChannel, has_schema: boo
                 }
             }
         }
-        Outcome::Signal(signal) => CallToolResult::structured(serde_json::to_value(signal).unwrap_or_default()),
+        Outcome::Signal(signal) => {
+            CallToolResult::structured(serde_json::to_value(signal).unwrap_or_default())
+        }
     };
     let mut meta = result.meta.take().unwrap_or_default();
     add_receipt(&mut meta, answer);
@@ -237,7 +291,10 @@ pub(crate) fn render_result(answer: &Answer, line: &CallChannel, has_schema: boo
             meta.insert("toolgate/replayed".to_owned(), json!(true));
         }
         if let Some(stored) = &output.stored {
-            meta.insert("toolgate/stored".to_owned(), serde_json::to_value(stored).unwrap_or_default());
+            meta.insert(
+                "toolgate/stored".to_owned(),
+                serde_json::to_value(stored).unwrap_or_default(),
+            );
         }
     }
     result.meta = Some(meta);
@@ -251,7 +308,8 @@ mod tests {
     #[test]
     fn reserved_metadata_is_removed_from_responses() {
         let said = json!({"action": "accept", "content": {"name": "x"}, "_meta": {"toolgate/call": "1", "own": 2}});
-        let told = restore_responses(InputResponses::from([("upstream_toolgate_a".to_owned(), said)]));
+        let told =
+            restore_responses(InputResponses::from([("upstream_toolgate_a".to_owned(), said)]));
         let heard = json!({"action": "accept", "content": {"name": "x"}, "_meta": {"own": 2}});
         assert_eq!(told, InputResponses::from([("toolgate_a".to_owned(), heard)]));
     }

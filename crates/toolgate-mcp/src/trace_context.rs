@@ -36,12 +36,16 @@ impl Injector for TraceContextInjector<'_> {
 
 /// Returns the trace context in the headers of a request.
 pub(crate) fn context_from_headers(parts: &Parts) -> Context {
-    opentelemetry::global::get_text_map_propagator(|propagator| propagator.extract(&TraceContextExtractor(None, Some(parts))))
+    opentelemetry::global::get_text_map_propagator(|propagator| {
+        propagator.extract(&TraceContextExtractor(None, Some(parts)))
+    })
 }
 
 /// Returns the trace context of a request.
 pub(crate) fn context_of_request(client: &CallClient<'_>) -> Context {
-    opentelemetry::global::get_text_map_propagator(|propagator| propagator.extract(&TraceContextExtractor(Some(client.meta), client.parts)))
+    opentelemetry::global::get_text_map_propagator(|propagator| {
+        propagator.extract(&TraceContextExtractor(Some(client.meta), client.parts))
+    })
 }
 
 /// Writes the current trace context into metadata for an upstream.
@@ -49,5 +53,7 @@ pub(crate) fn context_of_request(client: &CallClient<'_>) -> Context {
 /// Without a tracer, the values of the client stay.
 pub(crate) fn inject_trace_context(meta: &mut RequestMetaObject) {
     let context = tracing::Span::current().context();
-    opentelemetry::global::get_text_map_propagator(|propagator| propagator.inject_context(&context, &mut TraceContextInjector(meta)));
+    opentelemetry::global::get_text_map_propagator(|propagator| {
+        propagator.inject_context(&context, &mut TraceContextInjector(meta))
+    });
 }

@@ -15,7 +15,10 @@ pub fn home_dir() -> Option<PathBuf> {
 }
 
 fn home_from_passwd() -> Option<PathBuf> {
-    let (number, users) = (rustix::process::getuid().as_raw().to_string(), std::fs::read_to_string("/etc/passwd").ok()?);
+    let (number, users) = (
+        rustix::process::getuid().as_raw().to_string(),
+        std::fs::read_to_string("/etc/passwd").ok()?,
+    );
     let own = users.lines().find(|line| line.split(':').nth(2) == Some(&*number))?;
     own.split(':').nth(5).map(PathBuf::from)
 }

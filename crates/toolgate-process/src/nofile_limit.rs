@@ -14,8 +14,8 @@ static PREVIOUS_FILE_LIMIT: OnceLock<u64> = OnceLock::new();
 /// Raises the limit of open files of this process, up to 65,536.
 ///
 /// Most systems start programs with a low limit, for the sake of old programs. Upstreams that start
-/// through [`crate::sandbox::run_as_helper_if_requested`] get the previous limit. Call this function before you open a
-/// gateway.
+/// through [`crate::sandbox::run_as_helper_if_requested`] get the previous limit. Call this
+/// function before you open a gateway.
 pub fn raise_open_file_limit() {
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
     let wanted = maximum.map_or(MAX_OPEN_FILES, |most| most.min(MAX_OPEN_FILES));
@@ -47,9 +47,14 @@ mod tests {
 
     #[test]
     fn connections_leave_room_for_the_rest() {
-        for (files, connections) in
-            [(None, 16_384), (Some(1 << 20), 16_384), (Some(17_408), 16_384), (Some(4_096), 3_072), (Some(1_024), 512), (Some(256), 128)]
-        {
+        for (files, connections) in [
+            (None, 16_384),
+            (Some(1 << 20), 16_384),
+            (Some(17_408), 16_384),
+            (Some(4_096), 3_072),
+            (Some(1_024), 512),
+            (Some(256), 128),
+        ] {
             assert_eq!(connections_within_limit(files, 16_384), connections, "{files:?}");
         }
     }

@@ -13,11 +13,17 @@ use tokio::process::{Child, ChildStdin, Command};
 use crate::supervisor::OUTPUT_DRAINED_SIGNAL;
 
 /// Configures a command with piped streams, a separate process group and an explicit environment.
-pub fn configure_isolation(command: &mut Command, led: bool, inherit: &[String], set: &BTreeMap<String, OsString>) {
+pub fn configure_isolation(
+    command: &mut Command,
+    led: bool,
+    inherit: &[String],
+    set: &BTreeMap<String, OsString>,
+) {
     command.env_clear().stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     // The supervisor must stay alive until it has killed all descendants.
     command.process_group(0).kill_on_drop(!led);
-    command.envs(inherit.iter().filter_map(|name| std::env::var_os(name).map(|value| (name, value))));
+    command
+        .envs(inherit.iter().filter_map(|name| std::env::var_os(name).map(|value| (name, value))));
     command.envs(set);
 }
 
@@ -30,8 +36,8 @@ pub async fn write_stdin(stdin: Option<ChildStdin>, text: &[u8]) {
     }
 }
 
-/// Kills a program when dropped: all its descendants if it has a supervisor (see [`crate::supervisor`]),
-/// else its process group.
+/// Kills a program when dropped: all its descendants if it has a supervisor (see
+/// [`crate::supervisor`]), else its process group.
 pub struct ProcessGroup {
     id: Option<Pid>,
     has_supervisor: bool,
@@ -47,7 +53,9 @@ impl ProcessGroup {
 
     /// Tells the supervisor that the output is read completely, so it need not wait for that.
     pub fn notify_output_drained(&self) {
-        if let Some(id) = self.id.filter(|_| self.has_supervisor && !self.has_exited.load(Ordering::Relaxed)) {
+        if let Some(id) =
+            self.id.filter(|_| self.has_supervisor && !self.has_exited.load(Ordering::Relaxed))
+        {
             let _ = kill_process(id, OUTPUT_DRAINED_SIGNAL);
         }
     }
@@ -57,7 +65,10 @@ impl ProcessGroup {
         let status = program.wait().await?;
         self.has_exited.store(true, Ordering::Relaxed);
         // If the supervisor was killed by force, only the process group of the rest is known.
-        if let Some(id) = self.id.filter(|_| self.has_supervisor && status.signal() == Some(Signal::KILL.as_raw())) {
+        if let Some(id) = self
+            .id
+            .filter(|_| self.has_supervisor && status.signal() == Some(Signal::KILL.as_raw()))
+        {
             let _ = kill_process_group(id, Signal::KILL);
         }
         Ok(status)

@@ -1,9 +1,9 @@
 //! Sandboxes programs: files with landlock, system calls with seccomp, resources with rlimits.
 //!
 //! A process must confine itself, before it runs the program, while it has one thread. So toolgate
-//! starts its own executable (or any program that calls [`run_as_helper_if_requested`] first in `main`) as a
-//! supervisor. The supervisor starts the executable once more, and that process confines itself and
-//! becomes the program.
+//! starts its own executable (or any program that calls [`run_as_helper_if_requested`] first in
+//! `main`) as a supervisor. The supervisor starts the executable once more, and that process
+//! confines itself and becomes the program.
 //!
 //! If the process cannot confine itself, the program does not run. The supervisor stays outside of
 //! the sandbox. When the program or the parent ends, it kills all descendants.
@@ -15,12 +15,13 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 use landlock::{
-    ABI, Access, AccessFs, AccessNet, BitFlags, CompatLevel, Compatible, PathBeneath, PathFd, Ruleset, RulesetAttr, RulesetCreatedAttr,
-    RulesetStatus, Scope,
+    ABI, Access, AccessFs, AccessNet, BitFlags, CompatLevel, Compatible, PathBeneath, PathFd,
+    Ruleset, RulesetAttr, RulesetCreatedAttr, RulesetStatus, Scope,
 };
 use rustix::process::{Resource, Rlimit};
 use seccompiler::{
-    BackendError, BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule, TargetArch,
+    BackendError, BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition,
+    SeccompFilter, SeccompRule, TargetArch,
 };
 use serde::{Deserialize, Serialize};
 
@@ -86,8 +87,15 @@ const SYSTEM_PATHS: [&str; 12] = [
     "/etc/ssl",
 ];
 /// Files that name resolution needs.
-const NAME_RESOLUTION_PATHS: [&str; 5] = ["/etc/resolv.conf", "/etc/hosts", "/etc/nsswitch.conf", "/etc/gai.conf", "/run/systemd/resolve"];
-const DEVICE_PATHS: [&str; 5] = ["/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"];
+const NAME_RESOLUTION_PATHS: [&str; 5] = [
+    "/etc/resolv.conf",
+    "/etc/hosts",
+    "/etc/nsswitch.conf",
+    "/etc/gai.conf",
+    "/run/systemd/resolve",
+];
+const DEVICE_PATHS: [&str; 5] =
+    ["/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"];
 /// Local socket families: `AF_UNIX` and `AF_VSOCK`, which some C libraries do not define.
 const LOCAL_SOCKET_FAMILIES: [i32; 2] = [libc::AF_UNIX, 40];
 /// Flags of `clone` that create a namespace.
@@ -100,7 +108,8 @@ const NAMESPACE_CLONE_FLAGS: [i32; 7] = [
     libc::CLONE_NEWPID,
     libc::CLONE_NEWNET,
 ];
-/// First arguments that start the supervisor (`SANDBOX_SUPERVISE_ARG`) and the sandboxed process (`SANDBOX_EXEC_ARG`).
+/// First arguments that start the supervisor (`SANDBOX_SUPERVISE_ARG`) and the sandboxed process
+/// (`SANDBOX_EXEC_ARG`).
 const SANDBOX_SUPERVISE_ARG: &str = "__toolgate_sandbox";
 const SANDBOX_EXEC_ARG: &str = "__toolgate_sandbox_enter";
 /// Environment variable that makes the sandboxed process report missing kernel features.
@@ -133,11 +142,18 @@ impl Sandbox {
     /// Returns the command-line arguments that start a program in this sandbox. The executable must
     /// call [`run_as_helper_if_requested`] and must be a child of this process.
     ///
-    /// If the sandbox cannot be set up, the supervisor ends by [`crate::supervisor::NOT_STARTED_SIGNAL`]. A program
-    /// cannot cause that.
-    pub fn command_line(&self, program: OsString, args: impl IntoIterator<Item = OsString>) -> Result<Vec<OsString>, serde_json::Error> {
+    /// If the sandbox cannot be set up, the supervisor ends by
+    /// [`crate::supervisor::NOT_STARTED_SIGNAL`]. A program cannot cause that.
+    pub fn command_line(
+        &self,
+        program: OsString,
+        args: impl IntoIterator<Item = OsString>,
+    ) -> Result<Vec<OsString>, serde_json::Error> {
         let (parent, spec) = (std::process::id().to_string(), serde_json::to_string(self)?);
-        Ok([SANDBOX_SUPERVISE_ARG.into(), parent.into(), spec.into(), program].into_iter().chain(args).collect())
+        Ok([SANDBOX_SUPERVISE_ARG.into(), parent.into(), spec.into(), program]
+            .into_iter()
+            .chain(args)
+            .collect())
     }
 
     /// Confines this process, or returns the reason why the kernel cannot.
@@ -158,9 +174,11 @@ impl Sandbox {
         ];
         for (resource, most) in limits {
             // Limits can only be lowered.
-            let most = rustix::process::getrlimit(resource).maximum.map_or(most, |now| now.min(most));
+            let most =
+                rustix::process::getrlimit(resource).maximum.map_or(most, |now| now.min(most));
             let limit = Rlimit { current: Some(most), maximum: Some(most) };
-            rustix::process::setrlimit(resource, limit).map_err(|error| format!("cannot set the limit for {resource:?}: {error}"))?;
+            rustix::process::setrlimit(resource, limit)
+                .map_err(|error| format!("cannot set the limit for {resource:?}: {error}"))?;
         }
         Ok(())
     }
@@ -185,14 +203,17 @@ impl Sandbox {
         let read = AccessFs::from_read(abi);
         let device: BitFlags<AccessFs> = AccessFs::ReadFile | AccessFs::WriteFile;
         let network = NAME_RESOLUTION_PATHS.iter().filter(|_| self.network);
-        let system = SYSTEM_PATHS.iter().chain(network).map(|path| (PathBuf::from(path), read, false));
+        let system =
+            SYSTEM_PATHS.iter().chain(network).map(|path| (PathBuf::from(path), read, false));
         let devices = DEVICE_PATHS.iter().map(|path| (PathBuf::from(path), device, false));
         let asked = self
             .read
             .iter()
             .map(|path| (path.clone(), read, true))
             .chain(self.write.iter().map(|path| (path.clone(), AccessFs::from_all(abi), true)));
-        for (path, access, wanted) in system.chain(devices).chain(asked).chain([(program.to_owned(), read, true)]) {
+        for (path, access, wanted) in
+            system.chain(devices).chain(asked).chain([(program.to_owned(), read, true)])
+        {
             let opened = match PathFd::new(&path) {
                 Ok(opened) => opened,
                 Err(_) if !wanted => continue,
@@ -204,7 +225,9 @@ impl Sandbox {
         }
         let status = rules.restrict_self().map_err(said)?;
         match status.ruleset {
-            RulesetStatus::NotEnforced => Err("this kernel cannot restrict file access (landlock)".to_owned()),
+            RulesetStatus::NotEnforced => {
+                Err("this kernel cannot restrict file access (landlock)".to_owned())
+            }
             RulesetStatus::PartiallyEnforced if std::env::var_os(SANDBOX_REPORT_ENV).is_some() => {
                 let _ = std::io::Write::write_all(
                     &mut std::io::stderr(),
@@ -250,18 +273,28 @@ impl Sandbox {
         // With network access, only local sockets are denied. Without it, all sockets are denied.
         // Local services are denied because they can start programs outside of the sandbox.
         let local = LOCAL_SOCKET_FAMILIES.into_iter().filter(|_| self.network);
-        let local = local.map(|family| first_argument_condition(SeccompCmpOp::Eq, u64::from(family.unsigned_abs())));
-        rules.insert(libc::SYS_socket, local.collect::<Result<Vec<_>, _>>().map_err(seccomp_error)?);
+        let local = local.map(|family| {
+            first_argument_condition(SeccompCmpOp::Eq, u64::from(family.unsigned_abs()))
+        });
+        rules
+            .insert(libc::SYS_socket, local.collect::<Result<Vec<_>, _>>().map_err(seccomp_error)?);
         // A process may lower its own limits. With the limits of another process it could kill that
         // process, which landlock does not prevent.
-        rules.insert(libc::SYS_prlimit64, vec![first_argument_condition(SeccompCmpOp::Ne, 0).map_err(seccomp_error)?]);
+        rules.insert(
+            libc::SYS_prlimit64,
+            vec![first_argument_condition(SeccompCmpOp::Ne, 0).map_err(seccomp_error)?],
+        );
         let namespace = |flag: i32| {
             let flag = u64::from(flag.unsigned_abs());
             first_argument_condition(SeccompCmpOp::MaskedEq(flag), flag)
         };
         rules.insert(
             libc::SYS_clone,
-            NAMESPACE_CLONE_FLAGS.into_iter().map(namespace).collect::<Result<Vec<_>, _>>().map_err(seccomp_error)?,
+            NAMESPACE_CLONE_FLAGS
+                .into_iter()
+                .map(namespace)
+                .collect::<Result<Vec<_>, _>>()
+                .map_err(seccomp_error)?,
         );
         deny_system_calls(rules, libc::EPERM)?;
         // `clone3` passes its flags by pointer, which seccomp cannot read. `ENOSYS` makes libc fall
@@ -286,12 +319,20 @@ fn first_argument_condition(is: SeccompCmpOp, value: u64) -> Result<SeccompRule,
 fn deny_system_calls(mut rules: SyscallRules, with: i32) -> Result<(), String> {
     // The x32 ABI has separate numbers for the same calls.
     if std::env::consts::ARCH == "x86_64" {
-        let others: SyscallRules = rules.iter().map(|(call, cases)| (call | 0x4000_0000, cases.clone())).collect();
+        let others: SyscallRules =
+            rules.iter().map(|(call, cases)| (call | 0x4000_0000, cases.clone())).collect();
         rules.extend(others);
     }
     let arch = TargetArch::try_from(std::env::consts::ARCH).map_err(seccomp_error)?;
-    let filter = SeccompFilter::new(rules, SeccompAction::Allow, SeccompAction::Errno(with.unsigned_abs()), arch).map_err(seccomp_error)?;
-    let program: BpfProgram = filter.try_into().map_err(|error: BackendError| seccomp_error(error))?;
+    let filter = SeccompFilter::new(
+        rules,
+        SeccompAction::Allow,
+        SeccompAction::Errno(with.unsigned_abs()),
+        arch,
+    )
+    .map_err(seccomp_error)?;
+    let program: BpfProgram =
+        filter.try_into().map_err(|error: BackendError| seccomp_error(error))?;
     seccompiler::apply_filter(&program).map_err(seccomp_error)
 }
 
@@ -300,13 +341,22 @@ fn deny_system_calls(mut rules: SyscallRules, with: i32) -> Result<(), String> {
 /// # Errors
 /// The sandbox is unavailable, for this reason.
 pub fn test_sandbox(launcher: &std::path::Path) -> Result<Option<String>, String> {
-    let words = Sandbox::default().command_line("true".into(), []).map_err(|error| error.to_string())?;
+    let words =
+        Sandbox::default().command_line("true".into(), []).map_err(|error| error.to_string())?;
     let told = |error: std::io::Error| error.to_string();
     let mut command = Command::new(launcher);
-    command.args(words).env(SANDBOX_REPORT_ENV, "1").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+    command
+        .args(words)
+        .env(SANDBOX_REPORT_ENV, "1")
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped());
     let mut program = command.spawn().map_err(told)?;
     let mut said = Vec::new();
-    let heard = program.stderr.take().map_or(Ok(0), |mut stderr| std::io::Read::read_to_end(&mut stderr, &mut said));
+    let heard = program
+        .stderr
+        .take()
+        .map_or(Ok(0), |mut stderr| std::io::Read::read_to_end(&mut stderr, &mut said));
     supervisor::notify_output_drained(&program);
     let status = program.wait().map_err(told)?;
     heard.map_err(told)?;
@@ -334,8 +384,10 @@ pub fn close_inherited_files() -> Result<(), String> {
 
 /// Closes all files except the standard streams and one file.
 pub fn close_files_except(kept: Option<i32>) -> Result<(), String> {
-    let open = std::fs::read_dir("/proc/self/fd").map_err(|error| format!("cannot list the open files: {error}"))?;
-    let open: Vec<i32> = open.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
+    let open = std::fs::read_dir("/proc/self/fd")
+        .map_err(|error| format!("cannot list the open files: {error}"))?;
+    let open: Vec<i32> =
+        open.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
     for file in open.into_iter().filter(|file| *file > 2 && Some(*file) != kept) {
         // The list includes the descriptor of the directory itself, which is closed already.
         let _ = nix::unistd::close(file);
@@ -355,7 +407,11 @@ fn count_own_threads() -> u64 {
 
 /// Counts the threads of a process from its `status` file. Returns 0 for a process of another user.
 fn count_threads(status: &str, uid: u32) -> u64 {
-    let number = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)?.split_whitespace().next()?.parse::<u64>().ok());
+    let number = |name: &str| {
+        status.lines().find_map(|line| {
+            line.strip_prefix(name)?.split_whitespace().next()?.parse::<u64>().ok()
+        })
+    };
     if number("Uid:") == Some(u64::from(uid)) { number("Threads:").unwrap_or(1) } else { 0 }
 }
 
@@ -396,16 +452,26 @@ pub fn run_as_helper_if_requested() {
 
 /// Prints why the program did not run, for the parent process.
 fn print_error(why: &str) {
-    let _ = std::io::Write::write_all(&mut std::io::stderr(), format!("toolgate sandbox: {why}\n").as_bytes());
+    let _ = std::io::Write::write_all(
+        &mut std::io::stderr(),
+        format!("toolgate sandbox: {why}\n").as_bytes(),
+    );
 }
 
 /// Confines this process and becomes the program. Returns only on error.
-fn enter_sandbox(leader: &OsStr, mut words: impl Iterator<Item = OsString>) -> Result<std::convert::Infallible, String> {
+fn enter_sandbox(
+    leader: &OsStr,
+    mut words: impl Iterator<Item = OsString>,
+) -> Result<std::convert::Infallible, String> {
     supervisor::prepare_exec(leader)?;
-    let spec = words.next().and_then(|spec| spec.into_string().ok()).ok_or("missing sandbox specification")?;
+    let spec = words
+        .next()
+        .and_then(|spec| spec.into_string().ok())
+        .ok_or("missing sandbox specification")?;
     let room: Sandbox = serde_json::from_str(&spec).map_err(|error| error.to_string())?;
     let program = words.next().ok_or("missing program")?;
-    let found = find_program(&program).ok_or_else(|| format!("there is no program {}", program.display()))?;
+    let found = find_program(&program)
+        .ok_or_else(|| format!("there is no program {}", program.display()))?;
     room.confine_process(&found)?;
     Err(format!("{}: {}", found.display(), Command::new(&found).args(words).exec()))
 }
@@ -417,7 +483,10 @@ fn find_program(program: &std::ffi::OsStr) -> Option<PathBuf> {
         return path.canonicalize().ok();
     }
     let places = std::env::var_os("PATH").unwrap_or_else(|| "/usr/bin:/bin".into());
-    std::env::split_paths(&places).map(|place| place.join(&path)).find(|path| path.is_file()).and_then(|path| path.canonicalize().ok())
+    std::env::split_paths(&places)
+        .map(|place| place.join(&path))
+        .find(|path| path.is_file())
+        .and_then(|path| path.canonicalize().ok())
 }
 
 #[cfg(test)]
@@ -427,9 +496,15 @@ mod tests {
     #[test]
     fn threads_count_like_processes() {
         let status = "Name:\tUid: 7\nUmask:\t0022\nTgid:\t42\nUid:\t1000\t0\t0\t0\nGid:\t1000\t0\t0\t0\nThreads:\t31\n";
-        assert_eq!((count_threads(status, 1000), count_threads(status, 0), count_threads("", 0)), (31, 0, 0));
+        assert_eq!(
+            (count_threads(status, 1000), count_threads(status, 0), count_threads("", 0)),
+            (31, 0, 0)
+        );
         let end = std::sync::Arc::new(std::sync::Barrier::new(201));
-        let naps: Vec<_> = (0..200).map(|_| std::sync::Arc::clone(&end)).map(|end| std::thread::spawn(move || end.wait())).collect();
+        let naps: Vec<_> = (0..200)
+            .map(|_| std::sync::Arc::clone(&end))
+            .map(|end| std::thread::spawn(move || end.wait()))
+            .collect();
         let counted = count_own_threads();
         end.wait();
         naps.into_iter().for_each(|nap| drop(nap.join()));

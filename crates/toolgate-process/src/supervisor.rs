@@ -13,8 +13,9 @@ use nix::sys::signalfd::{SfdFlags, SignalFd};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::{FdFlags, fcntl_setfd, ioctl_fionbio};
 use rustix::process::{
-    Pid, PidfdFlags, Resource, Rlimit, Signal, WaitOptions, WaitStatus, getpid, getppid, getrlimit, kill_process, pidfd_open,
-    set_child_subreaper, set_parent_process_death_signal, setrlimit, wait,
+    Pid, PidfdFlags, Resource, Rlimit, Signal, WaitOptions, WaitStatus, getpid, getppid, getrlimit,
+    kill_process, pidfd_open, set_child_subreaper, set_parent_process_death_signal, setrlimit,
+    wait,
 };
 
 /// First argument that turns a program that calls
@@ -61,18 +62,25 @@ pub fn run_as_supervisor_if_requested() {
     let mut words = std::env::args_os().skip(1);
     let word = words.next();
     let code = if word.as_deref() == Some(EXEC_ARG.as_ref()) {
-        let (Some(leader), Some(program)) = (words.next(), words.next()) else { std::process::exit(NOT_STARTED_EXIT_CODE) };
+        let (Some(leader), Some(program)) = (words.next(), words.next()) else {
+            std::process::exit(NOT_STARTED_EXIT_CODE)
+        };
         // Returns only if `exec` fails.
         let why = match prepare_exec(&leader) {
             Ok(()) => Command::new(&program).args(words).exec().to_string(),
             Err(why) => why,
         };
         report_start_error(&program, &why)
-    } else if let Some(kind) = [(SUPERVISE_ARG, SupervisorMode::Service), (SUPERVISE_UNTIL_EOF_ARG, SupervisorMode::Captured)]
-        .into_iter()
-        .find(|(known, _)| word.as_deref() == Some(known.as_ref()))
+    } else if let Some(kind) = [
+        (SUPERVISE_ARG, SupervisorMode::Service),
+        (SUPERVISE_UNTIL_EOF_ARG, SupervisorMode::Captured),
+    ]
+    .into_iter()
+    .find(|(known, _)| word.as_deref() == Some(known.as_ref()))
     {
-        let (Some(parent), words) = (words.next(), words.collect::<Vec<_>>()) else { std::process::exit(NOT_STARTED_EXIT_CODE) };
+        let (Some(parent), words) = (words.next(), words.collect::<Vec<_>>()) else {
+            std::process::exit(NOT_STARTED_EXIT_CODE)
+        };
         let Some(program) = words.first() else { std::process::exit(NOT_STARTED_EXIT_CODE) };
         match supervise(&parent, EXEC_ARG, &words, kind.1) {
             Ok((status, _)) => exit_code_of(status),
@@ -100,13 +108,22 @@ pub enum SupervisorMode {
 /// Waits until the child or the parent has ended, then kills all remaining descendants. Returns the
 /// exit status of the child, and whether the child reported that it could not become the program.
 /// For a sandbox, the number of the error pipe follows the pid.
-pub fn supervise(parent: &OsStr, next: &str, words: &[OsString], kind: SupervisorMode) -> Result<(Option<WaitStatus>, bool), String> {
+pub fn supervise(
+    parent: &OsStr,
+    next: &str,
+    words: &[OsString],
+    kind: SupervisorMode,
+) -> Result<(Option<WaitStatus>, bool), String> {
     // A signal that one thread blocks is delivered to another thread.
     if std::fs::read_dir("/proc/self/task").map_err(|error| error.to_string())?.count() > 1 {
-        return Err("the process has several threads: call `enter_if_asked` first in `main`".to_owned());
+        return Err(
+            "the process has several threads: call `enter_if_asked` first in `main`".to_owned()
+        );
     }
     // The parent may have exited already, which a later check could not detect.
-    let parent = getppid().filter(|now| parent.to_str() == Some(format_pid(*now).as_str())).ok_or("the parent process has exited")?;
+    let parent = getppid()
+        .filter(|now| parent.to_str() == Some(format_pid(*now).as_str()))
+        .ok_or("the parent process has exited")?;
     if let Some(before) = std::env::var(NOFILE_ENV).ok().and_then(|files| files.parse().ok()) {
         restore_file_limit(before);
     }
@@ -121,7 +138,9 @@ pub fn supervise(parent: &OsStr, next: &str, words: &[OsString], kind: Superviso
     let mut news = None;
     let tell = if kind == SupervisorMode::Sandboxed {
         let (hear, tell) = std::io::pipe().map_err(said)?;
-        ioctl_fionbio(&hear, true).and_then(|()| fcntl_setfd(&tell, FdFlags::empty())).map_err(|error| error.to_string())?;
+        ioctl_fionbio(&hear, true)
+            .and_then(|()| fcntl_setfd(&tell, FdFlags::empty()))
+            .map_err(|error| error.to_string())?;
         command.arg(tell.as_raw_fd().to_string());
         news = Some(hear);
         Some(tell)
@@ -134,7 +153,13 @@ pub fn supervise(parent: &OsStr, next: &str, words: &[OsString], kind: Superviso
     let _ = rustix::stdio::dup2_stdin(&nothing);
     let _ = rustix::stdio::dup2_stdout(&nothing);
     let _ = rustix::stdio::dup2_stderr(&nothing);
-    Ok(wait_and_reap(i32::try_from(child.id()).ok().and_then(Pid::from_raw), parent, &told, kind, news))
+    Ok(wait_and_reap(
+        i32::try_from(child.id()).ok().and_then(Pid::from_raw),
+        parent,
+        &told,
+        kind,
+        news,
+    ))
 }
 
 /// Pipe on which the child reports that `exec` failed (one byte).
@@ -146,8 +171,14 @@ impl SpawnErrorPipe {
     /// Opens the pipe that `lead` has created under this number, and closes all other files except
     /// the standard streams.
     pub fn open(number: &OsStr) -> Result<Self, String> {
-        let number: i32 = number.to_str().and_then(|number| number.parse().ok()).ok_or("invalid number of the error pipe")?;
-        let tell = File::options().write(true).open(format!("/proc/self/fd/{number}")).map_err(|error| error.to_string())?;
+        let number: i32 = number
+            .to_str()
+            .and_then(|number| number.parse().ok())
+            .ok_or("invalid number of the error pipe")?;
+        let tell = File::options()
+            .write(true)
+            .open(format!("/proc/self/fd/{number}"))
+            .map_err(|error| error.to_string())?;
         crate::sandbox::close_files_except(Some(tell.as_raw_fd()))?;
         Ok(Self(tell))
     }
@@ -204,9 +235,14 @@ fn restore_file_limit(before: u64) {
 /// Prepares the process for the program: unblocks all signals, and dies with the supervisor.
 pub fn prepare_exec(leader: &OsStr) -> Result<(), String> {
     let _ = SigSet::empty().thread_set_mask();
-    set_parent_process_death_signal(Some(Signal::KILL)).map_err(|error| format!("cannot set the parent-death signal: {error}"))?;
+    set_parent_process_death_signal(Some(Signal::KILL))
+        .map_err(|error| format!("cannot set the parent-death signal: {error}"))?;
     // The supervisor may have exited before the signal was set.
-    if getppid().map(format_pid).as_deref() == leader.to_str() { Ok(()) } else { Err("the supervisor has exited".to_owned()) }
+    if getppid().map(format_pid).as_deref() == leader.to_str() {
+        Ok(())
+    } else {
+        Err("the supervisor has exited".to_owned())
+    }
 }
 
 /// Ends this process with the status of the program, including a signal.
@@ -236,7 +272,8 @@ fn report_start_error(program: &OsStr, why: &str) -> i32 {
 fn watch_signals() -> std::io::Result<SignalFd> {
     set_child_subreaper(Some(getpid()))?;
     SigSet::all().thread_block()?;
-    let heard: SigSet = TERMINATION_SIGNALS.into_iter().chain([Name::SIGCHLD, Name::SIGUSR1]).collect();
+    let heard: SigSet =
+        TERMINATION_SIGNALS.into_iter().chain([Name::SIGCHLD, Name::SIGUSR1]).collect();
     Ok(SignalFd::with_flags(&heard, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC)?)
 }
 
@@ -290,7 +327,12 @@ fn wait_and_reap(
                 Ok(Some(_)) => {}
                 Ok(None) => break,
                 // No children are left.
-                Err(_) => return (ended, never || news.as_ref().and_then(read_spawn_error) == Some(true)),
+                Err(_) => {
+                    return (
+                        ended,
+                        never || news.as_ref().and_then(read_spawn_error) == Some(true),
+                    );
+                }
             }
         }
         for pid in child_pids() {
@@ -302,7 +344,9 @@ fn wait_and_reap(
 }
 
 fn exit_code_of(status: Option<WaitStatus>) -> i32 {
-    let code = |status: WaitStatus| status.exit_status().or_else(|| status.terminating_signal().map(|signal| 128 + signal));
+    let code = |status: WaitStatus| {
+        status.exit_status().or_else(|| status.terminating_signal().map(|signal| 128 + signal))
+    };
     status.and_then(code).unwrap_or(NOT_STARTED_EXIT_CODE)
 }
 

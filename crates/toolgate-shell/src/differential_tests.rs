@@ -150,7 +150,11 @@ impl CommandFuzzer {
     fn random_command(&mut self) -> String {
         let mut text: Vec<char> = self.pick(SEED_COMMANDS).chars().collect();
         if self.next_below(4) == 0 {
-            text.extend(self.pick(&["\n", "; ", " && ", " | "]).chars().chain(self.pick(SEED_COMMANDS).chars()));
+            text.extend(
+                self.pick(&["\n", "; ", " && ", " | "])
+                    .chars()
+                    .chain(self.pick(SEED_COMMANDS).chars()),
+            );
         }
         for _ in 0..1 + self.next_below(5) {
             let at = self.next_below(text.len() + 1);
@@ -194,14 +198,24 @@ impl BashTestbed {
         let home = tempfile::tempdir().unwrap();
         let programs = home.path().join("programs");
         std::fs::create_dir(&programs).unwrap();
-        let found = |name: &str| ["/usr/bin", "/bin"].iter().map(|place| Path::new(place).join(name)).find(|path| path.exists()).unwrap();
+        let found = |name: &str| {
+            ["/usr/bin", "/bin"]
+                .iter()
+                .map(|place| Path::new(place).join(name))
+                .find(|path| path.exists())
+                .unwrap()
+        };
         for name in ["cat", "env", "true", "false", "xargs", "sleep"] {
             symlink(found(name), programs.join(name)).unwrap();
         }
         let bash = found("bash");
         symlink(&bash, programs.join("sh")).unwrap();
         let zap = programs.join("zap");
-        std::fs::write(&zap, format!("#!/bin/sh\n: > '{}'\n", home.path().join("zapped").display())).unwrap();
+        std::fs::write(
+            &zap,
+            format!("#!/bin/sh\n: > '{}'\n", home.path().join("zapped").display()),
+        )
+        .unwrap();
         std::fs::set_permissions(&zap, std::fs::Permissions::from_mode(0o755)).unwrap();
         let ground = Self { home, bash, is_root: rustix::process::geteuid().is_root() };
         ground.chown_to_nobody(ground.home.path());
@@ -230,12 +244,19 @@ impl BashTestbed {
     }
 
     fn run(&self, text: &str) -> BashRunEffects {
-        let (zapped, desk, said) = (self.home.path().join("zapped"), self.home.path().join("desk"), self.home.path().join("said"));
+        let (zapped, desk, said) = (
+            self.home.path().join("zapped"),
+            self.home.path().join("desk"),
+            self.home.path().join("said"),
+        );
         let _ = std::fs::remove_file(&said);
         let out = std::fs::File::create(&said).unwrap();
         let mut command = Command::new(&self.bash);
         command.args(["--norc", "--noprofile", "-c", text]).env_clear().current_dir(&desk);
-        command.env("PATH", self.home.path().join("programs")).env("HOME", &desk).env("FUNCNEST", "4");
+        command
+            .env("PATH", self.home.path().join("programs"))
+            .env("HOME", &desk)
+            .env("FUNCNEST", "4");
         command.stdin(Stdio::null()).stderr(out.try_clone().unwrap()).stdout(out).process_group(0);
         if self.is_root {
             command.uid(NOBODY_USER_ID).gid(NOBODY_USER_ID);
@@ -247,12 +268,17 @@ impl BashTestbed {
             std::thread::sleep(Duration::from_micros(300));
         }
         // Background processes get little time.
-        if text.contains('&') || text.contains("coproc") || text.contains(">(") || text.contains("<(") {
+        if text.contains('&')
+            || text.contains("coproc")
+            || text.contains(">(")
+            || text.contains("<(")
+        {
             std::thread::sleep(Duration::from_millis(5));
         }
         // Kill the process group until it is empty, or only zombies remain.
         for _ in 0..20 {
-            let is_left = rustix::process::kill_process_group(group, rustix::process::Signal::KILL).is_ok();
+            let is_left =
+                rustix::process::kill_process_group(group, rustix::process::Signal::KILL).is_ok();
             child.wait().unwrap();
             if !is_left {
                 break;
@@ -261,8 +287,12 @@ impl BashTestbed {
         }
         let did = BashRunEffects {
             has_run_program: std::fs::remove_file(zapped).is_ok(),
-            has_touched_file: std::fs::read_to_string(desk.join("secret")).ok().as_deref() != Some(SECRET_CONTENT)
-                || std::fs::read(said).unwrap().windows(SECRET_CONTENT.len()).any(|part| part == SECRET_CONTENT.as_bytes()),
+            has_touched_file: std::fs::read_to_string(desk.join("secret")).ok().as_deref()
+                != Some(SECRET_CONTENT)
+                || std::fs::read(said)
+                    .unwrap()
+                    .windows(SECRET_CONTENT.len())
+                    .any(|part| part == SECRET_CONTENT.as_bytes()),
         };
         if did.has_touched_file || std::fs::read_dir(&desk).unwrap().count() != 1 {
             self.reset_working_directory();
@@ -272,12 +302,25 @@ impl BashTestbed {
 }
 
 /// Returns the commands that pass although they should not, and the number that passed.
-fn find_undetected_commands(ground: &BashTestbed, seed: u64, rounds: usize) -> (Vec<String>, usize) {
+fn find_undetected_commands(
+    ground: &BashTestbed,
+    seed: u64,
+    rounds: usize,
+) -> (Vec<String>, usize) {
     let (mut chance, mut leaks, mut tried) = (CommandFuzzer(seed.max(1)), Vec::new(), 0);
     // Check that the test detects the effects.
-    assert_eq!(ground.run("zap; echo a > secret"), BashRunEffects { has_run_program: true, has_touched_file: true });
-    assert_eq!(ground.run("cat secret"), BashRunEffects { has_run_program: false, has_touched_file: true });
-    assert_eq!(ground.run("echo zap secret; : > other"), BashRunEffects { has_run_program: false, has_touched_file: false });
+    assert_eq!(
+        ground.run("zap; echo a > secret"),
+        BashRunEffects { has_run_program: true, has_touched_file: true }
+    );
+    assert_eq!(
+        ground.run("cat secret"),
+        BashRunEffects { has_run_program: false, has_touched_file: true }
+    );
+    assert_eq!(
+        ground.run("echo zap secret; : > other"),
+        BashRunEffects { has_run_program: false, has_touched_file: false }
+    );
     for _ in 0..rounds {
         let text = chance.random_command();
         let shell = ShellAnalysis::analyze(&text);
@@ -285,13 +328,16 @@ fn find_undetected_commands(ground: &BashTestbed, seed: u64, rounds: usize) -> (
             continue;
         }
         let runs = text.contains('z') && shell.match_program("zap") == Certainty::No;
-        let touches =
-            text.contains("se") && shell.match_paths(&[PathPattern::new("secret", "/home/ann")], false, true, None) == Certainty::No;
+        let touches = text.contains("se")
+            && shell.match_paths(&[PathPattern::new("secret", "/home/ann")], false, true, None)
+                == Certainty::No;
         if runs || touches {
             tried += 1;
             // Run the command twice, because a background process of an earlier command may cause
             // the effect.
-            let is_leak = |did: BashRunEffects| (did.has_run_program && runs) || (did.has_touched_file && touches);
+            let is_leak = |did: BashRunEffects| {
+                (did.has_run_program && runs) || (did.has_touched_file && touches)
+            };
             if is_leak(ground.run(&text)) && is_leak(ground.run(&text)) {
                 leaks.push(text);
             }
@@ -303,7 +349,10 @@ fn find_undetected_commands(ground: &BashTestbed, seed: u64, rounds: usize) -> (
 
 #[test]
 fn effects_of_bash_are_detected_or_doubted() {
-    let seed: u64 = std::env::var("TOOLGATE_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(0x9e37_79b9_7f4a_7c15);
+    let seed: u64 = std::env::var("TOOLGATE_SEED")
+        .ok()
+        .and_then(|seed| seed.parse().ok())
+        .unwrap_or(0x9e37_79b9_7f4a_7c15);
     let (half, grounds) = (fuzz_rounds() / 2, [BashTestbed::new(), BashTestbed::new()]);
     let (one, other) = std::thread::scope(|threads| {
         let one = threads.spawn(|| find_undetected_commands(&grounds[0], seed, half));
@@ -312,5 +361,10 @@ fn effects_of_bash_are_detected_or_doubted() {
     let (found, tried) = ([one.0, other.0].concat(), one.1 + other.1);
     println!("{tried} of {} commands passed and were run", fuzz_rounds());
     assert!(tried > fuzz_rounds() / 100, "too few commands pass: {tried}");
-    assert!(found.is_empty(), "{} commands pass but should not: {:#?}", found.len(), &found[..found.len().min(40)]);
+    assert!(
+        found.is_empty(),
+        "{} commands pass but should not: {:#?}",
+        found.len(),
+        &found[..found.len().min(40)]
+    );
 }

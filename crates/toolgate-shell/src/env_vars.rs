@@ -7,7 +7,8 @@ use crate::program::options::{known_prefix, split_name_value};
 /// The reason that is reported if a command sets such a variable.
 pub(crate) const VARIABLE_CHANGE_REASON: &str = "a variable changes what commands do";
 /// Programs that fill variables from other sources.
-const VARIABLE_FILLING_PROGRAMS: &[&str] = &["getopts", "mapfile", "print", "printf", "read", "readarray"];
+const VARIABLE_FILLING_PROGRAMS: &[&str] =
+    &["getopts", "mapfile", "print", "printf", "read", "readarray"];
 /// Programs that declare variables. The grammar knows them, except in spellings such as `\export`.
 const VARIABLE_DECLARING_PROGRAMS: &[&str] = &["declare", "export", "local", "readonly", "typeset"];
 
@@ -26,7 +27,10 @@ pub(crate) fn is_behaviour_declaration(words: &[&str]) -> bool {
         // If the name is plain, its value is checked with it.
         match plain == name {
             true => is_behaviour_change(variable_of_element(name), value) && name != "PATH",
-            false => is_behaviour_change(variable_of_element(&plain), value.filter(|_| word.ends_with(['"', '\'']))),
+            false => is_behaviour_change(
+                variable_of_element(&plain),
+                value.filter(|_| word.ends_with(['"', '\''])),
+            ),
         }
     };
     is_nameref_declaration(first, rest.iter().copied()) || rest.iter().copied().any(one)
@@ -34,7 +38,8 @@ pub(crate) fn is_behaviour_declaration(words: &[&str]) -> bool {
 
 /// Returns whether a command creates an alias that can set another variable: `declare -n`.
 fn is_nameref_declaration<'w>(program: &str, mut words: impl Iterator<Item = &'w str>) -> bool {
-    let is_flag = |word: &str| word.starts_with('-') && !word.starts_with("--") && word.contains('n');
+    let is_flag =
+        |word: &str| word.starts_with('-') && !word.starts_with("--") && word.contains('n');
     matches!(program, "declare" | "local" | "typeset") && words.any(is_flag)
 }
 
@@ -46,14 +51,30 @@ pub(crate) fn is_behaviour_input(words: &[ShellWord]) -> bool {
     match program.text() {
         Some("print" | "printf") => {
             // Only the running shell knows the name after `-v`.
-            let behind = rest.windows(2).any(|pair| matches!(pair, [flag, name] if flag.text() == Some("-v") && is_open(name)));
-            behind || texts().any(is_behaviour_name) || rest.iter().any(|word| is_open(word) && known_prefix(word).0.starts_with("-v"))
+            let behind = rest.windows(2).any(
+                |pair| matches!(pair, [flag, name] if flag.text() == Some("-v") && is_open(name)),
+            );
+            behind
+                || texts().any(is_behaviour_name)
+                || rest.iter().any(|word| is_open(word) && known_prefix(word).0.starts_with("-v"))
         }
         Some(program) if VARIABLE_FILLING_PROGRAMS.contains(&program) => {
-            let takes = |option: &str| option.starts_with('-') && option.ends_with(['C', 'N', 'O', 'c', 'd', 'i', 'n', 'p', 's', 't', 'u']);
-            let is_value = |at: usize| at.checked_sub(1).and_then(|before| rest.get(before)).and_then(ShellWord::text).is_some_and(takes);
-            let names = rest.iter().enumerate().filter(|(at, word)| is_open(word) && !is_value(*at));
-            texts().any(is_behaviour_name) || names.map(|(_, word)| known_prefix(word).0).any(|begins| !begins.starts_with('-'))
+            let takes = |option: &str| {
+                option.starts_with('-')
+                    && option.ends_with(['C', 'N', 'O', 'c', 'd', 'i', 'n', 'p', 's', 't', 'u'])
+            };
+            let is_value = |at: usize| {
+                at.checked_sub(1)
+                    .and_then(|before| rest.get(before))
+                    .and_then(ShellWord::text)
+                    .is_some_and(takes)
+            };
+            let names =
+                rest.iter().enumerate().filter(|(at, word)| is_open(word) && !is_value(*at));
+            texts().any(is_behaviour_name)
+                || names
+                    .map(|(_, word)| known_prefix(word).0)
+                    .any(|begins| !begins.starts_with('-'))
         }
         Some(program) if VARIABLE_DECLARING_PROGRAMS.contains(&program) => {
             is_nameref_declaration(program, texts()) || rest.iter().any(is_behaviour_assignment)
@@ -65,7 +86,9 @@ pub(crate) fn is_behaviour_input(words: &[ShellWord]) -> bool {
 /// Returns whether a word is the name of such a variable, or ends with one: `-vHOME`.
 fn is_behaviour_name(word: &str) -> bool {
     let glued = (2..=8).filter_map(|at| word.get(at..)).filter(|_| word.starts_with('-'));
-    std::iter::once(word).chain(glued).any(|name| is_behaviour_change(variable_of_element(name), None))
+    std::iter::once(word)
+        .chain(glued)
+        .any(|name| is_behaviour_change(variable_of_element(name), None))
 }
 
 /// Returns the name of the variable that an element belongs to: `BASH_CMDS[ls]`.
@@ -83,12 +106,17 @@ fn is_behaviour_assignment(word: &ShellWord) -> bool {
 
 /// Returns whether `for NAME in …` sets such a variable.
 pub(crate) fn is_behaviour_loop(name: &str, values: &[ShellWord]) -> bool {
-    if values.is_empty() { is_behaviour_change(name, None) } else { values.iter().any(|value| is_behaviour_change(name, value.text())) }
+    if values.is_empty() {
+        is_behaviour_change(name, None)
+    } else {
+        values.iter().any(|value| is_behaviour_change(name, value.text()))
+    }
 }
 
 /// Returns whether `${NAME:=value}` sets such a variable.
 pub(crate) fn is_behaviour_default(text: &str) -> bool {
-    let inside = text.strip_prefix("${").and_then(|text| text.strip_suffix('}')).unwrap_or_default();
+    let inside =
+        text.strip_prefix("${").and_then(|text| text.strip_suffix('}')).unwrap_or_default();
     let Some((name, value)) = inside.split_once('=') else { return false };
     let name = variable_of_element(name.trim_end_matches(':'));
     let is_plain = name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');

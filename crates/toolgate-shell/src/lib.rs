@@ -104,43 +104,81 @@ impl ShellAnalysis {
     pub fn match_program(&self, pattern: &str) -> Certainty {
         let wanted: Vec<&str> = pattern.split_whitespace().collect();
         let one = |command: &ShellCommand| {
-            match_command(&command.words, &wanted).max(crate::nested_command::can_run_match(command, |words| match_command(words, &wanted)))
+            match_command(&command.words, &wanted)
+                .max(crate::nested_command::can_run_match(command, |words| {
+                    match_command(words, &wanted)
+                }))
         };
         // A guessed script may not run at all.
         let script = |script: &ShellCommand| {
-            match_command(&script.words, &wanted).min(if script.is_guessed { Certainty::Maybe } else { Certainty::Yes })
+            match_command(&script.words, &wanted).min(if script.is_guessed {
+                Certainty::Maybe
+            } else {
+                Certainty::Yes
+            })
         };
-        self.commands.iter().map(one).chain(self.scripts.iter().map(script)).max().unwrap_or(Certainty::No)
+        self.commands
+            .iter()
+            .map(one)
+            .chain(self.scripts.iter().map(script))
+            .max()
+            .unwrap_or(Certainty::No)
     }
 
     /// Returns whether the command names one of these files.
     ///
     /// With `lenient`, words that only the running shell knows are ignored, unless the command
     /// changes something. If `from` is absent, trees that are only read count if `trees` is set.
-    pub fn match_paths(&self, places: &[PathPattern<'_>], lenient: bool, trees: bool, from: Option<&str>) -> Certainty {
+    pub fn match_paths(
+        &self,
+        places: &[PathPattern<'_>],
+        lenient: bool,
+        trees: bool,
+        from: Option<&str>,
+    ) -> Certainty {
         let letters = |command: &ShellCommand| {
-            let words: &[ShellWord] = if crate::program::file_effects::names_no_files(command) { &[] } else { &command.words };
+            let words: &[ShellWord] = if crate::program::file_effects::names_no_files(command) {
+                &[]
+            } else {
+                &command.words
+            };
             words.iter().chain(&command.redirect_files).map(ShellWord::partial_len).sum::<usize>()
         };
-        let written = self.commands.iter().filter(|command| !command.is_guessed).map(letters).sum::<usize>();
-        if written > MAX_PARTIAL_WORD_BYTES || self.commands.iter().map(letters).sum::<usize>() > MAX_GUESSED_WORD_BYTES {
-            return self.without_partial_words().match_paths(places, lenient, trees, from).max(Certainty::Maybe);
+        let written =
+            self.commands.iter().filter(|command| !command.is_guessed).map(letters).sum::<usize>();
+        if written > MAX_PARTIAL_WORD_BYTES
+            || self.commands.iter().map(letters).sum::<usize>() > MAX_GUESSED_WORD_BYTES
+        {
+            return self
+                .without_partial_words()
+                .match_paths(places, lenient, trees, from)
+                .max(Certainty::Maybe);
         }
         let goes = |command: &ShellCommand| {
-            matches!(command.program(), Some("cd" | "pushd" | "popd") | None) || crate::path::working_dir::has_directory_option(command)
+            matches!(command.program(), Some("cd" | "pushd" | "popd") | None)
+                || crate::path::working_dir::has_directory_option(command)
         };
         let moves = self.commands.iter().any(goes);
-        let wanders = from.zip(places.first()).map(|(from, place)| self.reachable_directories(from, place.home));
-        let feeds = self.commands.iter().any(|command| matches!(command.program(), Some("xargs" | "parallel")));
+        let wanders = from
+            .zip(places.first())
+            .map(|(from, place)| self.reachable_directories(from, place.home));
+        let feeds = self
+            .commands
+            .iter()
+            .any(|command| matches!(command.program(), Some("xargs" | "parallel")));
         let kept = self.possible_path_values();
         let ways = crate::word::partial::path_prefixes(&kept);
-        let guessed: Vec<ShellCommand> = self.commands.iter().flat_map(crate::nested_command::possible_changes).collect();
+        let guessed: Vec<ShellCommand> =
+            self.commands.iter().flat_map(crate::nested_command::possible_changes).collect();
         let one = |command: &ShellCommand, place: &PathPattern<'_>, is_led_to: bool| {
             let words = command.words.get(1..).unwrap_or_default();
             // The directory that `git -C` names is not what `git` changes.
-            let given = if command.program() == Some("git") { skip_git_options(words) } else { words };
-            let changes = crate::program::file_effects::is_file_change(command) && !command.is_unlikely;
-            let is_here = |word: &ShellWord| from.is_some_and(|from| place.can_be_named_from(from, word));
+            let given =
+                if command.program() == Some("git") { skip_git_options(words) } else { words };
+            let changes =
+                crate::program::file_effects::is_file_change(command) && !command.is_unlikely;
+            let is_here =
+                |word: &ShellWord| from.is_some_and(|from| place.can_be_named_from(from, word));
             let known = |word: &ShellWord, sure: Certainty| match sure {
                 // A file pattern matches files in the current directory. A word that starts with an
                 // unknown part may continue to the place.
@@ -155,9 +193,17 @@ impl ShellAnalysis {
                     Certainty::No
                 }
                 Certainty::Maybe if lenient && word.is_unknown() && !changes => Certainty::No,
-                Certainty::Maybe if lenient && word.is_unknown_path() && !changes && !is_led_to => Certainty::No,
+                Certainty::Maybe if lenient && word.is_unknown_path() && !changes && !is_led_to => {
+                    Certainty::No
+                }
                 // Many files share a name, but relative to `from` the word may mean the place.
-                Certainty::Yes if lenient && place.has_only_same_name_as_word(word) && !changes && !moves && !is_here(word) => {
+                Certainty::Yes
+                    if lenient
+                        && place.has_only_same_name_as_word(word)
+                        && !changes
+                        && !moves
+                        && !is_here(word) =>
+                {
                     let is_open = place.has_rare_name()
                         && !command.is_vague
                         && !command.is_unlikely
@@ -167,75 +213,155 @@ impl ShellAnalysis {
                 sure => sure,
             };
             let spared = crate::program::file_effects::non_file_positions(command);
-            let named = words
-                .iter()
-                .enumerate()
-                .filter(|(at, _)| !crate::program::file_effects::names_no_files(command) && spared.binary_search(at).is_err());
-            let named = named.filter(|(_, word)| !crate::program::implicit_reads::is_non_file_word(command, word));
+            let named = words.iter().enumerate().filter(|(at, _)| {
+                !crate::program::file_effects::names_no_files(command)
+                    && spared.binary_search(at).is_err()
+            });
+            let named = named.filter(|(_, word)| {
+                !crate::program::implicit_reads::is_non_file_word(command, word)
+            });
             let sent = crate::program::implicit_writes::uploaded_files(command);
             let named = named.map(|(_, word)| word).chain(&sent);
-            let named = named.map(|word| known(word, place.match_word(word))).max().unwrap_or(Certainty::No);
-            let specs = if changes { crate::program::implicit_writes::git_pathspecs(command) } else { Vec::new() };
-            let named = named.max(specs.iter().map(|word| place.match_word(word)).max().unwrap_or(Certainty::No));
-            let files = command.redirect_files.iter().map(|word| place.match_word(word)).max().unwrap_or(Certainty::No);
+            let named = named
+                .map(|word| known(word, place.match_word(word)))
+                .max()
+                .unwrap_or(Certainty::No);
+            let specs = if changes {
+                crate::program::implicit_writes::git_pathspecs(command)
+            } else {
+                Vec::new()
+            };
+            let named = named.max(
+                specs.iter().map(|word| place.match_word(word)).max().unwrap_or(Certainty::No),
+            );
+            let files = command
+                .redirect_files
+                .iter()
+                .map(|word| place.match_word(word))
+                .max()
+                .unwrap_or(Certainty::No);
             let best = |of: bool, f: &dyn Fn(&ShellWord) -> Certainty| {
                 if of { words.iter().map(f).max().unwrap_or(Certainty::No) } else { Certainty::No }
             };
-            let hidden = best(crate::program::file_effects::runs_code(command), &|word| known(word, place.match_in_code(word)));
+            let hidden = best(crate::program::file_effects::runs_code(command), &|word| {
+                known(word, place.match_in_code(word))
+            });
             let reads = crate::program::file_effects::is_tree_reader(command);
             let read = match &wanders {
                 Some(wanders) => place.match_tree_read(command, wanders, feeds, lenient),
                 None if !trees => Certainty::No,
-                None if moves && !lenient => best(reads, &|word| place.match_absolute_parent(word).max(place.match_parent(word))),
+                None if moves && !lenient => best(reads, &|word| {
+                    place.match_absolute_parent(word).max(place.match_parent(word))
+                }),
                 None => best(reads, &|word| place.match_absolute_parent(word)),
             };
             let stands = command.known_directory();
             let mut written = crate::program::implicit_writes::implicitly_written_files(command);
             written.extend(crate::path::derived::derived_files(command));
-            let written =
-                written.iter().map(|file| place.match_word(&crate::program::implicit_writes::relative_to_start(file, stands))).max();
-            let is_open = crate::program::implicit_writes::unknown_output_files(command).iter().any(|file| place.can_match_partially(file));
-            let written = written.unwrap_or(Certainty::No).max(if is_open { Certainty::Maybe } else { Certainty::No });
+            let written = written
+                .iter()
+                .map(|file| {
+                    place.match_word(&crate::program::implicit_writes::relative_to_start(
+                        file, stands,
+                    ))
+                })
+                .max();
+            let is_open = crate::program::implicit_writes::unknown_output_files(command)
+                .iter()
+                .any(|file| place.can_match_partially(file));
+            let written = written.unwrap_or(Certainty::No).max(if is_open {
+                Certainty::Maybe
+            } else {
+                Certainty::No
+            });
             // An unpacked archive may contain any file.
             let filled = crate::program::implicit_writes::filled_directories(command)
                 .iter()
-                .map(|to| place.match_parent(&crate::program::implicit_writes::relative_to_start(to, stands)).min(Certainty::Maybe))
+                .map(|to| {
+                    place
+                        .match_parent(&crate::program::implicit_writes::relative_to_start(
+                            to, stands,
+                        ))
+                        .min(Certainty::Maybe)
+                })
                 .max();
             let reached = read.max(written).max(filled.unwrap_or(Certainty::No));
             // A file that is put into a directory keeps its name there.
             let mut put = crate::program::implicit_writes::created_files(command);
-            let given = if put.is_empty() { given } else { given.split_last().map_or(given, |(_, sources)| sources) };
+            let given = if put.is_empty() {
+                given
+            } else {
+                given.split_last().map_or(given, |(_, sources)| sources)
+            };
             put.extend(crate::program::implicit_writes::created_link(command));
             let at_it = |file: &ShellWord| {
-                let is_here = file.text().is_none_or(|text| text.starts_with("./") || text.starts_with("../"));
+                let is_here = file
+                    .text()
+                    .is_none_or(|text| text.starts_with("./") || text.starts_with("../"));
                 let file = crate::program::implicit_writes::relative_to_start(file, stands);
-                place.match_word(&file).max(place.match_parent(&file)).min(if is_here { Certainty::Maybe } else { Certainty::Yes })
+                place.match_word(&file).max(place.match_parent(&file)).min(if is_here {
+                    Certainty::Maybe
+                } else {
+                    Certainty::Yes
+                })
             };
             let put = put.iter().map(at_it).max().unwrap_or(Certainty::No);
             let clears = changes && !crate::program::implicit_writes::is_index_only_change(command);
-            let above = if clears { given.iter().map(|word| place.match_changed_parent(word, stands)).max() } else { None };
+            let above = if clears {
+                given.iter().map(|word| place.match_changed_parent(word, stands)).max()
+            } else {
+                None
+            };
             let patched = match &command.stdin {
-                Some(StdinSource::Text(text)) if crate::program::file_effects::is_patch_program(command) => {
+                Some(StdinSource::Text(text))
+                    if crate::program::file_effects::is_patch_program(command) =>
+                {
                     place.match_in_code(text).max(place.match_patch(text))
                 }
-                Some(StdinSource::Pipe | StdinSource::Unknown) if crate::program::file_effects::is_patch_program(command) && !lenient => {
+                Some(StdinSource::Pipe | StdinSource::Unknown)
+                    if crate::program::file_effects::is_patch_program(command) && !lenient =>
+                {
                     Certainty::Maybe
                 }
                 _ => Certainty::No,
             };
-            let told =
-                if crate::program::file_effects::has_external_file_list(command) && !lenient { Certainty::Maybe } else { Certainty::No };
-            named.max(files).max(hidden).max(above.unwrap_or(Certainty::No)).max(put).max(reached).max(patched).max(told)
+            let told = if crate::program::file_effects::has_external_file_list(command) && !lenient
+            {
+                Certainty::Maybe
+            } else {
+                Certainty::No
+            };
+            named
+                .max(files)
+                .max(hidden)
+                .max(above.unwrap_or(Certainty::No))
+                .max(put)
+                .max(reached)
+                .max(patched)
+                .max(told)
         };
         // Without `lenient`, every unknown word is in doubt, whatever it expands to.
         let handed: &[ShellWord] = if lenient { &kept } else { &[] };
         let may_be_it = |place: &PathPattern<'_>| {
-            handed.iter().map(|text| place.match_in_code(text).min(Certainty::Maybe)).max().unwrap_or(Certainty::No)
+            handed
+                .iter()
+                .map(|text| place.match_in_code(text).min(Certainty::Maybe))
+                .max()
+                .unwrap_or(Certainty::No)
         };
         let each = |place: &PathPattern<'_>| {
             let is_led_to = handed.iter().any(|text| place.has_parent_in(text));
-            let named = self.commands.iter().map(|command| one(command, place, is_led_to)).max().unwrap_or(Certainty::No);
-            let guessed = guessed.iter().map(|command| one(command, place, is_led_to).min(Certainty::Maybe)).max().unwrap_or(Certainty::No);
+            let named = self
+                .commands
+                .iter()
+                .map(|command| one(command, place, is_led_to))
+                .max()
+                .unwrap_or(Certainty::No);
+            let guessed = guessed
+                .iter()
+                .map(|command| one(command, place, is_led_to).min(Certainty::Maybe))
+                .max()
+                .unwrap_or(Certainty::No);
             named.max(guessed).max(may_be_it(place))
         };
         places.iter().map(each).max().unwrap_or(Certainty::No)
@@ -243,7 +369,9 @@ impl ShellAnalysis {
 
     /// Returns a copy in which every partly known word is entirely unknown.
     fn without_partial_words(&self) -> Self {
-        let plain = |word: &ShellWord| if word.text().is_some() { word.clone() } else { ShellWord::unknown(word.can_split) };
+        let plain = |word: &ShellWord| {
+            if word.text().is_some() { word.clone() } else { ShellWord::unknown(word.can_split) }
+        };
         let mut same = self.clone();
         for command in &mut same.commands {
             command.words = command.words.iter().map(plain).collect();
@@ -258,28 +386,42 @@ impl ShellAnalysis {
     /// that are only printed.
     fn possible_path_values(&self) -> Vec<ShellWord> {
         let is_open = |word: &ShellWord| word.text().is_none() && !word.is_pattern();
-        let opens =
-            |command: &ShellCommand| !crate::program::file_effects::names_no_files(command) && command.words.iter().skip(1).any(is_open);
+        let opens = |command: &ShellCommand| {
+            !crate::program::file_effects::names_no_files(command)
+                && command.words.iter().skip(1).any(is_open)
+        };
         if !self.commands.iter().any(opens) {
             return Vec::new();
         }
         let fed = |command: &ShellCommand| match (command.program(), &command.stdin) {
-            (Some("mapfile" | "parallel" | "read" | "readarray" | "xargs"), Some(StdinSource::Text(text))) => {
-                text.text().map(str::to_owned)
-            }
+            (
+                Some("mapfile" | "parallel" | "read" | "readarray" | "xargs"),
+                Some(StdinSource::Text(text)),
+            ) => text.text().map(str::to_owned),
             _ => None,
         };
         let is_way = |text: &String| text.contains(['/', '~']) || text.contains("HOME");
-        let kept = self.variable_values.iter().cloned().chain(self.commands.iter().filter_map(fed)).filter(is_way);
+        let kept = self
+            .variable_values
+            .iter()
+            .cloned()
+            .chain(self.commands.iter().filter_map(fed))
+            .filter(is_way);
         let kept = kept.map(|text| text.replace("${HOME}", "~").replace("$HOME", "~"));
         // Text for people contains names and slashes that are not paths.
-        let is_path = |text: &&str| *text == "~" || (text.contains('/') && text.chars().any(|letter| letter != '/'));
+        let is_path = |text: &&str| {
+            *text == "~" || (text.contains('/') && text.chars().any(|letter| letter != '/'))
+        };
         let said = self
             .commands
             .iter()
             .filter(|command| crate::program::file_effects::names_no_files(command))
             .flat_map(|command| command.words.iter().skip(1));
-        let said = said.flat_map(|word| word.texts()).flat_map(crate::path::pattern::split_paths).filter(is_path).map(str::to_owned);
+        let said = said
+            .flat_map(|word| word.texts())
+            .flat_map(crate::path::pattern::split_paths)
+            .filter(is_path)
+            .map(str::to_owned);
         let mut all = HashSet::new();
         kept.chain(said).filter(|text| all.insert(text.clone())).map(ShellWord::known).collect()
     }
@@ -288,22 +430,35 @@ impl ShellAnalysis {
     pub fn is_fully_known(&self) -> bool {
         let told = |command: &ShellCommand| {
             crate::program::file_effects::has_external_file_list(command)
-                || (crate::program::file_effects::is_patch_program(command) && command.stdin.is_some())
+                || (crate::program::file_effects::is_patch_program(command)
+                    && command.stdin.is_some())
         };
-        let known = |command: &ShellCommand| command.words.iter().chain(&command.redirect_files).all(|word| word.text().is_some());
+        let known = |command: &ShellCommand| {
+            command.words.iter().chain(&command.redirect_files).all(|word| word.text().is_some())
+        };
         self.commands.iter().all(|command| known(command) && !told(command))
     }
 
     /// Returns whether a word may be a path from the home directory.
     pub fn can_name_home(&self) -> bool {
-        let from_home =
-            |word: &ShellWord| word.spellings().iter().flatten().any(|part| matches!(part, WordPart::Text(text) if text.contains('~')));
+        let from_home = |word: &ShellWord| {
+            word.spellings()
+                .iter()
+                .flatten()
+                .any(|part| matches!(part, WordPart::Text(text) if text.contains('~')))
+        };
         let is_fed = |command: &ShellCommand| matches!(&command.stdin, Some(StdinSource::Text(text)) if from_home(text));
         // `cd` without arguments goes to the home directory.
-        let goes = |command: &ShellCommand| crate::path::working_dir::entered_directories(command).contains(&"~");
-        let is_kept = || self.variable_values.iter().any(|text| text.contains('~') || text.contains("HOME"));
-        let is_there =
-            |command: &ShellCommand| command.words.iter().chain(&command.redirect_files).any(from_home) || is_fed(command) || goes(command);
+        let goes = |command: &ShellCommand| {
+            crate::path::working_dir::entered_directories(command).contains(&"~")
+        };
+        let is_kept =
+            || self.variable_values.iter().any(|text| text.contains('~') || text.contains("HOME"));
+        let is_there = |command: &ShellCommand| {
+            command.words.iter().chain(&command.redirect_files).any(from_home)
+                || is_fed(command)
+                || goes(command)
+        };
         is_kept() || self.commands.iter().any(is_there)
     }
 }
@@ -324,25 +479,36 @@ impl ShellCommand {
     /// Options of `git` itself may select another directory.
     pub(crate) fn known_directory(&self) -> Option<&ShellWord> {
         let words = self.words.get(1..).unwrap_or_default();
-        self.working_directory.as_ref().filter(|_| self.program() != Some("git") || skip_git_options(words).len() == words.len())
+        self.working_directory.as_ref().filter(|_| {
+            self.program() != Some("git") || skip_git_options(words).len() == words.len()
+        })
     }
 }
 
 /// Returns whether words are a command that matches the wanted words.
 fn match_command(words: &[ShellWord], wanted: &[&str]) -> Certainty {
-    let (Some((program, rest)), Some((first, words))) = (wanted.split_first(), words.split_first()) else { return Certainty::No };
+    let (Some((program, rest)), Some((first, words))) = (wanted.split_first(), words.split_first())
+    else {
+        return Certainty::No;
+    };
     // `git-push` is `git push`.
     if *program == "git"
         && let Some(verb) = first.text().map(base_name).and_then(|name| name.strip_prefix("git-"))
     {
-        let words: Vec<ShellWord> = [ShellWord::known("git"), ShellWord::known(verb)].into_iter().chain(words.iter().cloned()).collect();
+        let words: Vec<ShellWord> = [ShellWord::known("git"), ShellWord::known(verb)]
+            .into_iter()
+            .chain(words.iter().cloned())
+            .collect();
         return match_command(&words, wanted);
     }
-    let called = combine_certainty(first.spellings().iter().map(|spelling| match spelling.as_slice() {
-        [WordPart::Text(name)] => ShellWord::known(base_name(name)).match_pattern(program),
-        [.., WordPart::Text(end)] if end.contains('/') => ShellWord::known(base_name(end)).match_pattern(program),
-        _ => Certainty::Maybe,
-    }));
+    let called =
+        combine_certainty(first.spellings().iter().map(|spelling| match spelling.as_slice() {
+            [WordPart::Text(name)] => ShellWord::known(base_name(name)).match_pattern(program),
+            [.., WordPart::Text(end)] if end.contains('/') => {
+                ShellWord::known(base_name(end)).match_pattern(program)
+            }
+            _ => Certainty::Maybe,
+        }));
     if called == Certainty::No {
         return Certainty::No;
     }
@@ -357,7 +523,11 @@ fn match_command(words: &[ShellWord], wanted: &[&str]) -> Certainty {
     }
     let verb = match (rest.first(), words.first()) {
         (Some(verb), Some(word)) if *program == "git" => {
-            word.match_pattern(verb).max(if word.can_split && word.is_unknown() { Certainty::Maybe } else { Certainty::No })
+            word.match_pattern(verb).max(if word.can_split && word.is_unknown() {
+                Certainty::Maybe
+            } else {
+                Certainty::No
+            })
         }
         (Some(_), None) if *program == "git" => Certainty::No,
         _ => Certainty::Yes,
@@ -370,7 +540,10 @@ fn skip_git_options(words: &[ShellWord]) -> &[ShellWord] {
     let mut rest = words;
     while let Some((first, more)) = rest.split_first() {
         match first.text() {
-            Some("-C" | "-c" | "--git-dir" | "--work-tree" | "--namespace" | "--super-prefix" | "--attr-source" | "--shallow-file") => {
+            Some(
+                "-C" | "-c" | "--git-dir" | "--work-tree" | "--namespace" | "--super-prefix"
+                | "--attr-source" | "--shallow-file",
+            ) => {
                 // A word that may expand to nothing can shift the option's value to the subcommand.
                 if more.first().is_some_and(|value| value.can_split && value.text().is_none()) {
                     return more;
@@ -399,25 +572,43 @@ fn match_flags(words: &[ShellWord], wanted: &str) -> Certainty {
     }
     // File names rarely look like flags.
     let open = |word: &ShellWord| {
-        word.is_unknown() || (word.text().is_none() && word.match_pattern("-*") == Certainty::Maybe && !word.is_pattern())
+        word.is_unknown()
+            || (word.text().is_none()
+                && word.match_pattern("-*") == Certainty::Maybe
+                && !word.is_pattern())
     };
     // A single word cannot be both a flag and its operand.
-    let operands = words.iter().filter(|word| word.text().is_none_or(|text| !text.starts_with('-'))).count();
-    if words.iter().any(|word| open(word) && (word.can_split || operands > 1)) { Certainty::Maybe } else { Certainty::No }
+    let operands =
+        words.iter().filter(|word| word.text().is_none_or(|text| !text.starts_with('-'))).count();
+    if words.iter().any(|word| open(word) && (word.can_split || operands > 1)) {
+        Certainty::Maybe
+    } else {
+        Certainty::No
+    }
 }
 
 /// Returns whether a word is a set of flags: `-rf`, but not `--force`, `-delete` or `-`.
 fn is_flag_cluster(word: &str) -> bool {
-    word.strip_prefix('-').is_some_and(|flags| (1..=3).contains(&flags.len()) && flags.chars().all(char::is_alphabetic))
+    word.strip_prefix('-').is_some_and(|flags| {
+        (1..=3).contains(&flags.len()) && flags.chars().all(char::is_alphabetic)
+    })
 }
 
 /// Returns the flags of a word: those of `-rf`, and `f` for `--force`.
 fn flag_letters(word: &str) -> Option<String> {
     match word.strip_prefix("--") {
         Some(long) => {
-            let known = [("recursive", 'r'), ("force", 'f'), ("delete", 'd'), ("all", 'a'), ("interactive", 'i'), ("hard", 'h')];
+            let known = [
+                ("recursive", 'r'),
+                ("force", 'f'),
+                ("delete", 'd'),
+                ("all", 'a'),
+                ("interactive", 'i'),
+                ("hard", 'h'),
+            ];
             // Programs accept abbreviated options: `rm --rec`.
-            let is_one = |name: &str| long.starts_with(name) || (!long.is_empty() && name.starts_with(long));
+            let is_one =
+                |name: &str| long.starts_with(name) || (!long.is_empty() && name.starts_with(long));
             known.iter().find(|(name, _)| is_one(name)).map(|(_, flag)| flag.to_string())
         }
         None => word.strip_prefix('-').map(str::to_owned),
@@ -433,7 +624,9 @@ fn match_in_order(wanted: &[&str], words: &[ShellWord]) -> Certainty {
     if least(Certainty::Yes) {
         Certainty::Yes
     // A word that may expand to several words can be all wanted words.
-    } else if least(Certainty::Maybe) || words.iter().any(|word| word.can_split && word.is_unknown()) {
+    } else if least(Certainty::Maybe)
+        || words.iter().any(|word| word.can_split && word.is_unknown())
+    {
         Certainty::Maybe
     } else {
         Certainty::No

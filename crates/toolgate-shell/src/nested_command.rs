@@ -10,9 +10,10 @@ use crate::parse;
 use crate::path::pattern::is_device;
 use crate::program::options::{is_make_code_variable, known_prefix, split_name_value};
 use crate::program::tables::{
-    BEHAVIOUR_VARIABLES, BROWSER_VARIABLES, CODE_RUNNING_OPTIONS, DATABASE_CLIENT_ESCAPES, HARMLESS_SHELL_OPTIONS,
-    HARMLESS_VARIABLE_VALUES, INTERPRETER_FLAGS, INTERPRETERS, KNOWN_PYTHON_MODULES, OPAQUE_PROGRAMS, RESERVED_WORDS, SHELL_PROGRAMS,
-    SIMPLE_PROGRAMS, WRAPPER_PROGRAMS,
+    BEHAVIOUR_VARIABLES, BROWSER_VARIABLES, CODE_RUNNING_OPTIONS, DATABASE_CLIENT_ESCAPES,
+    HARMLESS_SHELL_OPTIONS, HARMLESS_VARIABLE_VALUES, INTERPRETER_FLAGS, INTERPRETERS,
+    KNOWN_PYTHON_MODULES, OPAQUE_PROGRAMS, RESERVED_WORDS, SHELL_PROGRAMS, SIMPLE_PROGRAMS,
+    WRAPPER_PROGRAMS,
 };
 use crate::wrapper::{analyze_exec_options, analyze_git, unwrap_command};
 
@@ -61,42 +62,60 @@ impl<'d> NestingBudget<'d> {
 
 /// Returns whether setting a variable changes what commands do.
 pub(crate) fn is_behaviour_change(name: &str, value: Option<&str>) -> bool {
-    const BEHAVIOUR_VARIABLE_SUFFIXES: [&str; 7] = ["PAGER", "EDITOR", "BROWSER", "ASKPASS", "_WRAPPER", "_RUNNER", "_COMMAND"];
+    const BEHAVIOUR_VARIABLE_SUFFIXES: [&str; 7] =
+        ["PAGER", "EDITOR", "BROWSER", "ASKPASS", "_WRAPPER", "_RUNNER", "_COMMAND"];
     let named = |name: &str| {
-        name.starts_with("GIT_CONFIG") || name.starts_with("BASH_FUNC") || BEHAVIOUR_VARIABLE_SUFFIXES.iter().any(|end| name.ends_with(end))
+        name.starts_with("GIT_CONFIG")
+            || name.starts_with("BASH_FUNC")
+            || BEHAVIOUR_VARIABLE_SUFFIXES.iter().any(|end| name.ends_with(end))
     };
-    let powerful = BEHAVIOUR_VARIABLES.contains(&name) || named(name) || is_npm_program_setting(name);
+    let powerful =
+        BEHAVIOUR_VARIABLES.contains(&name) || named(name) || is_npm_program_setting(name);
     if name == "PATH" {
         // The search path contains a relative or a temporary directory.
-        return value.is_none_or(|path| path.split(':').any(|part| !part.starts_with(['/', '~', '$']) || part.starts_with("/tmp")));
+        return value.is_none_or(|path| {
+            path.split(':')
+                .any(|part| !part.starts_with(['/', '~', '$']) || part.starts_with("/tmp"))
+        });
     }
-    powerful && !value.is_some_and(|value| HARMLESS_VARIABLE_VALUES.contains(&value) || is_tool_selection(name, value))
+    powerful
+        && !value.is_some_and(|value| {
+            HARMLESS_VARIABLE_VALUES.contains(&value) || is_tool_selection(name, value)
+        })
 }
 
 /// Returns whether a variable is a setting of `npm` that names a program. Upper and lower case are
 /// equal.
 fn is_npm_program_setting(name: &str) -> bool {
-    const NPM_PROGRAM_SETTINGS: &[&str] = &["browser", "editor", "git", "node_options", "script_shell", "shell", "viewer"];
+    const NPM_PROGRAM_SETTINGS: &[&str] =
+        &["browser", "editor", "git", "node_options", "script_shell", "shell", "viewer"];
     let name = name.to_ascii_lowercase().replace('-', "_");
     name.strip_prefix("npm_config_").is_some_and(|key| NPM_PROGRAM_SETTINGS.contains(&key))
 }
 
 /// Returns whether a variable only selects a tool by name and runs no command: `TEST_RUNNER=jest`.
 fn is_tool_selection(name: &str, value: &str) -> bool {
-    let is_run = BROWSER_VARIABLES.contains(&name) || name.starts_with("CARGO_") || is_npm_program_setting(name);
+    let is_run = BROWSER_VARIABLES.contains(&name)
+        || name.starts_with("CARGO_")
+        || is_npm_program_setting(name);
     let chooses = !is_run && (name.ends_with("_BROWSER") || name.ends_with("_RUNNER"));
     let is_plain = || {
-        let is_name = value.chars().all(|c| c.is_ascii_alphanumeric() || c == '-' || c == '_') && !value.starts_with('-');
+        let is_name = value.chars().all(|c| c.is_ascii_alphanumeric() || c == '-' || c == '_')
+            && !value.starts_with('-');
         is_name && !is_known_program(value) && !OPAQUE_PROGRAMS.contains(&value)
     };
-    (name.ends_with("BROWSER") && ["echo", "false", "none"].contains(&value)) || (chooses && is_plain())
+    (name.ends_with("BROWSER") && ["echo", "false", "none"].contains(&value))
+        || (chooses && is_plain())
 }
 
 /// Returns the option letters of an interpreter: those for code, and those that take a value.
 pub(crate) fn interpreter_options(program: &str) -> Option<(&'static str, &'static str)> {
     // `python3.12` is Python.
     let bare = program.trim_end_matches(|c: char| c.is_ascii_digit() || c == '.' || c == '-');
-    INTERPRETERS.iter().find(|(name, ..)| *name == program || *name == bare).map(|(_, flags, valued)| (*flags, *valued))
+    INTERPRETERS
+        .iter()
+        .find(|(name, ..)| *name == program || *name == bare)
+        .map(|(_, flags, valued)| (*flags, *valued))
 }
 
 /// Returns whether a program runs none of its words, or the code that it runs is analyzed.
@@ -120,11 +139,13 @@ fn has_option_in_word(program: &str, at: usize, word: &str, flag: &str) -> bool 
             !given.is_empty() && (long.starts_with(given) || given.starts_with(long))
         }),
         // The option may follow other letters: `zip -qTT`.
-        (None, Some(short)) if program == "zip" => {
-            word.strip_prefix('-').is_some_and(|given| !given.starts_with('-') && given.contains(short))
-        }
+        (None, Some(short)) if program == "zip" => word
+            .strip_prefix('-')
+            .is_some_and(|given| !given.starts_with('-') && given.contains(short)),
         // These programs have no clusters: `-DCMAKE_X=y`, `scala -version`.
-        (None, Some(short)) if short.chars().count() == 1 && !["cmake", "kotlin", "scala"].contains(&program) => {
+        (None, Some(short))
+            if short.chars().count() == 1 && !["cmake", "kotlin", "scala"].contains(&program) =>
+        {
             let cluster = word
                 .strip_prefix('-')
                 .filter(|given| !given.starts_with('-'))
@@ -150,13 +171,19 @@ fn words_before_script<'w>(program: &str, words: &'w [ShellWord]) -> &'w [ShellW
         return words.split(|word| word.text() == Some("--")).next().unwrap_or_default();
     }
     match words.iter().position(is_script) {
-        Some(at) if ["elixir", "ts-node", "tsx"].contains(&program) => words.get(..at).unwrap_or_default(),
+        Some(at) if ["elixir", "ts-node", "tsx"].contains(&program) => {
+            words.get(..at).unwrap_or_default()
+        }
         _ => words,
     }
 }
 
 /// Analyzes a command. With `nested`, a wrapper has already tried each of its words as a command.
-fn analyze_command(command: &ShellCommand, depth: NestingBudget<'_>, nested: bool) -> ShellAnalysis {
+fn analyze_command(
+    command: &ShellCommand,
+    depth: NestingBudget<'_>,
+    nested: bool,
+) -> ShellAnalysis {
     let mut found = ShellAnalysis::default();
     let Some((_, rest)) = command.words.split_first() else { return found };
     let Some(program) = command.program() else {
@@ -167,7 +194,10 @@ fn analyze_command(command: &ShellCommand, depth: NestingBudget<'_>, nested: boo
     }
     // Behind a wrapper every word is tried as a program, but `time` is a reserved word.
     let own = |word: &ShellWord| word.text().is_some_and(|word| RESERVED_WORDS.contains(&word));
-    let timed = rest.iter().find(|word| word.text().is_none_or(|text| !text.starts_with('-'))).filter(|_| program == "time");
+    let timed = rest
+        .iter()
+        .find(|word| word.text().is_none_or(|text| !text.starts_with('-')))
+        .filter(|_| program == "time");
     if !nested && command.words.first().into_iter().chain(timed).any(own) {
         found.opaque_reasons.push(format!("`{program}` is a reserved word of the shell"));
     }
@@ -188,13 +218,17 @@ fn analyze_command(command: &ShellCommand, depth: NestingBudget<'_>, nested: boo
     if !is_known_program(program) && !nested {
         let runs = |word: &ShellWord| {
             word.text().map(base_name).is_some_and(|name| {
-                SHELL_PROGRAMS.contains(&name) || interpreter_options(name).is_some() || WRAPPER_PROGRAMS.contains(&name) || name == "eval"
+                SHELL_PROGRAMS.contains(&name)
+                    || interpreter_options(name).is_some()
+                    || WRAPPER_PROGRAMS.contains(&name)
+                    || name == "eval"
             })
         };
         for at in 0..rest.len().min(MAX_WRAPPED_WORDS) {
             if rest.get(at).is_some_and(runs) {
                 let words = rest.get(at..).unwrap_or_default().to_vec();
-                let inner = ShellCommand { words, stdin: command.stdin.clone(), ..ShellCommand::default() };
+                let inner =
+                    ShellCommand { words, stdin: command.stdin.clone(), ..ShellCommand::default() };
                 found.merge(analyze_subcommand(inner, depth, true));
             }
         }
@@ -210,26 +244,37 @@ fn analyze_command(command: &ShellCommand, depth: NestingBudget<'_>, nested: boo
         "git" => found.merge(analyze_git(rest, depth)),
         "eval" | "trap" => found.merge(analyze_joined_words(rest, depth)),
         "set"
-            if rest
-                .iter()
-                .filter_map(ShellWord::text)
-                .any(|word| word == "keyword" || word == "posix" || (word.starts_with('-') && word.contains('k'))) =>
+            if rest.iter().filter_map(ShellWord::text).any(|word| {
+                word == "keyword"
+                    || word == "posix"
+                    || (word.starts_with('-') && word.contains('k'))
+            }) =>
         {
             found.opaque_reasons.push("`set` changes how words are parsed".to_owned());
         }
-        "gh" if rest.first().and_then(ShellWord::text).is_some_and(|verb| verb == "alias" || verb == "extension") => {
+        "gh" if rest
+            .first()
+            .and_then(ShellWord::text)
+            .is_some_and(|verb| verb == "alias" || verb == "extension") =>
+        {
             found.opaque_reasons.push("`gh` is configured to run another program".to_owned());
         }
         "source" | "." => {
             let rest = rest.strip_prefix(&[ShellWord::known("--")]).unwrap_or(rest);
             match rest.split_first().and_then(|(file, words)| Some((file, file.text()?, words))) {
                 Some((file, text, words)) => {
-                    found.merge(if is_device(text) { ShellAnalysis::default() } else { script_command(file, words, command) });
+                    found.merge(if is_device(text) {
+                        ShellAnalysis::default()
+                    } else {
+                        script_command(file, words, command)
+                    });
                     if is_device(text) || command.stdin.is_some() {
                         found.merge(analyze_shell_stdin(program, command, depth));
                     }
                 }
-                None => found.opaque_reasons.push("which file is read as commands is only known when it runs".to_owned()),
+                None => found
+                    .opaque_reasons
+                    .push("which file is read as commands is only known when it runs".to_owned()),
             }
         }
         "awk" | "gawk" | "mawk" | "nawk" => {
@@ -239,7 +284,9 @@ fn analyze_command(command: &ShellCommand, depth: NestingBudget<'_>, nested: boo
         }
         "sed" | "gsed" => {
             if !crate::program::sed::is_harmless_sed(rest) {
-                found.opaque_reasons.push("`sed` has code that can run or write anything".to_owned());
+                found
+                    .opaque_reasons
+                    .push("`sed` has code that can run or write anything".to_owned());
             }
         }
         "make" | "gmake" => {
@@ -248,38 +295,52 @@ fn analyze_command(command: &ShellCommand, depth: NestingBudget<'_>, nested: boo
                 let Some(text) = word.text() else {
                     // The beginning determines the meaning: `VERSION=$X`, `-j$X`.
                     let is_open = word.spellings().iter().any(|spelling| match spelling.first() {
-                        Some(WordPart::Text(text)) => text == "-" || text.starts_with("--") || is_make_code_variable(text),
+                        Some(WordPart::Text(text)) => {
+                            text == "-" || text.starts_with("--") || is_make_code_variable(text)
+                        }
                         first => matches!(first, Some(WordPart::AnyText)),
                     });
                     if is_open {
-                        found.opaque_reasons.push("`make` has a word that is only known when it runs".to_owned());
+                        found
+                            .opaque_reasons
+                            .push("`make` has a word that is only known when it runs".to_owned());
                     }
                     continue;
                 };
                 // Abbreviated options are accepted.
                 let (name, value) = split_name_value(text);
-                let is_file = name.len() > 2 && ["--file", "--makefile"].iter().any(|long| long.starts_with(name));
+                let is_file = name.len() > 2
+                    && ["--file", "--makefile"].iter().any(|long| long.starts_with(name));
                 let flags = text.strip_prefix('-').filter(|flags| !flags.starts_with('-'));
                 let file = match flags.and_then(|flags| flags.split_once('f')) {
                     // A process substitution that is glued to the option is a separate word here.
-                    _ if is_file => value.filter(|value| !value.is_empty()).or_else(|| words.next().and_then(ShellWord::text)),
+                    _ if is_file => value
+                        .filter(|value| !value.is_empty())
+                        .or_else(|| words.next().and_then(ShellWord::text)),
                     Some((_, "")) => words.next().and_then(ShellWord::text),
                     Some((_, file)) => Some(file),
                     None => Some("Makefile"),
                 };
                 if file.is_none_or(is_device) {
-                    found.opaque_reasons.push("`make` reads rules from a file that is not known".to_owned());
+                    found
+                        .opaque_reasons
+                        .push("`make` reads rules from a file that is not known".to_owned());
                 }
             }
             if rest.iter().any(|word| is_make_code_variable(known_prefix(word).0)) {
-                found.opaque_reasons.push("`make` has a variable that changes what it runs".to_owned());
+                found
+                    .opaque_reasons
+                    .push("`make` has a variable that changes what it runs".to_owned());
             }
             if command.stdin.is_some() {
                 found.opaque_reasons.push("`make` may read rules from its input".to_owned());
             }
         }
         _ if SHELL_PROGRAMS.contains(&program) => {
-            let files = rest.iter().zip(rest.iter().skip(1)).filter(|(word, _)| is_command_string_option(word));
+            let files = rest
+                .iter()
+                .zip(rest.iter().skip(1))
+                .filter(|(word, _)| is_command_string_option(word));
             files.for_each(|(_, file)| found.merge(script_command(file, &[], command)));
             found.merge(analyze_shell(program, rest, command, depth));
         }
@@ -296,7 +357,9 @@ fn analyze_command(command: &ShellCommand, depth: NestingBudget<'_>, nested: boo
 ///
 /// The text is a word of the database client or its input.
 fn has_client_escape(program: &str, rest: &[ShellWord], command: &ShellCommand) -> bool {
-    let Some((_, signs)) = DATABASE_CLIENT_ESCAPES.iter().find(|(name, _)| *name == program) else { return false };
+    let Some((_, signs)) = DATABASE_CLIENT_ESCAPES.iter().find(|(name, _)| *name == program) else {
+        return false;
+    };
     let fed = match &command.stdin {
         Some(StdinSource::Text(text)) => text.text(),
         _ => None,
@@ -304,14 +367,18 @@ fn has_client_escape(program: &str, rest: &[ShellWord], command: &ShellCommand) 
     // In SQL, `||` concatenates strings.
     let is_one = |text: &str| {
         let text = text.replace("||", "").to_lowercase();
-        signs.iter().any(|sign| if *sign == "|" { has_output_pipe(&text) } else { contains_sign(&text, sign) })
+        signs.iter().any(|sign| {
+            if *sign == "|" { has_output_pipe(&text) } else { contains_sign(&text, sign) }
+        })
     };
     rest.iter().filter_map(ShellWord::text).chain(fed).any(is_one)
 }
 
 /// Returns whether a database client sends its output to a program: `\o |sh` or `-o|sh`.
 fn has_output_pipe(text: &str) -> bool {
-    let leads = |(before, to): (&str, &str)| text.contains('\\') || (!to.is_empty() && !before.contains(char::is_whitespace));
+    let leads = |(before, to): (&str, &str)| {
+        text.contains('\\') || (!to.is_empty() && !before.contains(char::is_whitespace))
+    };
     text.split_once('|').is_some_and(leads)
 }
 
@@ -328,7 +395,11 @@ fn contains_sign(text: &str, sign: &str) -> bool {
 /// Analyzes a command inside another one.
 ///
 /// If the command is only a guess, a word that is not the name of a program is ignored.
-pub(crate) fn analyze_subcommand(command: ShellCommand, depth: NestingBudget<'_>, guessed: bool) -> ShellAnalysis {
+pub(crate) fn analyze_subcommand(
+    command: ShellCommand,
+    depth: NestingBudget<'_>,
+    guessed: bool,
+) -> ShellAnalysis {
     if guessed && command.program().is_none() {
         return ShellAnalysis::default();
     }
@@ -362,12 +433,20 @@ pub(crate) fn analyze_joined_words(words: &[ShellWord], depth: NestingBudget<'_>
 /// Returns whether a word makes a shell start with the commands of the next word. Bash accepts one
 /// dash for two.
 fn is_command_string_option(word: &ShellWord) -> bool {
-    word.text().is_some_and(|text| matches!(text, "--rcfile" | "--init-file" | "-rcfile" | "-init-file"))
+    word.text()
+        .is_some_and(|text| matches!(text, "--rcfile" | "--init-file" | "-rcfile" | "-init-file"))
 }
 
 /// Analyzes a shell that is started by the command.
-fn analyze_shell(program: &str, words: &[ShellWord], command: &ShellCommand, depth: NestingBudget<'_>) -> ShellAnalysis {
-    let unknown = || ShellAnalysis::opaque(format!("the code that `{program}` runs is only known when it runs"));
+fn analyze_shell(
+    program: &str,
+    words: &[ShellWord],
+    command: &ShellCommand,
+    depth: NestingBudget<'_>,
+) -> ShellAnalysis {
+    let unknown = || {
+        ShellAnalysis::opaque(format!("the code that `{program}` runs is only known when it runs"))
+    };
     let (mut words, mut has_code) = (words.iter(), false);
     while let Some(word) = words.next() {
         let Some(text) = word.text() else { return unknown() };
@@ -386,11 +465,15 @@ fn analyze_shell(program: &str, words: &[ShellWord], command: &ShellCommand, dep
                 // Each of these takes a word. Some values, and digits in `zsh`, change the meaning
                 // of patterns.
                 for _ in flags.chars().filter(|flag| matches!(flag, 'o' | 'O')) {
-                    if words.next().is_some_and(|value| value.text().is_none_or(|value| !HARMLESS_SHELL_OPTIONS.contains(&value))) {
+                    if words.next().is_some_and(|value| {
+                        value.text().is_none_or(|value| !HARMLESS_SHELL_OPTIONS.contains(&value))
+                    }) {
                         return unknown();
                     }
                 }
-                if (program == "zsh" && flags.contains(|flag: char| flag.is_ascii_digit())) || (program == "fish" && flags.contains('C')) {
+                if (program == "zsh" && flags.contains(|flag: char| flag.is_ascii_digit()))
+                    || (program == "fish" && flags.contains('C'))
+                {
                     return unknown();
                 }
                 if flags.contains('s') && !has_code {
@@ -423,17 +506,27 @@ fn analyze_shell(program: &str, words: &[ShellWord], command: &ShellCommand, dep
 fn script_command(file: &ShellWord, words: &[ShellWord], command: &ShellCommand) -> ShellAnalysis {
     let words = std::iter::once(file).chain(words).cloned().collect();
     ShellAnalysis {
-        scripts: vec![ShellCommand { words, is_guessed: command.is_guessed, ..ShellCommand::default() }],
+        scripts: vec![ShellCommand {
+            words,
+            is_guessed: command.is_guessed,
+            ..ShellCommand::default()
+        }],
         ..ShellAnalysis::default()
     }
 }
 
 /// Analyzes a shell that reads its commands from the standard input.
-fn analyze_shell_stdin(program: &str, command: &ShellCommand, depth: NestingBudget<'_>) -> ShellAnalysis {
+fn analyze_shell_stdin(
+    program: &str,
+    command: &ShellCommand,
+    depth: NestingBudget<'_>,
+) -> ShellAnalysis {
     match &command.stdin {
         Some(StdinSource::Text(word)) => match word.text() {
             Some(code) => parse::analyze_text(code, depth.nested()),
-            None => ShellAnalysis::opaque(format!("the code that `{program}` reads is only known when it runs")),
+            None => ShellAnalysis::opaque(format!(
+                "the code that `{program}` reads is only known when it runs"
+            )),
         },
         // The input may come from the parent process.
         _ => ShellAnalysis::opaque(format!("`{program}` reads its commands from elsewhere")),
@@ -441,7 +534,12 @@ fn analyze_shell_stdin(program: &str, command: &ShellCommand, depth: NestingBudg
 }
 
 /// Analyzes the words of an interpreter.
-fn analyze_interpreter(program: &str, (flags, valued): (&str, &str), words: &[ShellWord], command: &ShellCommand) -> ShellAnalysis {
+fn analyze_interpreter(
+    program: &str,
+    (flags, valued): (&str, &str),
+    words: &[ShellWord],
+    command: &ShellCommand,
+) -> ShellAnalysis {
     let anything = || ShellAnalysis::opaque(format!("`{program}` has code that can run anything"));
     if flags.is_empty() {
         return anything();
@@ -451,15 +549,24 @@ fn analyze_interpreter(program: &str, (flags, valued): (&str, &str), words: &[Sh
     while let Some(word) = words.next() {
         let Some(text) = word.text() else { return anything() };
         match text.strip_prefix('-') {
-            _ if text == "--version" || text == "--help" || (python && text == "-V") => return ShellAnalysis::default(),
+            _ if text == "--version" || text == "--help" || (python && text == "-V") => {
+                return ShellAnalysis::default();
+            }
             // Some interpreters print the version and continue.
             _ if !python && text == "-v" && words.len() == 0 => return ShellAnalysis::default(),
             // `-m` runs a Python module.
             Some(module) if python && module.starts_with('m') => {
-                let name = if module.len() > 1 { module.get(1..) } else { words.next().and_then(ShellWord::text) };
+                let name = if module.len() > 1 {
+                    module.get(1..)
+                } else {
+                    words.next().and_then(ShellWord::text)
+                };
                 let known = name.is_some_and(|name| KNOWN_PYTHON_MODULES.contains(&name));
-                let known =
-                    known && !(name == Some("pip") && words.any(|word| has_option_in_word("pip", 0, known_prefix(word).0, "--editor")));
+                let known = known
+                    && !(name == Some("pip")
+                        && words.any(|word| {
+                            has_option_in_word("pip", 0, known_prefix(word).0, "--editor")
+                        }));
                 return if known { ShellAnalysis::default() } else { anything() };
             }
             // The next word is the value of an option, not a script.
@@ -469,18 +576,24 @@ fn analyze_interpreter(program: &str, (flags, valued): (&str, &str), words: &[Sh
                     && !short.contains(|flag: char| flags.contains(flag)) =>
             {
                 // Some of these options do not always take a value.
-                if words.next().and_then(ShellWord::text).is_none_or(|value| value.starts_with('-')) {
+                if words.next().and_then(ShellWord::text).is_none_or(|value| value.starts_with('-'))
+                {
                     return anything();
                 }
             }
             Some(long) if long.starts_with('-') => {
                 // For other long options, it is not known whether they take a value or code.
-                if !INTERPRETER_FLAGS.contains(&text) && !text.starts_with("--max-old-space-size=") {
+                if !INTERPRETER_FLAGS.contains(&text) && !text.starts_with("--max-old-space-size=")
+                {
                     return anything();
                 }
                 has_tests |= text == "--test" && program.starts_with("node");
             }
-            Some(short) if short.is_empty() || short.contains(|flag: char| flags.contains(flag)) => return anything(),
+            Some(short)
+                if short.is_empty() || short.contains(|flag: char| flags.contains(flag)) =>
+            {
+                return anything();
+            }
             Some(_) => {}
             None if matches!(text, "eval" | "exec") || is_device(text) => return anything(),
             // The word is a script, and the rest are its arguments.
@@ -492,15 +605,22 @@ fn analyze_interpreter(program: &str, (flags, valued): (&str, &str), words: &[Sh
 }
 
 /// Returns whether an unknown program may run a matching command among its words.
-pub(crate) fn can_run_match(command: &ShellCommand, is_it: impl Fn(&[ShellWord]) -> Certainty) -> Certainty {
+pub(crate) fn can_run_match(
+    command: &ShellCommand,
+    is_it: impl Fn(&[ShellWord]) -> Certainty,
+) -> Certainty {
     // `bun` runs programs as well as code.
     if command.program().is_none_or(|program| is_known_program(program) && program != "bun") {
         return Certainty::No;
     }
     let known = |at: &usize| command.words.get(*at).is_some_and(|word| word.text().is_some());
-    let behind = (1..command.words.len().min(MAX_WRAPPED_WORDS)).filter(known).map(|at| is_it(command.words.get(at..).unwrap_or_default()));
+    let behind = (1..command.words.len().min(MAX_WRAPPED_WORDS))
+        .filter(known)
+        .map(|at| is_it(command.words.get(at..).unwrap_or_default()));
     // Beyond the limit, only the program is compared.
-    let begins = |at: usize| command.words.get(at).map(|word| is_it(&[word.clone(), ShellWord::unknown(true)]));
+    let begins = |at: usize| {
+        command.words.get(at).map(|word| is_it(&[word.clone(), ShellWord::unknown(true)]))
+    };
     let further = (MAX_WRAPPED_WORDS..command.words.len()).filter(known).filter_map(begins);
     behind.chain(further).max().unwrap_or(Certainty::No).min(Certainty::Maybe)
 }
@@ -510,19 +630,34 @@ pub(crate) fn can_run_match(command: &ShellCommand, is_it: impl Fn(&[ShellWord])
 /// Unknown words are left out, because they usually have another meaning: `aws s3 cp "$FILE"
 /// s3://x`.
 pub(crate) fn possible_changes(command: &ShellCommand) -> Vec<ShellCommand> {
-    const FILE_CHANGING_PROGRAMS: &[&str] = &["chmod", "cp", "dd", "ln", "mv", "rimraf", "rm", "rsync", "tee"];
+    const FILE_CHANGING_PROGRAMS: &[&str] =
+        &["chmod", "cp", "dd", "ln", "mv", "rimraf", "rm", "rsync", "tee"];
     // These programs have subcommands with the same names.
-    const REMOTE_STORAGE_PROGRAMS: &[&str] = &["aws", "az", "gcloud", "gsutil", "mc", "rclone", "s3cmd"];
+    const REMOTE_STORAGE_PROGRAMS: &[&str] =
+        &["aws", "az", "gcloud", "gsutil", "mc", "rclone", "s3cmd"];
     // The words after such a command contain the next one.
     const MAX_INNER_COMMANDS: usize = 2;
-    if command.is_guessed || command.program().is_none_or(|program| is_known_program(program) || REMOTE_STORAGE_PROGRAMS.contains(&program))
+    if command.is_guessed
+        || command.program().is_none_or(|program| {
+            is_known_program(program) || REMOTE_STORAGE_PROGRAMS.contains(&program)
+        })
     {
         return Vec::new();
     }
-    let begins =
-        |at: &usize| command.words.get(*at).and_then(ShellWord::text).is_some_and(|text| FILE_CHANGING_PROGRAMS.contains(&base_name(text)));
+    let begins = |at: &usize| {
+        command
+            .words
+            .get(*at)
+            .and_then(ShellWord::text)
+            .is_some_and(|text| FILE_CHANGING_PROGRAMS.contains(&base_name(text)))
+    };
     let is_told = |word: &&ShellWord| word.text().is_some() || word.is_pattern();
-    let behind = |at: usize| -> Vec<ShellWord> { command.words.get(at..).unwrap_or_default().iter().filter(is_told).cloned().collect() };
-    let found = (1..command.words.len().min(MAX_WRAPPED_WORDS)).filter(begins).take(MAX_INNER_COMMANDS);
-    found.map(|at| ShellCommand { words: behind(at), is_guessed: true, ..ShellCommand::default() }).collect()
+    let behind = |at: usize| -> Vec<ShellWord> {
+        command.words.get(at..).unwrap_or_default().iter().filter(is_told).cloned().collect()
+    };
+    let found =
+        (1..command.words.len().min(MAX_WRAPPED_WORDS)).filter(begins).take(MAX_INNER_COMMANDS);
+    found
+        .map(|at| ShellCommand { words: behind(at), is_guessed: true, ..ShellCommand::default() })
+        .collect()
 }

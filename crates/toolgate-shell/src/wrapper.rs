@@ -3,12 +3,14 @@
 
 use super::word::ShellWord;
 use super::{ShellAnalysis, ShellCommand, base_name, skip_git_options};
-use crate::nested_command::{MAX_WRAPPED_WORDS, NestingBudget, analyze_joined_words, analyze_subcommand, is_behaviour_change};
+use crate::nested_command::{
+    MAX_WRAPPED_WORDS, NestingBudget, analyze_joined_words, analyze_subcommand, is_behaviour_change,
+};
 use crate::parse;
 use crate::program::options::{known_prefix, split_name_value};
 use crate::program::tables::{
-    FILE_CHANGING_GIT_SUBCOMMANDS, HARMLESS_GIT_SETTINGS, HARMLESS_VARIABLE_VALUES, PACKAGE_MANAGERS, SAME_DIRECTORY_WRAPPERS,
-    SIMPLE_PROGRAMS, WRAPPER_PROGRAMS,
+    FILE_CHANGING_GIT_SUBCOMMANDS, HARMLESS_GIT_SETTINGS, HARMLESS_VARIABLE_VALUES,
+    PACKAGE_MANAGERS, SAME_DIRECTORY_WRAPPERS, SIMPLE_PROGRAMS, WRAPPER_PROGRAMS,
 };
 use crate::word::unquote::has_braces;
 
@@ -34,22 +36,44 @@ const INERT_CONTAINER_SUBCOMMANDS: &[&str] = &[
     "stop", "tag", "top", "version", "wait",
 ];
 /// Programs behind `npx` and similar tools that take patterns of file names.
-const FILE_PATTERN_PROGRAMS: &[&str] = &["biome", "eslint", "jest", "prettier", "stylelint", "tsc", "vitest"];
+const FILE_PATTERN_PROGRAMS: &[&str] =
+    &["biome", "eslint", "jest", "prettier", "stylelint", "tsc", "vitest"];
 /// Wrappers that pass their words to a shell as text.
-const EVALUATING_WRAPPERS: &[&str] =
-    &["entr", "flock", "hyperfine", "nix-shell", "parallel", "runuser", "screen", "script", "sg", "su", "tmux", "watch"];
+const EVALUATING_WRAPPERS: &[&str] = &[
+    "entr",
+    "flock",
+    "hyperfine",
+    "nix-shell",
+    "parallel",
+    "runuser",
+    "screen",
+    "script",
+    "sg",
+    "su",
+    "tmux",
+    "watch",
+];
 
 /// Analyzes the command behind a wrapper.
 ///
 /// The start of that command depends on the options of every wrapper, so each word is tried as the
 /// start.
-pub(crate) fn unwrap_command(program: &str, rest: &[ShellWord], command: &ShellCommand, depth: NestingBudget<'_>) -> ShellAnalysis {
+pub(crate) fn unwrap_command(
+    program: &str,
+    rest: &[ShellWord],
+    command: &ShellCommand,
+    depth: NestingBudget<'_>,
+) -> ShellAnalysis {
     let mut found = ShellAnalysis::default();
     // `command -v` only looks a program up.
-    if program == "command" && rest.first().and_then(ShellWord::text).is_some_and(|flag| flag == "-v" || flag == "-V") {
+    if program == "command"
+        && rest.first().and_then(ShellWord::text).is_some_and(|flag| flag == "-v" || flag == "-V")
+    {
         return found;
     }
-    let is_quiet = |word: &ShellWord| word.text().is_some_and(|verb| INERT_CONTAINER_SUBCOMMANDS.contains(&verb));
+    let is_quiet = |word: &ShellWord| {
+        word.text().is_some_and(|verb| INERT_CONTAINER_SUBCOMMANDS.contains(&verb))
+    };
     if CONTAINER_TOOLS.contains(&program) && rest.first().is_some_and(is_quiet) {
         return found;
     }
@@ -58,9 +82,16 @@ pub(crate) fn unwrap_command(program: &str, rest: &[ShellWord], command: &ShellC
     }
     let (rest, begins) = replace_xargs_input(program, rest);
     let rest = rest.as_slice();
-    let is_flag = |word: &ShellWord| word.text().is_some_and(|text| text.starts_with('-') || text.contains('='));
-    let is_wrapper = |word: &ShellWord| word.text().is_some_and(|text| WRAPPER_PROGRAMS.contains(&base_name(text)));
-    let feeds = command.words.iter().any(|word| matches!(word.text().map(base_name), Some("xargs" | "parallel")));
+    let is_flag = |word: &ShellWord| {
+        word.text().is_some_and(|text| text.starts_with('-') || text.contains('='))
+    };
+    let is_wrapper = |word: &ShellWord| {
+        word.text().is_some_and(|text| WRAPPER_PROGRAMS.contains(&base_name(text)))
+    };
+    let feeds = command
+        .words
+        .iter()
+        .any(|word| matches!(word.text().map(base_name), Some("xargs" | "parallel")));
     let first = rest.iter().find(|word| !is_flag(word));
     if first.into_iter().chain(rest.get(begins)).any(|word| word.text().is_none()) {
         found.opaque_reasons.push("which program runs is only known when it runs".to_owned());
@@ -68,28 +99,40 @@ pub(crate) fn unwrap_command(program: &str, rest: &[ShellWord], command: &ShellC
     // Without a program among the words, the input of `xargs` becomes the program.
     let wrapper = rest.iter().rposition(is_wrapper);
     let last = wrapper.map_or(rest, |at| rest.get(at + 1..).unwrap_or_default());
-    let wrapper = wrapper.and_then(|at| rest.get(at)).and_then(program_candidate).unwrap_or_default();
+    let wrapper =
+        wrapper.and_then(|at| rest.get(at)).and_then(program_candidate).unwrap_or_default();
     let bare = |word: &ShellWord| {
-        is_flag(word) || word.text().is_some_and(|text| text.chars().all(|c| c.is_ascii_digit() || "+.smhd".contains(c)))
+        is_flag(word)
+            || word.text().is_some_and(|text| {
+                text.chars().all(|c| c.is_ascii_digit() || "+.smhd".contains(c))
+            })
     };
     // The value of an option is not a program: `xargs sudo -u root`.
     let is_taken = |at: usize| {
-        let option = at.checked_sub(1).and_then(|before| last.get(before)).and_then(ShellWord::text);
+        let option =
+            at.checked_sub(1).and_then(|before| last.get(before)).and_then(ShellWord::text);
         option.is_some_and(|option| is_option_with_value(wrapper, option))
     };
     let mut may_run = last.iter().enumerate().filter(|(at, word)| !bare(word) && !is_taken(*at));
     // The first operand of these wrappers cannot be distinguished from a program.
-    if feeds && (OPERAND_TAKING_WRAPPERS.contains(&wrapper) || may_run.next().is_none_or(|(_, word)| word.text().is_none())) {
+    if feeds
+        && (OPERAND_TAKING_WRAPPERS.contains(&wrapper)
+            || may_run.next().is_none_or(|(_, word)| word.text().is_none()))
+    {
         found.opaque_reasons.push("which program runs is only known when it runs".to_owned());
     }
     // A path with `/../` may be a program, but not a setting or a package.
-    let goes_up = |word: &ShellWord| word.text().is_some_and(|text| !text.starts_with('-') && text.contains("/../"));
+    let goes_up = |word: &ShellWord| {
+        word.text().is_some_and(|text| !text.starts_with('-') && text.contains("/../"))
+    };
     // The directory stays the same, unless a word in between changes it.
     let stays = |word: &ShellWord| {
         // These options select another directory or the home directory of another user.
         let goes = |text: &str| match text.strip_prefix("--") {
             Some(long) => long.starts_with('c') || long.starts_with("log"),
-            None => text.strip_prefix('-').is_some_and(|flags| flags.contains(['C', 'D', 'R', 'i'])),
+            None => {
+                text.strip_prefix('-').is_some_and(|flags| flags.contains(['C', 'D', 'R', 'i']))
+            }
         };
         let is_bare = bare(word) && !goes_up(word);
         program_candidate(word).is_some_and(|name| SAME_DIRECTORY_WRAPPERS.contains(&name))
@@ -99,31 +142,44 @@ pub(crate) fn unwrap_command(program: &str, rest: &[ShellWord], command: &ShellC
     // Behind a program that runs none of its words, no word is a program. The words in between must
     // be known.
     let runs_none = |at: usize| {
-        let before = at.checked_sub(1).and_then(|before| rest.get(before)).and_then(ShellWord::text);
-        let named = rest
-            .get(at)
-            .and_then(program_candidate)
-            .is_some_and(|name| SIMPLE_PROGRAMS.contains(&name) && !WRAPPER_PROGRAMS.contains(&name));
+        let before =
+            at.checked_sub(1).and_then(|before| rest.get(before)).and_then(ShellWord::text);
+        let named = rest.get(at).and_then(program_candidate).is_some_and(|name| {
+            SIMPLE_PROGRAMS.contains(&name) && !WRAPPER_PROGRAMS.contains(&name)
+        });
         named && before.is_none_or(|text| !text.starts_with('-'))
     };
-    let leads = |word: &ShellWord| stays(word) || program_candidate(word).is_some_and(|name| PACKAGE_MANAGERS.contains(&name));
+    let leads = |word: &ShellWord| {
+        stays(word) || program_candidate(word).is_some_and(|name| PACKAGE_MANAGERS.contains(&name))
+    };
     // Other wrappers take an operand first, as `flock` takes a file.
-    let runs_first = SAME_DIRECTORY_WRAPPERS.contains(&program) || PACKAGE_MANAGERS.contains(&program);
-    let is_clear = |end: &usize| runs_first && rest.get(..*end).unwrap_or_default().iter().all(leads);
+    let runs_first =
+        SAME_DIRECTORY_WRAPPERS.contains(&program) || PACKAGE_MANAGERS.contains(&program);
+    let is_clear =
+        |end: &usize| runs_first && rest.get(..*end).unwrap_or_default().iter().all(leads);
     let end = (0..rest.len()).find(|at| runs_none(*at)).filter(is_clear).unwrap_or(rest.len());
     // The word directly follows a package manager that runs and is not the value of an option.
-    let is_managed = |at: usize| match at.checked_sub(1).map(|before| rest.split_at_checked(before).unwrap_or_default()) {
+    let is_managed = |at: usize| match at
+        .checked_sub(1)
+        .map(|before| rest.split_at_checked(before).unwrap_or_default())
+    {
         None => PACKAGE_MANAGERS.contains(&program),
         Some((before, behind)) => {
-            let is_value = before.last().and_then(ShellWord::text).is_none_or(|text| text.starts_with('-')) && !before.is_empty();
+            let is_value =
+                before.last().and_then(ShellWord::text).is_none_or(|text| text.starts_with('-'))
+                    && !before.is_empty();
             let name = behind.first().and_then(program_candidate);
-            runs_first && name.is_some_and(|name| PACKAGE_MANAGERS.contains(&name)) && !is_value && before.iter().all(stays)
+            runs_first
+                && name.is_some_and(|name| PACKAGE_MANAGERS.contains(&name))
+                && !is_value
+                && before.iter().all(stays)
         }
     };
     // The effect on files proves nothing if the program's position is not known, or if the word is
     // an operand.
     let run_at = rest.iter().position(|word| !stays(word)).unwrap_or(rest.len());
-    let has_options = rest.iter().take(run_at).any(|word| word.text().is_some_and(|text| text.starts_with('-')));
+    let has_options =
+        rest.iter().take(run_at).any(|word| word.text().is_some_and(|text| text.starts_with('-')));
     let runs_any = PACKAGE_MANAGERS.contains(&program) || CONTAINER_TOOLS.contains(&program);
     let is_vague = |at: usize| {
         let is_own = SAME_DIRECTORY_WRAPPERS.contains(&program) && !has_options && at > run_at;
@@ -143,7 +199,10 @@ pub(crate) fn unwrap_command(program: &str, rest: &[ShellWord], command: &ShellC
     };
     for at in 0..rest.len().min(MAX_WRAPPED_WORDS) {
         let words = rest.get(at..).unwrap_or_default().to_vec();
-        let stands = command.working_directory.clone().filter(|_| at < near && SAME_DIRECTORY_WRAPPERS.contains(&program));
+        let stands = command
+            .working_directory
+            .clone()
+            .filter(|_| at < near && SAME_DIRECTORY_WRAPPERS.contains(&program));
         // The packages that a package manager installs are not files.
         let is_verb = words.first().and_then(ShellWord::text) == Some("install") && is_managed(at);
         let (unlikely, vague) = (at > end || is_verb, is_vague(at));
@@ -156,17 +215,27 @@ pub(crate) fn unwrap_command(program: &str, rest: &[ShellWord], command: &ShellC
             ..ShellCommand::default()
         };
         // `@types/node` is the name of a package, not a program.
-        let is_package = |word: &ShellWord| word.text().is_some_and(|text| text.starts_with('@') && text.contains('/'));
-        let is_none = |word: &ShellWord| is_flag(word) || (PACKAGE_MANAGERS.contains(&program) && is_package(word) && !is_run(at));
+        let is_package = |word: &ShellWord| {
+            word.text().is_some_and(|text| text.starts_with('@') && text.contains('/'))
+        };
+        let is_none = |word: &ShellWord| {
+            is_flag(word)
+                || (PACKAGE_MANAGERS.contains(&program) && is_package(word) && !is_run(at))
+        };
         if inner.words.first().is_some_and(|word| is_none(word) && !goes_up(word)) {
             continue;
         }
         // Only certain wrappers start a shell that reads a file as commands. For others, `.` is a
         // directory.
-        let is_reading = |word: &ShellWord| word.text().is_some_and(|text| STDIN_SHELL_WRAPPERS.contains(&base_name(text)));
-        let may_read = STDIN_SHELL_WRAPPERS.contains(&program) || rest.iter().take(at).any(is_reading);
+        let is_reading = |word: &ShellWord| {
+            word.text().is_some_and(|text| STDIN_SHELL_WRAPPERS.contains(&base_name(text)))
+        };
+        let may_read =
+            STDIN_SHELL_WRAPPERS.contains(&program) || rest.iter().take(at).any(is_reading);
         let is_last = inner.words.len() == 1 && !feeds;
-        if (is_last || !may_read) && matches!(inner.words.first().and_then(ShellWord::text), Some("." | "source")) {
+        if (is_last || !may_read)
+            && matches!(inner.words.first().and_then(ShellWord::text), Some("." | "source"))
+        {
             continue;
         }
         if feeds {
@@ -185,7 +254,10 @@ pub(crate) fn unwrap_command(program: &str, rest: &[ShellWord], command: &ShellC
             found.opaque_reasons.push(format!("`{name}` changes what commands do"));
         }
         if is_env_option(program, rest, at)
-            && (text.starts_with("--s") || text.strip_prefix('-').is_some_and(|flags| !flags.starts_with('-') && flags.contains('S')))
+            && (text.starts_with("--s")
+                || text
+                    .strip_prefix('-')
+                    .is_some_and(|flags| !flags.starts_with('-') && flags.contains('S')))
         {
             found.opaque_reasons.push("`env` splits a text into a command".to_owned());
         }
@@ -196,16 +268,22 @@ pub(crate) fn unwrap_command(program: &str, rest: &[ShellWord], command: &ShellC
             continue;
         }
         // `-c'…'`, `-qc'…'` and `--command=…` contain commands as well.
-        let value = text.strip_prefix("--").and_then(|long| long.split_once('=')).map(|(_, value)| value);
-        let glued = (2..=10).filter_map(|at| text.get(at..)).filter(|_| text.starts_with('-') && value.is_none());
+        let value =
+            text.strip_prefix("--").and_then(|long| long.split_once('=')).map(|(_, value)| value);
+        let glued = (2..=10)
+            .filter_map(|at| text.get(at..))
+            .filter(|_| text.starts_with('-') && value.is_none());
         let whole = Some(text).filter(|_| !text.starts_with('-'));
         let mut known: Vec<&str> = Vec::new();
         // If a shell expands a file pattern again, the result may be a program's name.
         let reads = |name: &str| EVALUATING_WRAPPERS.contains(&name);
-        let again = reads(program) || rest.iter().take(at).filter_map(ShellWord::text).map(base_name).any(reads);
+        let again = reads(program)
+            || rest.iter().take(at).filter_map(ShellWord::text).map(base_name).any(reads);
         for code in glued.chain(value).chain(whole) {
             let is_pattern = matches_files && !has_shell_syntax(code);
-            if ((can_expand(code) && !is_pattern) || (again && code.contains(['*', '?', '[']))) && !known.contains(&code.trim_start()) {
+            if ((can_expand(code) && !is_pattern) || (again && code.contains(['*', '?', '['])))
+                && !known.contains(&code.trim_start())
+            {
                 known.push(code.trim_start());
                 found.merge(parse::analyze_text(code, depth.nested()));
             }
@@ -216,13 +294,34 @@ pub(crate) fn unwrap_command(program: &str, rest: &[ShellWord], command: &ShellC
 
 /// Returns whether an option of a wrapper takes the next word as its value.
 fn is_option_with_value(wrapper: &str, option: &str) -> bool {
-    const SHORT_OPTIONS_WITH_VALUE: &[(&str, &str)] =
-        &[("doas", "Cu"), ("env", "Cu"), ("ionice", "cn"), ("nice", "n"), ("stdbuf", "eio"), ("sudo", "CDRTUghprtu"), ("timeout", "ks")];
-    const LONG_OPTIONS_WITH_VALUE: &[&str] =
-        &["--adjustment", "--chdir", "--class", "--group", "--host", "--kill-after", "--signal", "--unset", "--user"];
-    let letters = SHORT_OPTIONS_WITH_VALUE.iter().find(|(name, _)| *name == wrapper).map(|(_, letters)| *letters);
+    const SHORT_OPTIONS_WITH_VALUE: &[(&str, &str)] = &[
+        ("doas", "Cu"),
+        ("env", "Cu"),
+        ("ionice", "cn"),
+        ("nice", "n"),
+        ("stdbuf", "eio"),
+        ("sudo", "CDRTUghprtu"),
+        ("timeout", "ks"),
+    ];
+    const LONG_OPTIONS_WITH_VALUE: &[&str] = &[
+        "--adjustment",
+        "--chdir",
+        "--class",
+        "--group",
+        "--host",
+        "--kill-after",
+        "--signal",
+        "--unset",
+        "--user",
+    ];
+    let letters = SHORT_OPTIONS_WITH_VALUE
+        .iter()
+        .find(|(name, _)| *name == wrapper)
+        .map(|(_, letters)| *letters);
     letters.is_some_and(|letters| match option.strip_prefix('-') {
-        Some(flags) if !flags.starts_with('-') => flags.ends_with(|flag: char| letters.contains(flag)),
+        Some(flags) if !flags.starts_with('-') => {
+            flags.ends_with(|flag: char| letters.contains(flag))
+        }
         _ => LONG_OPTIONS_WITH_VALUE.contains(&option),
     })
 }
@@ -232,15 +331,28 @@ fn is_option_with_value(wrapper: &str, option: &str) -> bool {
 /// Examples are `npx prettier "src/**/*.{ts,tsx}"` and `pnpm exec eslint …`.
 fn is_file_pattern_search(program: &str, rest: &[ShellWord]) -> bool {
     // These options take no value and do not turn the rest into shell code.
-    const RUNNER_FLAGS: &[&str] = &["--", "--no-install", "--offline", "--prefer-offline", "--quiet", "--silent", "--yes", "-q", "-y"];
+    const RUNNER_FLAGS: &[&str] = &[
+        "--",
+        "--no-install",
+        "--offline",
+        "--prefer-offline",
+        "--quiet",
+        "--silent",
+        "--yes",
+        "-q",
+        "-y",
+    ];
     let is_bare = |word: &&ShellWord| word.text().is_some_and(|text| RUNNER_FLAGS.contains(&text));
     let mut words = rest.iter().skip_while(is_bare).peekable();
     // For `npx`, `exec` is the name of a program.
-    if program != "npx" && words.peek().is_some_and(|verb| matches!(verb.text(), Some("dlx" | "exec" | "run"))) {
+    if program != "npx"
+        && words.peek().is_some_and(|verb| matches!(verb.text(), Some("dlx" | "exec" | "run")))
+    {
         words.next();
     }
     let tool = words.find(|word| !is_bare(word)).and_then(ShellWord::text);
-    ["npm", "npx", "pnpm", "yarn"].contains(&program) && tool.is_some_and(|tool| FILE_PATTERN_PROGRAMS.contains(&tool))
+    ["npm", "npx", "pnpm", "yarn"].contains(&program)
+        && tool.is_some_and(|tool| FILE_PATTERN_PROGRAMS.contains(&tool))
 }
 
 /// Returns the name of the program that a word may be; options and settings have none.
@@ -262,12 +374,16 @@ fn has_shell_syntax(text: &str) -> bool {
 /// The text that `xargs` replaces by its input becomes unknown: that of `-I R`, `-IR`, `-iR` or
 /// `--replace=R`.
 fn replace_xargs_input(program: &str, rest: &[ShellWord]) -> (Vec<ShellWord>, usize) {
-    const XARGS_OPTIONS_WITH_VALUE: &[&str] = &["arg-file", "delimiter", "max-args", "max-chars", "max-procs", "process-slot-var"];
+    const XARGS_OPTIONS_WITH_VALUE: &[&str] =
+        &["arg-file", "delimiter", "max-args", "max-chars", "max-procs", "process-slot-var"];
     let is_xargs = |word: &ShellWord| word.text().map(base_name) == Some("xargs");
-    let behind = if program == "xargs" { Some(0) } else { rest.iter().position(is_xargs).map(|at| at + 1) };
+    let behind =
+        if program == "xargs" { Some(0) } else { rest.iter().position(is_xargs).map(|at| at + 1) };
     let Some(mut at) = behind else { return (rest.to_vec(), 0) };
     let mut sign = None;
-    while let Some(text) = rest.get(at).and_then(ShellWord::text).filter(|text| text.starts_with('-')) {
+    while let Some(text) =
+        rest.get(at).and_then(ShellWord::text).filter(|text| text.starts_with('-'))
+    {
         at += 1;
         let next = rest.get(at).and_then(ShellWord::text).unwrap_or_default();
         if let Some(long) = text.strip_prefix("--") {
@@ -275,13 +391,15 @@ fn replace_xargs_input(program: &str, rest: &[ShellWord]) -> (Vec<ShellWord>, us
             if !name.is_empty() && "replace".starts_with(name) {
                 sign = Some(value.unwrap_or("{}"));
             }
-            let is_valued = name.len() > 1 && XARGS_OPTIONS_WITH_VALUE.iter().any(|known| known.starts_with(name));
+            let is_valued = name.len() > 1
+                && XARGS_OPTIONS_WITH_VALUE.iter().any(|known| known.starts_with(name));
             at += usize::from(is_valued && value.is_none());
             continue;
         }
         // The first letter that takes a value takes the rest of the word.
-        let Some((flag, value)) =
-            text.find(|flag: char| "EIJLPRSadeilns".contains(flag)).and_then(|at| text.get(at..)?.split_at_checked(1))
+        let Some((flag, value)) = text
+            .find(|flag: char| "EIJLPRSadeilns".contains(flag))
+            .and_then(|at| text.get(at..)?.split_at_checked(1))
         else {
             continue;
         };
@@ -294,9 +412,15 @@ fn replace_xargs_input(program: &str, rest: &[ShellWord]) -> (Vec<ShellWord>, us
         }
     }
     let fill = |(n, word): (usize, &ShellWord)| {
-        let (before, after) =
-            word.text().filter(|_| n >= at).and_then(|text| Some((text.split_once(sign?)?.0, text.rsplit_once(sign?)?.1)))?;
-        Some(ShellWord::known(before).append(&ShellWord::unknown(false)).append(&ShellWord::known(after)))
+        let (before, after) = word
+            .text()
+            .filter(|_| n >= at)
+            .and_then(|text| Some((text.split_once(sign?)?.0, text.rsplit_once(sign?)?.1)))?;
+        Some(
+            ShellWord::known(before)
+                .append(&ShellWord::unknown(false))
+                .append(&ShellWord::known(after)),
+        )
     };
     (rest.iter().enumerate().map(|word| fill(word).unwrap_or_else(|| word.1.clone())).collect(), at)
 }
@@ -310,17 +434,31 @@ fn find_terminal_program(program: &str, rest: &[ShellWord], end: usize) -> Optio
     let before = |at: usize| at.checked_sub(1).and_then(text);
     // The word after these options of `xargs` is not their value.
     let is_whole = |option: &str| {
-        let glued = option.len() > 2 && ["-I", "-L", "-P", "-d", "-n", "-s"].iter().any(|flag| option.starts_with(flag));
+        let glued = option.len() > 2
+            && ["-I", "-L", "-P", "-d", "-n", "-s"].iter().any(|flag| option.starts_with(flag));
         glued || matches!(option, "-0" | "-r" | "-0r" | "-r0" | "--null" | "--no-run-if-empty")
     };
-    let is_plain = |at: &usize| rest.get(*at).and_then(program_candidate).is_some_and(|name| SIMPLE_PROGRAMS.contains(&name));
-    let sooner = (0..end).filter(|_| program == "xargs").filter(is_plain).find(|at| before(*at).is_some_and(is_whole));
+    let is_plain = |at: &usize| {
+        rest.get(*at)
+            .and_then(program_candidate)
+            .is_some_and(|name| SIMPLE_PROGRAMS.contains(&name))
+    };
+    let sooner = (0..end)
+        .filter(|_| program == "xargs")
+        .filter(is_plain)
+        .find(|at| before(*at).is_some_and(is_whole));
     let own = sooner.unwrap_or(end);
     let passes = |at: usize| {
-        let is_bare = |text: &str| text.starts_with('-') || text.contains('=') || text.starts_with(|first: char| first.is_ascii_digit());
+        let is_bare = |text: &str| {
+            text.starts_with('-')
+                || text.contains('=')
+                || text.starts_with(|first: char| first.is_ascii_digit())
+        };
         let is_value = before(at).is_some_and(|before| before.starts_with('-'));
         let may_be_value = |text: &str| is_value && !WRAPPER_PROGRAMS.contains(&base_name(text));
-        text(at).is_some_and(|text| may_be_value(text) || is_bare(text) || TRANSPARENT_WRAPPERS.contains(&base_name(text)))
+        text(at).is_some_and(|text| {
+            may_be_value(text) || is_bare(text) || TRANSPARENT_WRAPPERS.contains(&base_name(text))
+        })
     };
     // A program that is also a wrapper runs its words.
     let wraps = text(own).is_some_and(|text| WRAPPER_PROGRAMS.contains(&base_name(text)));
@@ -329,11 +467,18 @@ fn find_terminal_program(program: &str, rest: &[ShellWord], end: usize) -> Optio
 
 /// Returns whether a word makes `find` or `fd` run another program.
 pub(crate) fn is_exec_option(word: &ShellWord) -> bool {
-    matches!(word.text(), Some("-exec" | "-execdir" | "-ok" | "-okdir" | "-x" | "-X" | "--exec" | "--exec-batch"))
+    matches!(
+        word.text(),
+        Some("-exec" | "-execdir" | "-ok" | "-okdir" | "-x" | "-X" | "--exec" | "--exec-batch")
+    )
 }
 
 /// Analyzes the commands behind `-exec` and similar options.
-pub(crate) fn analyze_exec_options(program: &str, words: &[ShellWord], depth: NestingBudget<'_>) -> ShellAnalysis {
+pub(crate) fn analyze_exec_options(
+    program: &str,
+    words: &[ShellWord],
+    depth: NestingBudget<'_>,
+) -> ShellAnalysis {
     let mut found = ShellAnalysis::default();
     for (at, word) in words.iter().enumerate().take(MAX_WRAPPED_WORDS) {
         // The text that is glued to the flag is the program.
@@ -348,25 +493,41 @@ pub(crate) fn analyze_exec_options(program: &str, words: &[ShellWord], depth: Ne
         let after = words.get(at + 1..).unwrap_or_default();
         let is_end = |word: &ShellWord| matches!(word.text(), Some(";" | "+"));
         let after = after.split(is_end).next().unwrap_or_default();
-        let after: Vec<ShellWord> =
-            Some(glued).filter(|glued| !glued.is_empty()).map(ShellWord::known).into_iter().chain(after.iter().cloned()).collect();
-        let holds =
-            |word: &ShellWord| word.text().is_some_and(|text| ["{}", "{/}", "{//}", "{.}", "{/.}"].iter().any(|sign| text.contains(sign)));
-        let code_of_it = after.iter().any(|word| holds(word) && word.text().is_some_and(|text| text.contains(' ')));
+        let after: Vec<ShellWord> = Some(glued)
+            .filter(|glued| !glued.is_empty())
+            .map(ShellWord::known)
+            .into_iter()
+            .chain(after.iter().cloned())
+            .collect();
+        let holds = |word: &ShellWord| {
+            word.text().is_some_and(|text| {
+                ["{}", "{/}", "{//}", "{.}", "{/.}"].iter().any(|sign| text.contains(sign))
+            })
+        };
+        let code_of_it = after
+            .iter()
+            .any(|word| holds(word) && word.text().is_some_and(|text| text.contains(' ')));
         if after.first().is_none_or(holds) || code_of_it {
             found.opaque_reasons.push("which program runs is only known when it runs".to_owned());
         }
         // The found file may be any file. Without a placeholder, `fd` appends the file to the
         // command.
-        let mut words: Vec<ShellWord> =
-            after.iter().map(|word| if holds(word) { ShellWord::unknown(false) } else { word.clone() }).collect();
+        let mut words: Vec<ShellWord> = after
+            .iter()
+            .map(|word| if holds(word) { ShellWord::unknown(false) } else { word.clone() })
+            .collect();
         if program != "find" && !after.iter().any(holds) {
             words.push(ShellWord::unknown(true));
         }
-        found.merge(analyze_subcommand(ShellCommand { words, ..ShellCommand::default() }, depth, false));
+        found.merge(analyze_subcommand(
+            ShellCommand { words, ..ShellCommand::default() },
+            depth,
+            false,
+        ));
     }
     // Words beyond the limit are not analyzed.
-    let is_glued = |word: &ShellWord| program != "find" && word.text().and_then(exec_option_value).is_some();
+    let is_glued =
+        |word: &ShellWord| program != "find" && word.text().and_then(exec_option_value).is_some();
     if words.iter().skip(MAX_WRAPPED_WORDS).any(|word| is_exec_option(word) || is_glued(word)) {
         found.opaque_reasons.push(format!("there are too many words behind `{program}`"));
     }
@@ -377,7 +538,8 @@ pub(crate) fn analyze_exec_options(program: &str, words: &[ShellWord], depth: Ne
 fn exec_option_value(text: &str) -> Option<&str> {
     if let Some(long) = text.strip_prefix("--") {
         let (name, value) = long.split_once('=').unwrap_or((long, ""));
-        return (name.len() > 2 && "exec-batch".starts_with(name) && name.starts_with("exe")).then_some(value);
+        return (name.len() > 2 && "exec-batch".starts_with(name) && name.starts_with("exe"))
+            .then_some(value);
     }
     let flags = text.strip_prefix('-')?;
     // The other options take the rest of the word as their value.
@@ -386,7 +548,8 @@ fn exec_option_value(text: &str) -> Option<&str> {
 }
 
 /// Subcommands of `git` that write files to the work tree, in addition to those that remove files.
-const WORK_TREE_SUBCOMMANDS: &[&str] = &["am", "cherry-pick", "merge", "pull", "read-tree", "rebase", "revert", "switch"];
+const WORK_TREE_SUBCOMMANDS: &[&str] =
+    &["am", "cherry-pick", "merge", "pull", "read-tree", "rebase", "revert", "switch"];
 
 /// Analyzes the commands that options and subcommands of `git` run.
 pub(crate) fn analyze_git(words: &[ShellWord], depth: NestingBudget<'_>) -> ShellAnalysis {
@@ -395,18 +558,24 @@ pub(crate) fn analyze_git(words: &[ShellWord], depth: NestingBudget<'_>) -> Shel
     let safe = |setting: &str| {
         let (key, value) = split_name_value(setting);
         let key = key.to_ascii_lowercase();
-        let shows = ["color.", "advice."].iter().any(|of| key.starts_with(of)) && !key.contains('/');
+        let shows =
+            ["color.", "advice."].iter().any(|of| key.starts_with(of)) && !key.contains('/');
         HARMLESS_GIT_SETTINGS.contains(&key.as_str())
             || shows
-            || (key == "core.pager" && value.is_some_and(|value| HARMLESS_VARIABLE_VALUES.contains(&value)))
+            || (key == "core.pager"
+                && value.is_some_and(|value| HARMLESS_VARIABLE_VALUES.contains(&value)))
     };
     let texts: Vec<Option<&str>> = words.iter().map(ShellWord::text).collect();
     let own = words.len() - skip_git_options(words).len();
     let verb = texts.get(own).copied().flatten();
     let may_be = |verbs: &[&str]| verb.is_none_or(|verb| verbs.contains(&verb));
     // These options select the files of another repository, or another directory for its own files.
-    let is_elsewhere = |word: &&str| word.starts_with("--work-tree") || word.starts_with("--git-dir");
-    let takes = FILE_CHANGING_GIT_SUBCOMMANDS.iter().chain(WORK_TREE_SUBCOMMANDS).any(|taking| may_be(&[*taking]));
+    let is_elsewhere =
+        |word: &&str| word.starts_with("--work-tree") || word.starts_with("--git-dir");
+    let takes = FILE_CHANGING_GIT_SUBCOMMANDS
+        .iter()
+        .chain(WORK_TREE_SUBCOMMANDS)
+        .any(|taking| may_be(&[*taking]));
     if takes && own < words.len() && texts.iter().take(own).flatten().any(is_elsewhere) {
         found.opaque_reasons.push(other());
     }
@@ -423,30 +592,47 @@ pub(crate) fn analyze_git(words: &[ShellWord], depth: NestingBudget<'_>) -> Shel
         let text = text.unwrap_or_default();
         // The result is the first letter of a cluster that takes a value.
         let takes = |letters: &str| {
-            let flags = text.strip_prefix('-').filter(|flags| !flags.starts_with('-') && at > own)?;
+            let flags =
+                text.strip_prefix('-').filter(|flags| !flags.starts_with('-') && at > own)?;
             flags.chars().find(|flag| letters.contains(*flag))
         };
         let sets = at < own || may_be(&["clone"]);
         match text {
             "--config" if !next.is_some_and(safe) => found.opaque_reasons.push(other()),
             "-c" if sets && !next.is_some_and(safe) => found.opaque_reasons.push(other()),
-            long if long.starts_with("--config=") && !safe(long.get(9..).unwrap_or_default()) => found.opaque_reasons.push(other()),
-            glued if sets && glued.starts_with("-c") && glued.len() > 2 && !safe(glued.get(2..).unwrap_or_default()) => {
+            long if long.starts_with("--config=") && !safe(long.get(9..).unwrap_or_default()) => {
                 found.opaque_reasons.push(other())
             }
-            cluster if may_be(&["clone"]) && matches!(takes("bcjou"), Some('c' | 'u')) && !cluster.starts_with("-c") => {
+            glued
+                if sets
+                    && glued.starts_with("-c")
+                    && glued.len() > 2
+                    && !safe(glued.get(2..).unwrap_or_default()) =>
+            {
                 found.opaque_reasons.push(other())
             }
-            _ if may_be(&["grep"]) && takes("ABCOefm") == Some('O') => found.opaque_reasons.push(other()),
+            cluster
+                if may_be(&["clone"])
+                    && matches!(takes("bcjou"), Some('c' | 'u'))
+                    && !cluster.starts_with("-c") =>
+            {
+                found.opaque_reasons.push(other())
+            }
+            _ if may_be(&["grep"]) && takes("ABCOefm") == Some('O') => {
+                found.opaque_reasons.push(other())
+            }
             "-x" if may_be(&["difftool", "rebase"]) => match next {
                 Some(code) => found.merge(parse::analyze_text(code, depth.nested())),
                 None => found.opaque_reasons.push(other()),
             },
-            _ if may_be(&["difftool", "rebase"]) && takes("CSXsx") == Some('x') => found.opaque_reasons.push(other()),
-            "filter-branch" | "difftool" | "mergetool" | "for-each-repo" | "remote-ext" | "remote-fd" | "shell" => {
+            _ if may_be(&["difftool", "rebase"]) && takes("CSXsx") == Some('x') => {
                 found.opaque_reasons.push(other())
             }
-            "bisect" | "submodule" | "rebase" if words.get(at + 1).is_some_and(|next| next.text().is_none()) => {
+            "filter-branch" | "difftool" | "mergetool" | "for-each-repo" | "remote-ext"
+            | "remote-fd" | "shell" => found.opaque_reasons.push(other()),
+            "bisect" | "submodule" | "rebase"
+                if words.get(at + 1).is_some_and(|next| next.text().is_none()) =>
+            {
                 found.opaque_reasons.push(other())
             }
             "run" | "foreach" => {
@@ -460,14 +646,22 @@ pub(crate) fn analyze_git(words: &[ShellWord], depth: NestingBudget<'_>) -> Shel
                     let (name, _) = split_name_value(word);
                     name.len() > 2 && "--value".starts_with(name)
                 };
-                let is_odd = |word: &&str| ["-f", "--fil", "--com", "--ren"].iter().any(|option| word.starts_with(option));
+                let is_odd = |word: &&str| {
+                    ["-f", "--fil", "--com", "--ren"].iter().any(|option| word.starts_with(option))
+                };
                 if texts.iter().flatten().any(|word| is_odd(word) || is_value(word)) {
                     found.opaque_reasons.push(other());
                 }
-                let plain = texts.get(at + 1..).unwrap_or_default().iter().filter(|word| word.is_none_or(|word| !word.starts_with('-')));
+                let plain = texts
+                    .get(at + 1..)
+                    .unwrap_or_default()
+                    .iter()
+                    .filter(|word| word.is_none_or(|word| !word.starts_with('-')));
                 // Newer versions of `git config` have subcommands.
-                let is_verb = |word: &Option<&str>| matches!(word, Some("get" | "list" | "set" | "unset"));
-                let plain = plain.clone().skip(usize::from(plain.clone().next().is_some_and(is_verb)));
+                let is_verb =
+                    |word: &Option<&str>| matches!(word, Some("get" | "list" | "set" | "unset"));
+                let plain =
+                    plain.clone().skip(usize::from(plain.clone().next().is_some_and(is_verb)));
                 let (count, key) = (plain.clone().count(), plain.clone().next().copied().flatten());
                 if count > 1 && !key.is_some_and(safe) {
                     found.opaque_reasons.push(other());

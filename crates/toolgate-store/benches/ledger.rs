@@ -3,7 +3,12 @@
 //! Measures durable rows per second, the cost of a claim, a query for one customer among a million
 //! rows, and opening a store with 100,000 sessions.
 
-#![expect(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, reason = "a benchmark may fail loudly")]
+#![expect(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    reason = "a benchmark may fail loudly"
+)]
 
 #[path = "../../toolgate/benches/report/mod.rs"]
 mod report;
@@ -21,7 +26,10 @@ use toolgate::limits::{Charge, ChargeUnit};
 use toolgate::policy::DecisionFacts;
 use toolgate::policy::Require;
 use toolgate::store::{ClaimRecord, ClaimResolution, CommitRequest, SessionRequest, Store};
-use toolgate::{Agent, CallEffects, CallId, CallOutput, Decision, Gate, Latency, Outcome, Row, Session, SessionKey, Tool, Toolgate};
+use toolgate::{
+    Agent, CallEffects, CallId, CallOutput, Decision, Gate, Latency, Outcome, Row, Session,
+    SessionKey, Tool, Toolgate,
+};
 use toolgate_json::Digest;
 use toolgate_store::{Ledger, RowFilter, SqliteStore};
 
@@ -35,7 +43,8 @@ fn call_id() -> CallId {
 
 fn row(session: usize, customer: usize) -> Arc<Row> {
     let customer = format!("C-{customer}");
-    let value = json!({"refund_id": "R-1", "status": "paid", "customer_id": customer, "amount": 120});
+    let value =
+        json!({"refund_id": "R-1", "status": "paid", "customer_id": customer, "amount": 120});
     Arc::new(Row {
         call: call_id(),
         client_id: None,
@@ -44,7 +53,9 @@ fn row(session: usize, customer: usize) -> Arc<Row> {
         turn: Some(3),
         stop_reason: Some("tool_use".to_owned()),
         tool: "issue_refund".into(),
-        arguments: Arc::new(json!({"customer_id": customer, "order_id": "A-7", "amount_usd": 120, "reason": "the goods arrived broken"})),
+        arguments: Arc::new(
+            json!({"customer_id": customer, "order_id": "A-7", "amount_usd": 120, "reason": "the goods arrived broken"}),
+        ),
         entities: vec![("customer_id".into(), customer.into())],
         digest: Some(Digest::of(b"call")),
         decision: Decision::Succeeded,
@@ -148,7 +159,12 @@ fn time_raw_writes(directory: &Path, bytes: usize, times: usize) -> Vec<f64> {
 }
 
 /// Measures SQLite alone: rows per second in one table without an index, with the same batches.
-fn bare_sqlite_rate(sql: &rusqlite::Connection, bytes: usize, rows: usize, transactions: usize) -> f64 {
+fn bare_sqlite_rate(
+    sql: &rusqlite::Connection,
+    bytes: usize,
+    rows: usize,
+    transactions: usize,
+) -> f64 {
     sql.execute_batch(
         "PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; PRAGMA wal_autocheckpoint = 16000;
          CREATE TABLE IF NOT EXISTS ledger (seq INTEGER PRIMARY KEY, body TEXT NOT NULL) STRICT",
@@ -188,7 +204,8 @@ async fn measure_rows(directory: &Path, name: &str, tasks: usize, rows: usize) -
     for _ in 0..3 {
         // Only the store is measured, so the rows are prepared before.
         let mut ready: Vec<Vec<Box<CommitRequest>>> = (0..tasks).map(|_| Vec::new()).collect();
-        (0..rows).for_each(|n| ready[n % tasks].push(commit_request(row(n % tasks, n % 10_000), true)));
+        (0..rows)
+            .for_each(|n| ready[n % tasks].push(commit_request(row(n % tasks, n % 10_000), true)));
         let before = store.transaction_count();
         let begun = Instant::now();
         let callers = ready.into_iter().map(|rows| {
@@ -205,7 +222,8 @@ async fn measure_rows(directory: &Path, name: &str, tasks: usize, rows: usize) -
         values.push(rows as f64 / begun.elapsed().as_secs_f64());
         let transactions = (store.transaction_count() - before) as usize;
         batch = rows as f64 / transactions as f64;
-        let floor: f64 = time_raw_writes(directory, bytes * rows / transactions, transactions).iter().sum();
+        let floor: f64 =
+            time_raw_writes(directory, bytes * rows / transactions, transactions).iter().sum();
         floors.push(rows as f64 / (floor / 1e9));
         bares.push(bare_sqlite_rate(&alone, bytes, rows, transactions));
     }
@@ -213,15 +231,24 @@ async fn measure_rows(directory: &Path, name: &str, tasks: usize, rows: usize) -
         "durable rows of {bytes} bytes, {batch:.1} per transaction, {tasks} callers; floor: write and fdatasync of the same batches"
     );
     let (value, bare, floor) = (median(values), median(bares), median(floors));
-    let about = format!("SQLite alone: one table without an index, {batch:.1} rows per transaction; same floor");
-    [line(name, "rows/s", value, floor, &note), line(&format!("{name}_bare"), "rows/s", bare, floor, &about)]
+    let about = format!(
+        "SQLite alone: one table without an index, {batch:.1} rows per transaction; same floor"
+    );
+    [
+        line(name, "rows/s", value, floor, &note),
+        line(&format!("{name}_bare"), "rows/s", bare, floor, &about),
+    ]
 }
 
 /// Measures the maximum throughput, and the throughput with few parallel writers.
 async fn measure_all_rows(directory: &Path) -> Vec<BenchLine> {
     let mut lines = Vec::new();
-    for (name, tasks, rows) in [("", 512, 40_960), ("_c1", 1, 1_000), ("_c8", 8, 8_000), ("_c64", 64, 32_000)] {
-        lines.extend(measure_rows(directory, &format!("ledger_rows_per_s{name}"), tasks, rows).await);
+    for (name, tasks, rows) in
+        [("", 512, 40_960), ("_c1", 1, 1_000), ("_c8", 8, 8_000), ("_c64", 64, 32_000)]
+    {
+        lines.extend(
+            measure_rows(directory, &format!("ledger_rows_per_s{name}"), tasks, rows).await,
+        );
     }
     lines
 }
@@ -232,7 +259,9 @@ async fn measure_claims(directory: &Path, tasks: usize, times: usize) -> BenchLi
     let took = time_in_parallel(&store, times, tasks, begin_one_claim).await;
     let bytes = row(1, 1).to_canonical_bytes().unwrap().len() + 500;
     let floor = time_raw_writes(directory, bytes, 500);
-    let note = format!("a durable claim with one limit, {tasks} in parallel; floor: write and fdatasync of one claim");
+    let note = format!(
+        "a durable claim with one limit, {tasks} in parallel; floor: write and fdatasync of one claim"
+    );
     line(&format!("claim_latency_c{tasks}"), "µs", median(took) / 1e3, median(floor) / 1e3, &note)
 }
 
@@ -256,7 +285,11 @@ async fn fill_ledger(path: &Path, rows: usize) {
         let store = Arc::clone(&store);
         handles.push(tokio::spawn(async move {
             for n in (task..rows).step_by(1_024) {
-                store.commit(commit_request(row(n % 100_000, (n * 7_919) % 10_000), false)).await.unwrap().unwrap();
+                store
+                    .commit(commit_request(row(n % 100_000, (n * 7_919) % 10_000), false))
+                    .await
+                    .unwrap()
+                    .unwrap();
             }
         }));
     }
@@ -284,8 +317,11 @@ fn measure_query(path: &Path) -> BenchLine {
         let seqs: Vec<i64> = found.iter().map(|entry| entry.seq as i64).collect();
         let begun = Instant::now();
         for seq in seqs {
-            let body: String =
-                sql.prepare_cached("SELECT body FROM ledger WHERE seq = ?1").unwrap().query_row([seq], |row| row.get(0)).unwrap();
+            let body: String = sql
+                .prepare_cached("SELECT body FROM ledger WHERE seq = ?1")
+                .unwrap()
+                .query_row([seq], |row| row.get(0))
+                .unwrap();
             std::hint::black_box(body);
         }
         floors.push(begun.elapsed().as_nanos() as f64);
@@ -319,7 +355,10 @@ async fn open_and_enter(path: &Path, n: usize) -> SqliteStore {
 
 /// Measures the memory of opening a store in a new process, in MB.
 fn measure_open_memory(path: &Path) -> f64 {
-    let output = std::process::Command::new(std::env::current_exe().unwrap()).env("LEDGER_OPEN", path).output().unwrap();
+    let output = std::process::Command::new(std::env::current_exe().unwrap())
+        .env("LEDGER_OPEN", path)
+        .output()
+        .unwrap();
     String::from_utf8(output.stdout).unwrap().trim().parse().unwrap()
 }
 
@@ -334,7 +373,9 @@ async fn measure_open(path: &Path) -> BenchLine {
         let session = format!("conversation-{}", n * 9_001);
         let begun = Instant::now();
         let sql = rusqlite::Connection::open(path).unwrap();
-        let _: i64 = sql.query_row("SELECT id FROM sessions WHERE session = ?1", [&*session], |row| row.get(0)).unwrap();
+        let _: i64 = sql
+            .query_row("SELECT id FROM sessions WHERE session = ?1", [&*session], |row| row.get(0))
+            .unwrap();
         floors.push(begun.elapsed().as_nanos() as f64);
     }
     let note = format!(
@@ -347,12 +388,16 @@ async fn measure_open(path: &Path) -> BenchLine {
 /// Measures a whole call of a read tool, in a new session and after many calls.
 async fn measure_calls(directory: std::path::PathBuf) -> BenchLine {
     let schema = json!({"type": "object", "properties": {"customer": {"type": "string"}}, "required": ["customer"]});
-    let look = Tool::dynamic("look", "Looks.", schema, |_, _| async { Ok(json!({"active": true})) })
-        .effect(toolgate::Effect::Read)
-        .entity("customer", "/customer")
-        .proves("/active");
-    let rule = Require::new("seen", ["look"], ["look"]).same("customer", "/customer").within(SignedDuration::from_hours(1));
-    let agent = Agent::builder("desk").tool(look).policy(toolgate::policy::observe(rule)).build().unwrap();
+    let look =
+        Tool::dynamic("look", "Looks.", schema, |_, _| async { Ok(json!({"active": true})) })
+            .effect(toolgate::Effect::Read)
+            .entity("customer", "/customer")
+            .proves("/active");
+    let rule = Require::new("seen", ["look"], ["look"])
+        .same("customer", "/customer")
+        .within(SignedDuration::from_hours(1));
+    let agent =
+        Agent::builder("desk").tool(look).policy(toolgate::policy::observe(rule)).build().unwrap();
     let store = Arc::new(SqliteStore::open(directory.join("calls.db")).unwrap());
     let gate = Toolgate::builder().agent(agent).store(store).build().unwrap();
     let measure = async |session: &Session, from: usize| {
@@ -383,13 +428,19 @@ fn main() {
         drop(store);
         return;
     }
-    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a temporary directory can be created");
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR"))
+        .expect("a temporary directory can be created");
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     runtime.block_on(async {
         // `cargo bench --bench ledger -- rows` measures one thing.
         match std::env::args().nth(1).as_deref() {
             Some("rows") => return write_lines(measure_all_rows(directory.path()).await),
-            Some("calls") => return write_lines(vec![tokio::spawn(measure_calls(directory.path().to_owned())).await.unwrap()]),
+            Some("calls") => {
+                return write_lines(vec![
+                    tokio::spawn(measure_calls(directory.path().to_owned())).await.unwrap(),
+                ]);
+            }
             _ => {}
         }
         let mut lines = measure_all_rows(directory.path()).await;

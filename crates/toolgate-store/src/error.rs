@@ -35,16 +35,24 @@ impl DbError {
 
     /// Returns true if a retry cannot succeed, because the data itself is the cause.
     pub(crate) fn is_permanent(&self) -> bool {
-        use rusqlite::Error::{FromSqlConversionFailure, IntegralValueOutOfRange, InvalidColumnType, SqliteFailure};
+        use rusqlite::Error::{
+            FromSqlConversionFailure, IntegralValueOutOfRange, InvalidColumnType, SqliteFailure,
+        };
         match self {
             Self::Message(_) => true,
             Self::Io(_) => false,
             // Toolgate has no triggers. A foreign trigger rejects every row, not this one.
             Self::Sql(SqliteFailure(error, _)) => {
-                let refused = matches!(error.code, ErrorCode::ConstraintViolation | ErrorCode::TooBig | ErrorCode::TypeMismatch);
+                let refused = matches!(
+                    error.code,
+                    ErrorCode::ConstraintViolation | ErrorCode::TooBig | ErrorCode::TypeMismatch
+                );
                 refused && error.extended_code != rusqlite::ffi::SQLITE_CONSTRAINT_TRIGGER
             }
-            Self::Sql(error) => matches!(error, FromSqlConversionFailure(..) | IntegralValueOutOfRange(..) | InvalidColumnType(..)),
+            Self::Sql(error) => matches!(
+                error,
+                FromSqlConversionFailure(..) | IntegralValueOutOfRange(..) | InvalidColumnType(..)
+            ),
         }
     }
 }
@@ -78,10 +86,18 @@ impl fmt::Display for DbError {
             Self::Sql(error) => {
                 let help = match error.sqlite_error_code() {
                     Some(ErrorCode::DiskFull) => "; free space on the disk",
-                    Some(ErrorCode::ReadOnly) => "; this user cannot write to the file or its directory",
-                    Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => "; another process has held the write lock for too long",
-                    Some(ErrorCode::DatabaseCorrupt) => "; run `toolgate audit verify` to find the damage, and restore a good copy",
-                    Some(ErrorCode::CannotOpen) => "; check that the directory exists and is writable",
+                    Some(ErrorCode::ReadOnly) => {
+                        "; this user cannot write to the file or its directory"
+                    }
+                    Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => {
+                        "; another process has held the write lock for too long"
+                    }
+                    Some(ErrorCode::DatabaseCorrupt) => {
+                        "; run `toolgate audit verify` to find the damage, and restore a good copy"
+                    }
+                    Some(ErrorCode::CannotOpen) => {
+                        "; check that the directory exists and is writable"
+                    }
                     _ => "",
                 };
                 write!(f, "{error}{help}")

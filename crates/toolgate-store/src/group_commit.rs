@@ -34,7 +34,9 @@ struct WriteTask<F, T> {
     reply: oneshot::Sender<Result<T, StoreError>>,
 }
 
-impl<T: Send, F: FnOnce(&mut WriteTransaction<'_>) -> DbResult<T> + Send> WriteOperation for WriteTask<F, T> {
+impl<T: Send, F: FnOnce(&mut WriteTransaction<'_>) -> DbResult<T> + Send> WriteOperation
+    for WriteTask<F, T>
+{
     fn run(&mut self, tx: &mut WriteTransaction<'_>) -> DbResult<()> {
         let Some(f) = self.f.take() else { return Ok(()) };
         self.result = Some(f(tx)?);
@@ -155,7 +157,11 @@ impl WriteQueue {
     /// caller writes them.
     fn take_batch(&self, may_wait: bool) -> (Vec<WriteJob>, bool) {
         let mut tray = lock_unpoisoned(&self.pending);
-        let most = tray.jobs.len().min(if may_wait { MAX_JOBS_PER_TRANSACTION } else { MAX_JOBS_PER_INLINE_TRANSACTION });
+        let most = tray.jobs.len().min(if may_wait {
+            MAX_JOBS_PER_TRANSACTION
+        } else {
+            MAX_JOBS_PER_INLINE_TRANSACTION
+        });
         if !may_wait && tray.jobs.iter().take(most).any(|job| job.is_durable) {
             return (Vec::new(), false);
         }
@@ -193,11 +199,17 @@ impl WriteQueue {
                     drop(tray);
                     return self.wake_thread();
                 }
-                let written = pen.write(jobs, if self.is_inline { SignPolicy::WithRows } else { SignPolicy::Never });
-                self.transaction_count.fetch_add(u64::from(written.is_committed), Ordering::Relaxed);
+                let written = pen.write(
+                    jobs,
+                    if self.is_inline { SignPolicy::WithRows } else { SignPolicy::Never },
+                );
+                self.transaction_count
+                    .fetch_add(u64::from(written.is_committed), Ordering::Relaxed);
                 pen.shared.advance_mark(written.mark);
                 // The writer thread signs, some time after the first unsigned row or when due.
-                if (pen.unsigned_rows > 0 && (quiet || pen.is_signature_due())) || pen.needs_wal_checkpoint() {
+                if (pen.unsigned_rows > 0 && (quiet || pen.is_signature_due()))
+                    || pen.needs_wal_checkpoint()
+                {
                     self.wake_thread();
                 }
             }
@@ -214,13 +226,19 @@ impl WriteQueue {
     /// Runs the writer thread.
     fn run_thread(&self) {
         loop {
-            let (until, begun) = (lock_unpoisoned(&self.connection).time_until_signature(), Instant::now());
+            let (until, begun) =
+                (lock_unpoisoned(&self.connection).time_until_signature(), Instant::now());
             let mut tray = lock_unpoisoned(&self.pending);
             while !tray.is_thread_called && !tray.is_closed && tray.jobs.is_empty() {
                 let left = until.map(|until| until.saturating_sub(begun.elapsed()));
                 tray = match left {
                     Some(Duration::ZERO) => break,
-                    Some(left) => self.wakeup.wait_timeout(tray, left).unwrap_or_else(PoisonError::into_inner).0,
+                    Some(left) => {
+                        self.wakeup
+                            .wait_timeout(tray, left)
+                            .unwrap_or_else(PoisonError::into_inner)
+                            .0
+                    }
                     None => self.wakeup.wait(tray).unwrap_or_else(PoisonError::into_inner),
                 };
             }
@@ -235,7 +253,8 @@ impl WriteQueue {
                 let shared = Arc::clone(&pen.shared);
                 // Release the connection before writing the high-water mark, so others can write.
                 drop(pen);
-                self.transaction_count.fetch_add(u64::from(written.is_committed), Ordering::Relaxed);
+                self.transaction_count
+                    .fetch_add(u64::from(written.is_committed), Ordering::Relaxed);
                 self.write_inline(false);
                 shared.advance_mark(written.mark);
             } else if pen.needs_wal_checkpoint() {
@@ -249,13 +268,18 @@ impl WriteQueue {
 
 impl LedgerWriter {
     /// Starts the writer thread, which also signs the `unsigned` rows of a process that was killed.
-    pub(crate) fn start(sql: Connection, shared: Arc<SharedStoreState>, unsigned: u64) -> std::io::Result<Self> {
+    pub(crate) fn start(
+        sql: Connection,
+        shared: Arc<SharedStoreState>,
+        unsigned: u64,
+    ) -> std::io::Result<Self> {
         let desk = Arc::new(WriteQueue::new(false, sql, shared, unsigned));
         let kept = Arc::clone(&desk);
-        let thread = std::thread::Builder::new().name("toolgate-store".to_owned()).spawn(move || {
-            let _ended = CloseQueueOnDrop(&kept);
-            kept.run_thread();
-        })?;
+        let thread =
+            std::thread::Builder::new().name("toolgate-store".to_owned()).spawn(move || {
+                let _ended = CloseQueueOnDrop(&kept);
+                kept.run_thread();
+            })?;
         Ok(Self { queue: desk, thread: Mutex::new(Some(thread)) })
     }
 
@@ -265,17 +289,25 @@ impl LedgerWriter {
     }
 
     /// Reads with the write connection, if there is no writer thread.
-    pub(crate) fn read_if_inline<T, F: FnOnce(&Connection, &SharedStoreState) -> DbResult<T>>(&self, f: F) -> Result<DbResult<T>, F> {
+    pub(crate) fn read_if_inline<T, F: FnOnce(&Connection, &SharedStoreState) -> DbResult<T>>(
+        &self,
+        f: F,
+    ) -> Result<DbResult<T>, F> {
         if self.queue.is_inline { self.try_read(f) } else { Err(f) }
     }
 
     /// Reads a little with the write connection, whose page cache has recent writes.
     ///
     /// Returns `f` if the connection is busy.
-    pub(crate) fn try_read<T, F: FnOnce(&Connection, &SharedStoreState) -> DbResult<T>>(&self, f: F) -> Result<DbResult<T>, F> {
+    pub(crate) fn try_read<T, F: FnOnce(&Connection, &SharedStoreState) -> DbResult<T>>(
+        &self,
+        f: F,
+    ) -> Result<DbResult<T>, F> {
         // A caller may find the connection busy meanwhile.
         let _free = WriteMissedJobsOnDrop(&self.queue);
-        let Some(pen) = self.queue.try_connection().filter(|pen| pen.sql.is_autocommit()) else { return Err(f) };
+        let Some(pen) = self.queue.try_connection().filter(|pen| pen.sql.is_autocommit()) else {
+            return Err(f);
+        };
         Ok(f(&pen.sql, &pen.shared))
     }
 
@@ -288,7 +320,9 @@ impl LedgerWriter {
         f: impl FnOnce(&Connection, &SharedStoreState, LedgerHead) -> DbResult<Option<T>>,
     ) -> DbResult<Option<T>> {
         let _free = WriteMissedJobsOnDrop(&self.queue);
-        let Some(pen) = self.queue.try_connection().filter(|pen| pen.sql.is_autocommit()) else { return Ok(None) };
+        let Some(pen) = self.queue.try_connection().filter(|pen| pen.sql.is_autocommit()) else {
+            return Ok(None);
+        };
         read_transaction(&pen.sql, |sql| match crate::tables::ledger::read_head(sql)? {
             tip if pen.is_head(tip) => f(sql, &pen.shared, tip),
             // Another process has written meanwhile.
@@ -306,11 +340,20 @@ impl LedgerWriter {
     }
 
     /// Queues a job for the next transaction without waiting.
-    pub(crate) fn enqueue(&self, f: impl FnOnce(&mut WriteTransaction<'_>) -> DbResult<()> + Send + 'static) {
+    pub(crate) fn enqueue(
+        &self,
+        f: impl FnOnce(&mut WriteTransaction<'_>) -> DbResult<()> + Send + 'static,
+    ) {
         // A process that makes one call stores its definition with the call.
         if !self.queue.is_inline {
             let (reply, _) = oneshot::channel();
-            self.queue.enqueue(WriteJob { is_durable: false, task: Box::new(WriteTask { f: Some(f), result: None, reply }) }, false);
+            self.queue.enqueue(
+                WriteJob {
+                    is_durable: false,
+                    task: Box::new(WriteTask { f: Some(f), result: None, reply }),
+                },
+                false,
+            );
             self.queue.wake_thread();
         }
     }
@@ -326,7 +369,13 @@ impl LedgerWriter {
         // If other calls are running, the writer thread waits for the disk, so that they do not.
         let others = self.queue.shared.running_calls.load(Ordering::Relaxed) > 1;
         let thread = durable && others && !self.queue.is_inline;
-        if !self.queue.enqueue(WriteJob { is_durable: durable, task: Box::new(WriteTask { f: Some(f), result: None, reply }) }, thread) {
+        if !self.queue.enqueue(
+            WriteJob {
+                is_durable: durable,
+                task: Box::new(WriteTask { f: Some(f), result: None, reply }),
+            },
+            thread,
+        ) {
             return Err(gone());
         }
         if !thread {
@@ -420,7 +469,10 @@ mod tests {
         let (writer, shared) = writer(directory.path());
         let call = CallId::from_bytes([7; 16]);
         let kept = CallId::from_bytes([8; 16]);
-        writer.write(false, move |tx| Ok(tx.replace_read_charges(kept, Some(Vec::new())))).await.unwrap();
+        writer
+            .write(false, move |tx| Ok(tx.replace_read_charges(kept, Some(Vec::new()))))
+            .await
+            .unwrap();
         let failed = writer
             .write(false, move |tx| -> DbResult<()> {
                 tx.replace_read_charges(call, Some(Vec::new()));
@@ -444,12 +496,17 @@ mod tests {
             let tasks: Vec<_> = (0..600)
                 .map(|_| {
                     let writer = Arc::clone(&writer);
-                    tokio::spawn(async move { writer.write(false, |tx| Ok(tx.head.seq)).await.unwrap() })
+                    tokio::spawn(
+                        async move { writer.write(false, |tx| Ok(tx.head.seq)).await.unwrap() },
+                    )
                 })
                 .collect();
             for task in tasks {
                 // No row is unsigned, so the signing timer cannot hide a lost job.
-                tokio::time::timeout(Duration::from_secs(60), task).await.expect("a write was never answered").unwrap();
+                tokio::time::timeout(Duration::from_secs(60), task)
+                    .await
+                    .expect("a write was never answered")
+                    .unwrap();
             }
         }
     }
@@ -494,12 +551,19 @@ mod tests {
                     } else {
                         write.await.unwrap();
                     }
-                    let _ = writer.try_read(|sql, _| Ok(sql.query_row("SELECT count(*) FROM meta", [], |row| row.get::<_, i64>(0))?));
+                    let _ = writer.try_read(|sql, _| {
+                        Ok(sql.query_row("SELECT count(*) FROM meta", [], |row| {
+                            row.get::<_, i64>(0)
+                        })?)
+                    });
                 }
             }));
         }
         for task in tasks {
-            tokio::time::timeout(Duration::from_secs(60), task).await.expect("a write was never answered").unwrap();
+            tokio::time::timeout(Duration::from_secs(60), task)
+                .await
+                .expect("a write was never answered")
+                .unwrap();
         }
         // Jobs of cancelled callers are written, too.
         for _ in 0..6_000 {

@@ -19,7 +19,10 @@ pub(crate) fn decode_hex(text: &str) -> Option<Vec<u8>> {
     if !text.is_ascii() || !text.len().is_multiple_of(2) {
         return None;
     }
-    (0..text.len()).step_by(2).map(|at| u8::from_str_radix(text.get(at..at + 2)?, 16).ok()).collect()
+    (0..text.len())
+        .step_by(2)
+        .map(|at| u8::from_str_radix(text.get(at..at + 2)?, 16).ok())
+        .collect()
 }
 
 /// The keys of one ledger.
@@ -54,11 +57,17 @@ impl LedgerKeys {
 
     /// Reads the keys of a ledger whose public signing key is `public`.
     pub(crate) fn open(directory: &Path, public: &str) -> io::Result<Self> {
-        let (redact, seal) = (read_secret(&directory.join("redact.key"))?, read_secret(&directory.join("seal.key"))?);
+        let (redact, seal) = (
+            read_secret(&directory.join("redact.key"))?,
+            read_secret(&directory.join("seal.key"))?,
+        );
         let path = signing_key_path(directory, public);
         let sign = SigningKey::from_bytes(&read_secret(&path)?);
         if hex(sign.verifying_key().as_bytes()) != public {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, format!("{}: the key does not match the file name", path.display())));
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                format!("{}: the key does not match the file name", path.display()),
+            ));
         }
         let print = Digest::of(&[redact, seal].concat());
         Ok(Self {
@@ -79,7 +88,9 @@ impl LedgerKeys {
             if name.starts_with("sign-") && name.ends_with(".key") {
                 // A file that is not a key is not a key of this ledger.
                 match read_secret(&path) {
-                    Ok(secret) => own.push(hex(SigningKey::from_bytes(&secret).verifying_key().as_bytes())),
+                    Ok(secret) => {
+                        own.push(hex(SigningKey::from_bytes(&secret).verifying_key().as_bytes()))
+                    }
                     Err(error) => unread = Some(error),
                 }
             }
@@ -115,7 +126,8 @@ impl LedgerKeys {
     /// Encrypts a text. The ciphertext is bound to `place`.
     pub(crate) fn seal(&self, place: &str, text: &[u8]) -> io::Result<Vec<u8>> {
         let nonce: [u8; 24] = random_bytes()?;
-        let sealed = self.cipher.encrypt(&XNonce::from(nonce), Payload { msg: text, aad: place.as_bytes() });
+        let sealed =
+            self.cipher.encrypt(&XNonce::from(nonce), Payload { msg: text, aad: place.as_bytes() });
         let sealed = sealed.map_err(|_| io::Error::other("encryption failed"))?;
         Ok([nonce.as_slice(), &sealed].concat())
     }
@@ -124,7 +136,9 @@ impl LedgerKeys {
     pub(crate) fn unseal(&self, place: &str, sealed: &[u8]) -> Option<Vec<u8>> {
         let (nonce, sealed) = sealed.split_at_checked(24)?;
         let nonce: [u8; 24] = nonce.try_into().ok()?;
-        self.cipher.decrypt(&XNonce::from(nonce), Payload { msg: sealed, aad: place.as_bytes() }).ok()
+        self.cipher
+            .decrypt(&XNonce::from(nonce), Payload { msg: sealed, aad: place.as_bytes() })
+            .ok()
     }
 }
 
@@ -135,7 +149,12 @@ impl toolgate::ReceiptSigner for LedgerKeys {
 }
 
 /// Wraps a stored row, for which the ledger can sign a receipt.
-pub(crate) fn recorded_row(keys: Arc<LedgerKeys>, row: &Row, seq: u64, hash: Digest) -> LazyReceipt {
+pub(crate) fn recorded_row(
+    keys: Arc<LedgerKeys>,
+    row: &Row,
+    seq: u64,
+    hash: Digest,
+) -> LazyReceipt {
     let unsigned = Receipt {
         call: row.call,
         at: row.at,
@@ -163,7 +182,8 @@ pub(crate) fn is_valid_signature(public: &str, statement: &[u8], signature: &str
 
 pub(crate) fn random_bytes<const N: usize>() -> io::Result<[u8; N]> {
     let mut bytes = [0u8; N];
-    getrandom::fill(&mut bytes).map_err(|e| io::Error::other(format!("cannot get random numbers: {e}")))?;
+    getrandom::fill(&mut bytes)
+        .map_err(|e| io::Error::other(format!("cannot get random numbers: {e}")))?;
     Ok(bytes)
 }
 
@@ -178,7 +198,12 @@ fn with_path(path: &Path) -> impl Fn(io::Error) -> io::Error {
 /// Writes 32 secret bytes atomically and durably into a file that only its owner can read.
 fn write_secret(path: &Path, bytes: &[u8; 32]) -> io::Result<()> {
     let draft = path.with_extension(format!("{}.new", hex(&random_bytes::<8>()?)));
-    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&draft).map_err(with_path(&draft))?;
+    let mut file = OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(&draft)
+        .map_err(with_path(&draft))?;
     file.write_all(hex(bytes).as_bytes())?;
     file.sync_all()?;
     std::fs::rename(&draft, path).map_err(with_path(path))?;
@@ -188,10 +213,22 @@ fn write_secret(path: &Path, bytes: &[u8; 32]) -> io::Result<()> {
 fn read_secret(path: &Path) -> io::Result<[u8; 32]> {
     // Opening a pipe would block.
     if !std::fs::metadata(path).map_err(with_path(path))?.is_file() {
-        return Err(with_path(path)(io::Error::new(io::ErrorKind::InvalidData, "not a regular file")));
+        return Err(with_path(path)(io::Error::new(
+            io::ErrorKind::InvalidData,
+            "not a regular file",
+        )));
     }
     let mut text = String::new();
-    File::open(path).map_err(with_path(path))?.take(1_000).read_to_string(&mut text).map_err(with_path(path))?;
-    let wrong = || with_path(path)(io::Error::new(io::ErrorKind::InvalidData, "not a key: expected 64 hexadecimal digits"));
+    File::open(path)
+        .map_err(with_path(path))?
+        .take(1_000)
+        .read_to_string(&mut text)
+        .map_err(with_path(path))?;
+    let wrong = || {
+        with_path(path)(io::Error::new(
+            io::ErrorKind::InvalidData,
+            "not a key: expected 64 hexadecimal digits",
+        ))
+    };
     decode_hex(&text).and_then(|bytes| bytes.try_into().ok()).ok_or_else(wrong)
 }

@@ -35,7 +35,10 @@ pub(crate) fn check_file(path: &Path) -> DbResult<()> {
     if file.len() == 0 {
         return Ok(());
     }
-    let sql = Connection::open_with_flags(path, OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX)?;
+    let sql = Connection::open_with_flags(
+        path,
+        OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX,
+    )?;
     sql.busy_timeout(BUSY_TIMEOUT)?;
     match schema_version(&sql).map(|_| ()) {
         // A process that is killed while it switches to WAL leaves a hot journal. The next writer
@@ -51,19 +54,27 @@ pub(crate) fn check_file(path: &Path) -> DbResult<()> {
 }
 
 fn has_hot_journal(error: &rusqlite::Error) -> bool {
-    error.sqlite_error().is_some_and(|error| error.extended_code == rusqlite::ffi::SQLITE_READONLY_ROLLBACK)
+    error
+        .sqlite_error()
+        .is_some_and(|error| error.extended_code == rusqlite::ffi::SQLITE_READONLY_ROLLBACK)
 }
 
 /// Returns true if a database has at most one page, without tables, version or application id.
 fn is_blank_database(path: &Path) -> DbResult<bool> {
     use std::io::Read;
     const DATABASE_HEADER_BYTES: usize = 108;
-    let (mut file, mut header) = (std::fs::File::open(path)?, Vec::with_capacity(DATABASE_HEADER_BYTES));
+    let (mut file, mut header) =
+        (std::fs::File::open(path)?, Vec::with_capacity(DATABASE_HEADER_BYTES));
     file.by_ref().take(DATABASE_HEADER_BYTES as u64).read_to_end(&mut header)?;
-    let figure = |at: std::ops::Range<usize>| header.get(at).map(|bytes| bytes.iter().fold(0_u64, |sum, byte| sum << 8 | u64::from(*byte)));
+    let figure = |at: std::ops::Range<usize>| {
+        header
+            .get(at)
+            .map(|bytes| bytes.iter().fold(0_u64, |sum, byte| sum << 8 | u64::from(*byte)))
+    };
     // `user_version`, `application_id`, and the number of entries on the first page.
     let is_bare = [60..64, 68..72, 103..105].into_iter().all(|at| figure(at) == Some(0));
-    Ok(is_bare && figure(16..18).is_some_and(|page| file.metadata().is_ok_and(|file| file.len() <= page)))
+    Ok(is_bare
+        && figure(16..18).is_some_and(|page| file.metadata().is_ok_and(|file| file.len() <= page)))
 }
 
 /// Rejects a path that exists and is not a regular file.
@@ -71,7 +82,9 @@ fn is_blank_database(path: &Path) -> DbResult<bool> {
 /// Opening a pipe would block. A missing file is reported by the caller.
 fn check_regular_file(path: &Path) -> DbResult<()> {
     match std::fs::metadata(path) {
-        Ok(there) if there.is_dir() => Err(DbError::Message("is a directory; name a file".to_owned())),
+        Ok(there) if there.is_dir() => {
+            Err(DbError::Message("is a directory; name a file".to_owned()))
+        }
         Ok(there) if !there.is_file() => Err(DbError::Message("not a regular file".to_owned())),
         _ => Ok(()),
     }
@@ -89,12 +102,17 @@ pub(crate) fn open_writable(path: &Path) -> DbResult<Connection> {
         let made = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
         match made {
             Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
-                return Err(DbError::Message(format!("cannot create the file: {error}; check that its directory exists and is writable")));
+                return Err(DbError::Message(format!(
+                    "cannot create the file: {error}; check that its directory exists and is writable"
+                )));
             }
             _ => {}
         }
     }
-    let sql = Connection::open_with_flags(path, OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX)?;
+    let sql = Connection::open_with_flags(
+        path,
+        OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX,
+    )?;
     sql.busy_timeout(BUSY_TIMEOUT)?;
     sql.set_prepared_statement_cache_capacity(256);
     // Applies to new files. A call changes a little in each of a dozen pages, and SQLite writes,
@@ -106,7 +124,9 @@ pub(crate) fn open_writable(path: &Path) -> DbResult<Connection> {
             "cannot set the journal mode to WAL (it is `{mode}`); do not put the ledger on a network drive or in memory"
         )));
     }
-    sql.execute_batch("PRAGMA synchronous = FULL; PRAGMA temp_store = MEMORY; PRAGMA cache_size = -65536")?;
+    sql.execute_batch(
+        "PRAGMA synchronous = FULL; PRAGMA temp_store = MEMORY; PRAGMA cache_size = -65536",
+    )?;
     sql.execute_batch(SECURE_DELETE_SQL)?;
     migrate(&sql)?;
     Ok(sql)
@@ -117,7 +137,10 @@ pub(crate) fn open_writable(path: &Path) -> DbResult<Connection> {
 /// A long-lived process does the next WAL checkpoint.
 pub(crate) fn open_current(path: &Path) -> DbResult<Option<Connection>> {
     check_regular_file(path)?;
-    let sql = Connection::open_with_flags(path, OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX)?;
+    let sql = Connection::open_with_flags(
+        path,
+        OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX,
+    )?;
     // The caller retries, and has to report an error before its client times out.
     sql.busy_timeout(Duration::from_secs(1))?;
     sql.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)?;
@@ -132,11 +155,15 @@ pub(crate) fn open_current(path: &Path) -> DbResult<Option<Connection>> {
 /// Opens a read-only connection.
 pub(crate) fn open_readonly(path: &Path) -> DbResult<Connection> {
     if !path.exists() {
-        return Err(DbError::Message("no such file; name an existing ledger with `--store`".to_owned()));
+        return Err(DbError::Message(
+            "no such file; name an existing ledger with `--store`".to_owned(),
+        ));
     }
     check_regular_file(path)?;
     let open = |uri: &str| -> DbResult<Connection> {
-        let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX | OpenFlags::SQLITE_OPEN_URI;
+        let flags = OpenFlags::SQLITE_OPEN_READ_ONLY
+            | OpenFlags::SQLITE_OPEN_NO_MUTEX
+            | OpenFlags::SQLITE_OPEN_URI;
         let sql = Connection::open_with_flags(uri, flags).map_err(|error| match error {
             // The message must not show the URI. The caller adds the path.
             rusqlite::Error::SqliteFailure(code, Some(why)) => {
@@ -149,17 +176,23 @@ pub(crate) fn open_readonly(path: &Path) -> DbResult<Connection> {
         check_schema(&sql)?;
         Ok(sql)
     };
-    let escaped = path.display().to_string().replace('%', "%25").replace('?', "%3f").replace('#', "%23");
+    let escaped =
+        path.display().to_string().replace('%', "%25").replace('?', "%3f").replace('#', "%23");
     match open(&format!("file:{escaped}")) {
         // A copy in a read-only directory: no other process writes to it either.
-        Err(DbError::Sql(error)) if is_open_denied(&error) && !has_wal(path) => open(&format!("file:{escaped}?immutable=1")),
+        Err(DbError::Sql(error)) if is_open_denied(&error) && !has_wal(path) => {
+            open(&format!("file:{escaped}?immutable=1"))
+        }
         other => other,
     }
 }
 
 /// Returns true if SQLite could not create its WAL files beside the database.
 fn is_open_denied(error: &rusqlite::Error) -> bool {
-    matches!(error.sqlite_error_code(), Some(rusqlite::ErrorCode::CannotOpen | rusqlite::ErrorCode::ReadOnly))
+    matches!(
+        error.sqlite_error_code(),
+        Some(rusqlite::ErrorCode::CannotOpen | rusqlite::ErrorCode::ReadOnly)
+    )
 }
 
 fn has_wal(path: &Path) -> bool {
@@ -193,7 +226,13 @@ fn schema_version(sql: &Connection) -> DbResult<usize> {
         return check_schema(sql).map(|()| found);
     }
     let tables: i64 = sql.query_row("SELECT count(*) FROM sqlite_schema", [], |row| row.get(0))?;
-    if tables > 0 { Err(DbError::Message("the file is a database of another program; name another file".to_owned())) } else { Ok(0) }
+    if tables > 0 {
+        Err(DbError::Message(
+            "the file is a database of another program; name another file".to_owned(),
+        ))
+    } else {
+        Ok(0)
+    }
 }
 
 fn migrate(sql: &Connection) -> DbResult<()> {
@@ -208,7 +247,10 @@ fn migrate(sql: &Connection) -> DbResult<()> {
         for step in MIGRATIONS.iter().skip(found) {
             sql.execute_batch(step)?;
         }
-        sql.execute_batch(&format!("PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {}", MIGRATIONS.len()))?;
+        sql.execute_batch(&format!(
+            "PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {}",
+            MIGRATIONS.len()
+        ))?;
         Ok(())
     })();
     sql.execute_batch(if done.is_ok() { "COMMIT" } else { "ROLLBACK" })?;
@@ -216,17 +258,27 @@ fn migrate(sql: &Connection) -> DbResult<()> {
 }
 
 /// Returns the id and keys of a ledger, if it has them.
-pub(crate) fn read_identity(sql: &Connection, home: &StateDir) -> DbResult<Option<(String, LedgerKeys)>> {
+pub(crate) fn read_identity(
+    sql: &Connection,
+    home: &StateDir,
+) -> DbResult<Option<(String, LedgerKeys)>> {
     let known = read_meta(sql)?;
     let (Some(id), Some(print)) = (known.get("id"), known.get("keys")) else { return Ok(None) };
     Ok(Some((id.clone(), read_keys(&known, print, home)?)))
 }
 
 /// Reads the keys of a ledger from its state directory.
-fn read_keys(known: &BTreeMap<String, String>, print: &str, home: &StateDir) -> DbResult<LedgerKeys> {
+fn read_keys(
+    known: &BTreeMap<String, String>,
+    print: &str,
+    home: &StateDir,
+) -> DbResult<LedgerKeys> {
     let public = known.get("key").cloned().unwrap_or_default();
-    let keys = LedgerKeys::open(&home.keys_dir(), &public)
-        .map_err(|error| DbError::Message(format!("the keys of this ledger are missing ({error}); restore its `.state` directory")))?;
+    let keys = LedgerKeys::open(&home.keys_dir(), &public).map_err(|error| {
+        DbError::Message(format!(
+            "the keys of this ledger are missing ({error}); restore its `.state` directory"
+        ))
+    })?;
     if keys.fingerprint.to_string() != *print {
         return Err(DbError::Message(format!(
             "the keys in {} belong to another ledger; restore the `.state` directory of this one",
@@ -268,11 +320,18 @@ pub(crate) fn check_not_older(sql: &Connection, home: &StateDir, id: &str) -> Db
     let put_back = "restore the newer file; or, to continue without the lost rows, move";
     let at = home.path().join("mark.json");
     if mark.store != id {
-        return Err(DbError::Message(format!("another ledger was here, with {} rows; {put_back} {} away", mark.seq, at.display())));
+        return Err(DbError::Message(format!(
+            "another ledger was here, with {} rows; {put_back} {} away",
+            mark.seq,
+            at.display()
+        )));
     }
     let tip = ledger::read_head(sql)?;
-    let chain: Option<Vec<u8>> =
-        sql.query_row("SELECT chain FROM ledger WHERE seq = ?1", [ledger::to_i64(mark.seq)], |row| row.get(0)).optional()?;
+    let chain: Option<Vec<u8>> = sql
+        .query_row("SELECT chain FROM ledger WHERE seq = ?1", [ledger::to_i64(mark.seq)], |row| {
+            row.get(0)
+        })
+        .optional()?;
     if tip.seq < mark.seq {
         return Err(DbError::Message(format!(
             "the ledger ends at row {}, but row {} was written: it was truncated, or an older copy was restored; {put_back} {} away",
@@ -282,9 +341,9 @@ pub(crate) fn check_not_older(sql: &Connection, home: &StateDir, id: &str) -> Db
         )));
     }
     match chain {
-        Some(chain) if ledger::parse_digest(&chain)? != mark.chain => {
-            Err(DbError::Message(format!("row {} was changed; run `toolgate audit verify`", mark.seq)))
-        }
+        Some(chain) if ledger::parse_digest(&chain)? != mark.chain => Err(DbError::Message(
+            format!("row {} was changed; run `toolgate audit verify`", mark.seq),
+        )),
         _ => Ok(()),
     }
 }
@@ -302,6 +361,7 @@ pub(crate) fn empty_ledger() -> Connection {
 pub(crate) fn full_scans(statement: &str) -> Vec<String> {
     let sql = empty_ledger();
     let mut plan = sql.prepare(&format!("EXPLAIN QUERY PLAN {statement}")).unwrap();
-    let steps: Vec<String> = plan.raw_query().mapped(|row| row.get(3)).collect::<Result<_, _>>().unwrap();
+    let steps: Vec<String> =
+        plan.raw_query().mapped(|row| row.get(3)).collect::<Result<_, _>>().unwrap();
     steps.into_iter().filter(|step| step.starts_with("SCAN")).collect()
 }

@@ -59,17 +59,30 @@ impl StateDir {
         std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path.join("owners"))?;
         let name = hex(&random_bytes::<16>()?);
         // The file gets its final name only after it is locked.
-        let (draft, own) = (path.join("owners").join(format!(".{name}")), path.join("owners").join(&name));
+        let (draft, own) =
+            (path.join("owners").join(format!(".{name}")), path.join("owners").join(&name));
         let file = private_file_options().create_new(true).open(&draft)?;
         flock(&file, FlockOperation::NonBlockingLockExclusive)?;
         std::fs::rename(&draft, &own)?;
-        let holds = private_file_options().create(true).truncate(false).read(true).open(path.join("holds"))?;
-        Ok(Self { path: path.to_owned(), owner: Some((format!("{PROCESS_OWNER_PREFIX}{name}").into(), file)), lock_file: Some(holds) })
+        let holds = private_file_options()
+            .create(true)
+            .truncate(false)
+            .read(true)
+            .open(path.join("holds"))?;
+        Ok(Self {
+            path: path.to_owned(),
+            owner: Some((format!("{PROCESS_OWNER_PREFIX}{name}").into(), file)),
+            lock_file: Some(holds),
+        })
     }
 
     /// Opens the directory for a short-lived process that locks one session for one call.
     pub(crate) fn open_transient(path: &Path) -> io::Result<Self> {
-        let holds = private_file_options().create(true).truncate(false).read(true).open(path.join("holds"))?;
+        let holds = private_file_options()
+            .create(true)
+            .truncate(false)
+            .read(true)
+            .open(path.join("holds"))?;
         Ok(Self { path: path.to_owned(), owner: None, lock_file: Some(holds) })
     }
 
@@ -119,13 +132,19 @@ impl StateDir {
     pub(crate) fn remove_dead_owners(&self) -> io::Result<()> {
         for entry in std::fs::read_dir(self.path.join("owners"))? {
             let entry = entry?;
-            let gone =
-                |name: &str| !name.starts_with('.') && self.has_process_ended(&format!("{PROCESS_OWNER_PREFIX}{name}")) == Some(true);
+            let gone = |name: &str| {
+                !name.starts_with('.')
+                    && self.has_process_ended(&format!("{PROCESS_OWNER_PREFIX}{name}"))
+                        == Some(true)
+            };
             if entry.file_name().to_str().is_some_and(gone)
                 && let Err(error) = std::fs::remove_file(entry.path())
                 && error.kind() != io::ErrorKind::NotFound
             {
-                return Err(io::Error::new(error.kind(), format!("{}: {error}", entry.path().display())));
+                return Err(io::Error::new(
+                    error.kind(),
+                    format!("{}: {error}", entry.path().display()),
+                ));
             }
         }
         Ok(())
@@ -137,10 +156,15 @@ impl StateDir {
     /// its locks. Calls of the same process need another lock.
     pub(crate) fn set_session_lock(&self, key: &SessionKey, how: FileLockMode) -> io::Result<bool> {
         let Some(file) = &self.lock_file else {
-            return Err(io::Error::other("cannot lock a session: the state directory is open for reading only"));
+            return Err(io::Error::other(
+                "cannot lock a session: the state directory is open for reading only",
+            ));
         };
-        let digest = Digest::of(format!("{}\u{1f}{}\u{1f}{}", key.agent, key.principal, key.session).as_bytes());
-        let byte = digest.as_bytes().iter().take(7).fold(0_i64, |byte, part| byte << 8 | i64::from(*part));
+        let digest = Digest::of(
+            format!("{}\u{1f}{}\u{1f}{}", key.agent, key.principal, key.session).as_bytes(),
+        );
+        let byte =
+            digest.as_bytes().iter().take(7).fold(0_i64, |byte, part| byte << 8 | i64::from(*part));
         let kind = match how {
             FileLockMode::Exclusive => nix::libc::F_WRLCK,
             FileLockMode::Shared => nix::libc::F_RDLCK,
@@ -164,10 +188,15 @@ impl StateDir {
         let path = self.path.join("mark.json");
         // Opening a pipe would block.
         if std::fs::metadata(&path).is_ok_and(|there| !there.is_file()) {
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, "`mark.json` of the ledger is not a regular file"));
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "`mark.json` of the ledger is not a regular file",
+            ));
         }
         match std::fs::read(&path) {
-            Ok(text) => serde_json::from_slice(&text).map(Some).map_err(|e| io::Error::other(format!("{}: {e}", path.display()))),
+            Ok(text) => serde_json::from_slice(&text)
+                .map(Some)
+                .map_err(|e| io::Error::other(format!("{}: {e}", path.display()))),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(error) => Err(error),
         }
@@ -175,9 +204,13 @@ impl StateDir {
 
     /// Moves the high-water mark forward. The row that it names is on disk already.
     pub(crate) fn write_mark(&self, mark: &HighWaterMark) -> io::Result<()> {
-        let lock = private_file_options().create(true).truncate(false).open(self.path.join("mark.lock"))?;
+        let lock = private_file_options()
+            .create(true)
+            .truncate(false)
+            .open(self.path.join("mark.lock"))?;
         flock(&lock, FlockOperation::LockExclusive)?;
-        if self.read_mark()?.is_some_and(|known| known.store == mark.store && known.seq >= mark.seq) {
+        if self.read_mark()?.is_some_and(|known| known.store == mark.store && known.seq >= mark.seq)
+        {
             return Ok(());
         }
         let draft = self.path.join("mark.json.new");
@@ -191,7 +224,8 @@ impl StateDir {
 
 impl Drop for StateDir {
     fn drop(&mut self) {
-        if let Some(name) = self.owner().and_then(|owner| owner.strip_prefix(PROCESS_OWNER_PREFIX)) {
+        if let Some(name) = self.owner().and_then(|owner| owner.strip_prefix(PROCESS_OWNER_PREFIX))
+        {
             // Open claims of this process must count as abandoned: no file means that it ended.
             let _ = std::fs::remove_file(self.path.join("owners").join(name));
         }

@@ -65,7 +65,10 @@ impl Ledger {
             tool.1 += u64::from(row.decision == Decision::Refused);
             tool.2 += u64::from(row.decision == Decision::Failed);
             if row.decision == Decision::Refused {
-                *stats.refused_by.entry(row.rule.clone().unwrap_or_else(|| format!("({})", row.gate))).or_default() += 1;
+                *stats
+                    .refused_by
+                    .entry(row.rule.clone().unwrap_or_else(|| format!("({})", row.gate)))
+                    .or_default() += 1;
             }
             if let Some(code) = row.code() {
                 *stats.codes.entry(code.to_owned()).or_default() += 1;
@@ -105,7 +108,12 @@ impl LatencyHistogram {
 
     /// Returns the lower bound of the bucket that contains the quantile `part`.
     fn quantile(&self, part: f64) -> u64 {
-        #[expect(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a percentile")]
+        #[expect(
+            clippy::cast_precision_loss,
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "a percentile"
+        )]
         let mut left = (self.count as f64 * part).ceil() as u64;
         for (bucket, count) in &self.buckets {
             left = left.saturating_sub(*count);

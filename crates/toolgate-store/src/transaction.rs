@@ -35,27 +35,46 @@ enum UndoLogEntry {
 }
 
 impl<'c> WriteTransaction<'c> {
-    pub(crate) fn new(sql: &'c Connection, shared: &'c SharedStoreState, tip: LedgerHead, configs: &'c mut HashSet<Digest>) -> Self {
+    pub(crate) fn new(
+        sql: &'c Connection,
+        shared: &'c SharedStoreState,
+        tip: LedgerHead,
+        configs: &'c mut HashSet<Digest>,
+    ) -> Self {
         Self { sql, shared, head: tip, stored_configs: configs, undo_log: RefCell::default() }
     }
 
     /// Replaces the calls of a session that are counted in memory only. Returns the previous ones.
-    pub(crate) fn replace_uncounted_calls(&self, key: &SessionKey, left: Option<Vec<UncountedCall>>) -> Option<Vec<UncountedCall>> {
-        let before = insert_or_remove(&mut lock_unpoisoned(&self.shared.uncounted_calls), key, left);
+    pub(crate) fn replace_uncounted_calls(
+        &self,
+        key: &SessionKey,
+        left: Option<Vec<UncountedCall>>,
+    ) -> Option<Vec<UncountedCall>> {
+        let before =
+            insert_or_remove(&mut lock_unpoisoned(&self.shared.uncounted_calls), key, left);
         self.undo_log.borrow_mut().push(UndoLogEntry::UncountedCalls(key.clone(), before.clone()));
         before
     }
 
     /// Replaces the reserved charges of a read. Returns the previous ones.
-    pub(crate) fn replace_read_charges(&self, call: CallId, left: Option<Vec<ReservedCharge>>) -> Option<Vec<ReservedCharge>> {
+    pub(crate) fn replace_read_charges(
+        &self,
+        call: CallId,
+        left: Option<Vec<ReservedCharge>>,
+    ) -> Option<Vec<ReservedCharge>> {
         let before = insert_or_remove(&mut lock_unpoisoned(&self.shared.read_charges), &call, left);
         self.undo_log.borrow_mut().push(UndoLogEntry::ReadCharges(call, before.clone()));
         before
     }
 
     /// Replaces the reserved charges of a claim in `under_way`. Returns the previous ones.
-    pub(crate) fn replace_inflight_charges(&self, call: CallId, left: Option<Vec<ReservedCharge>>) -> Option<Vec<ReservedCharge>> {
-        let before = insert_or_remove(&mut lock_unpoisoned(&self.shared.inflight_charges), &call, left);
+    pub(crate) fn replace_inflight_charges(
+        &self,
+        call: CallId,
+        left: Option<Vec<ReservedCharge>>,
+    ) -> Option<Vec<ReservedCharge>> {
+        let before =
+            insert_or_remove(&mut lock_unpoisoned(&self.shared.inflight_charges), &call, left);
         self.undo_log.borrow_mut().push(UndoLogEntry::InflightCharges(call, before.clone()));
         before
     }
@@ -70,22 +89,32 @@ impl<'c> WriteTransaction<'c> {
         let mut undo = self.undo_log.borrow_mut();
         while undo.len() > to {
             match undo.pop() {
-                Some(UndoLogEntry::UncountedCalls(key, before)) => {
-                    drop(insert_or_remove(&mut lock_unpoisoned(&self.shared.uncounted_calls), &key, before))
-                }
-                Some(UndoLogEntry::ReadCharges(call, before)) => {
-                    drop(insert_or_remove(&mut lock_unpoisoned(&self.shared.read_charges), &call, before))
-                }
-                Some(UndoLogEntry::InflightCharges(call, before)) => {
-                    drop(insert_or_remove(&mut lock_unpoisoned(&self.shared.inflight_charges), &call, before))
-                }
+                Some(UndoLogEntry::UncountedCalls(key, before)) => drop(insert_or_remove(
+                    &mut lock_unpoisoned(&self.shared.uncounted_calls),
+                    &key,
+                    before,
+                )),
+                Some(UndoLogEntry::ReadCharges(call, before)) => drop(insert_or_remove(
+                    &mut lock_unpoisoned(&self.shared.read_charges),
+                    &call,
+                    before,
+                )),
+                Some(UndoLogEntry::InflightCharges(call, before)) => drop(insert_or_remove(
+                    &mut lock_unpoisoned(&self.shared.inflight_charges),
+                    &call,
+                    before,
+                )),
                 None => {}
             }
         }
     }
 }
 
-fn insert_or_remove<K: std::hash::Hash + Eq + Clone, V>(map: &mut HashMap<K, V>, key: &K, value: Option<V>) -> Option<V> {
+fn insert_or_remove<K: std::hash::Hash + Eq + Clone, V>(
+    map: &mut HashMap<K, V>,
+    key: &K,
+    value: Option<V>,
+) -> Option<V> {
     match value {
         Some(value) => map.insert(key.clone(), value),
         None => map.remove(key),
@@ -95,7 +124,10 @@ fn insert_or_remove<K: std::hash::Hash + Eq + Clone, V>(map: &mut HashMap<K, V>,
 impl WriteTransaction<'_> {
     /// Returns the current signing keys. Another process may have rotated them.
     pub(crate) fn current_keys(&self) -> DbResult<Arc<LedgerKeys>> {
-        let current: String = self.sql.prepare_cached("SELECT value FROM meta WHERE name = 'key'")?.query_row([], |row| row.get(0))?;
+        let current: String = self
+            .sql
+            .prepare_cached("SELECT value FROM meta WHERE name = 'key'")?
+            .query_row([], |row| row.get(0))?;
         let known = self.shared.keys();
         if **known.public_key() == *current {
             return Ok(known);
@@ -143,7 +175,8 @@ impl SharedStoreState {
     }
 
     pub(crate) fn new(home: StateDir, id: String, keys: LedgerKeys) -> Arc<Self> {
-        let (definitions, ahead, reads, own) = (Mutex::default(), Mutex::default(), Mutex::default(), Mutex::default());
+        let (definitions, ahead, reads, own) =
+            (Mutex::default(), Mutex::default(), Mutex::default(), Mutex::default());
         Arc::new(Self {
             state_dir: home,
             keys: Mutex::new(Arc::new(keys)),
@@ -162,7 +195,10 @@ impl SharedStoreState {
 }
 
 /// Runs `f` in a read transaction, so that all its reads see the same state.
-pub(crate) fn read_transaction<T>(sql: &Connection, f: impl FnOnce(&Connection) -> DbResult<T>) -> DbResult<T> {
+pub(crate) fn read_transaction<T>(
+    sql: &Connection,
+    f: impl FnOnce(&Connection) -> DbResult<T>,
+) -> DbResult<T> {
     sql.prepare_cached("BEGIN")?.execute([])?;
     let _moment = ReadTransactionGuard(sql);
     f(sql)

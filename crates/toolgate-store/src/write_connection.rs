@@ -100,7 +100,9 @@ impl WriteConnection {
     }
 
     pub(crate) fn is_signature_due(&self) -> bool {
-        self.unsigned_rows > 0 && (self.unsigned_rows >= MAX_UNSIGNED_ROWS || self.signed_at.elapsed() >= SIGN_INTERVAL)
+        self.unsigned_rows > 0
+            && (self.unsigned_rows >= MAX_UNSIGNED_ROWS
+                || self.signed_at.elapsed() >= SIGN_INTERVAL)
     }
 
     /// Returns how long to wait until the next checkpoint is due, if rows are unsigned.
@@ -121,7 +123,8 @@ impl WriteConnection {
     pub(crate) fn write(&mut self, jobs: Vec<WriteJob>, signs: SignPolicy) -> TransactionResult {
         let sign = signs != SignPolicy::Never && self.is_signature_due();
         let durable = sign || jobs.iter().any(|job| job.is_durable);
-        let mut work: Vec<(Box<dyn WriteOperation>, Option<StoreError>)> = jobs.into_iter().map(|job| (job.task, None)).collect();
+        let mut work: Vec<(Box<dyn WriteOperation>, Option<StoreError>)> =
+            jobs.into_iter().map(|job| (job.task, None)).collect();
         let with_rows = durable && signs == SignPolicy::WithRows;
         let written = self.run_transaction(durable, sign, with_rows, &mut work);
         let mut done = TransactionResult { is_committed: written.is_ok(), mark: None };
@@ -168,10 +171,14 @@ impl WriteConnection {
     ///
     /// The next process that opens the database alone reads the whole WAL.
     pub(crate) fn truncate_wal(&self) {
-        let long = |path: &str| std::fs::metadata(format!("{path}-wal")).is_ok_and(|log| log.len() > MAX_LEFTOVER_WAL_BYTES);
+        let long = |path: &str| {
+            std::fs::metadata(format!("{path}-wal"))
+                .is_ok_and(|log| log.len() > MAX_LEFTOVER_WAL_BYTES)
+        };
         if self.sql.path().is_some_and(long)
-            && let Err(error) =
-                self.sql.busy_timeout(Duration::ZERO).and_then(|()| self.sql.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(())))
+            && let Err(error) = self.sql.busy_timeout(Duration::ZERO).and_then(|()| {
+                self.sql.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(()))
+            })
         {
             tracing::error!(%error, "cannot checkpoint the WAL of the ledger");
         }
@@ -222,7 +229,8 @@ impl WriteConnection {
         let mut tx = WriteTransaction::new(&self.sql, &self.shared, tip, &mut self.stored_configs);
         let mut written = run_jobs(&mut tx, work, sign, with_rows);
         if written.is_ok()
-            && let Err(error) = tx.sql.prepare_cached("COMMIT").and_then(|mut commit| commit.execute([]))
+            && let Err(error) =
+                tx.sql.prepare_cached("COMMIT").and_then(|mut commit| commit.execute([]))
         {
             written = Err(error.into());
         }
@@ -244,7 +252,8 @@ impl WriteConnection {
 
     /// Returns true if a WAL checkpoint is due.
     pub(crate) fn needs_wal_checkpoint(&self) -> bool {
-        self.wal_transactions >= MAX_WAL_TRANSACTIONS || self.wal_synced_transactions >= MAX_SYNCED_WAL_TRANSACTIONS
+        self.wal_transactions >= MAX_WAL_TRANSACTIONS
+            || self.wal_synced_transactions >= MAX_SYNCED_WAL_TRANSACTIONS
     }
 
     /// Checkpoints the WAL, as far as no reader needs it.
@@ -264,12 +273,18 @@ impl WriteConnection {
             .query_row([ledger::to_i64(last.seq)], |row| row.get(0))
             .optional()?;
         let pruned = || -> DbResult<bool> {
-            Ok(self.sql.prepare_cached("SELECT 1 FROM prunes WHERE seq >= ?1")?.exists([ledger::to_i64(last.seq)])?)
+            Ok(self
+                .sql
+                .prepare_cached("SELECT 1 FROM prunes WHERE seq >= ?1")?
+                .exists([ledger::to_i64(last.seq)])?)
         };
         match there {
             Some(chain) if ledger::parse_digest(&chain)? == last.chain => Ok(()),
             None if pruned()? => Ok(()),
-            _ => Err(DbError::Message(format!("row {} is missing: the ledger was changed; run `toolgate audit verify`", last.seq))),
+            _ => Err(DbError::Message(format!(
+                "row {} is missing: the ledger was changed; run `toolgate audit verify`",
+                last.seq
+            ))),
         }
     }
 }
@@ -313,14 +328,21 @@ fn run_jobs(
 /// Marks claims of dead processes as pending, with a row each. Runs before any other write.
 ///
 /// Returns the number of unsigned rows.
-pub(crate) fn sweep_on_open(sql: &Connection, shared: &SharedStoreState, now: Timestamp) -> DbResult<u64> {
+pub(crate) fn sweep_on_open(
+    sql: &Connection,
+    shared: &SharedStoreState,
+    now: Timestamp,
+) -> DbResult<u64> {
     sql.execute_batch("BEGIN IMMEDIATE")?;
     let swept = (|| -> DbResult<u64> {
         let mut configs = HashSet::new();
         let mut tx = WriteTransaction::new(sql, shared, ledger::read_head(sql)?, &mut configs);
         crate::tables::claims::sweep_abandoned(&mut tx, now)?;
-        let signed: Option<i64> =
-            sql.query_row("SELECT seq FROM checkpoints ORDER BY rowid DESC LIMIT 1", [], |row| row.get(0)).optional()?;
+        let signed: Option<i64> = sql
+            .query_row("SELECT seq FROM checkpoints ORDER BY rowid DESC LIMIT 1", [], |row| {
+                row.get(0)
+            })
+            .optional()?;
         Ok(tx.head.seq.saturating_sub(signed.map_or(0, ledger::to_u64)))
     })();
     sql.execute_batch(if swept.is_ok() { "COMMIT" } else { "ROLLBACK" })?;

@@ -41,6 +41,9 @@ mod tests {
         ] {
             assert_eq!(matches_glob(pattern, text), fits, "{pattern} {text}");
         }
-        assert!(!matches_glob(&"*@".repeat(50), &"@".repeat(40)) && !matches_glob("*@*.evil.example", &"@".repeat(1 << 20)));
+        assert!(
+            !matches_glob(&"*@".repeat(50), &"@".repeat(40))
+                && !matches_glob("*@*.evil.example", &"@".repeat(1 << 20))
+        );
     }
 }

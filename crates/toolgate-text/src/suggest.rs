@@ -25,7 +25,9 @@ pub fn find_closest<'a>(word: &str, names: impl IntoIterator<Item = &'a str>) ->
     let matcher = SequenceMatcher::new(&word);
     names
         .into_iter()
-        .filter_map(|name| matcher.ratio(name).filter(|ratio| *ratio >= MIN_SIMILARITY).map(|ratio| (ratio, name)))
+        .filter_map(|name| {
+            matcher.ratio(name).filter(|ratio| *ratio >= MIN_SIMILARITY).map(|ratio| (ratio, name))
+        })
         .max_by(|a, b| a.0.total_cmp(&b.0).then_with(|| compare_chars(a.1, b.1)))
         .map(|(_, name)| name)
 }
@@ -50,7 +52,8 @@ pub fn similarity_ratio(name: &str, word: &str) -> f64 {
 /// ```
 #[must_use]
 pub fn is_misspelling(name: &str, word: &str) -> bool {
-    find_closest(word, [name]).is_some() && similarity_ratio(name, word) >= MIN_MISSPELLING_SIMILARITY
+    find_closest(word, [name]).is_some()
+        && similarity_ratio(name, word) >= MIN_MISSPELLING_SIMILARITY
 }
 
 struct SequenceMatcher<'w> {
@@ -91,7 +94,14 @@ impl<'w> SequenceMatcher<'w> {
 
     /// Finds the longest common block. Of several, the one that starts first in `name`, then in the
     /// word.
-    fn find_longest_match(&self, name: &[char], alo: usize, ahi: usize, blo: usize, bhi: usize) -> (usize, usize, usize) {
+    fn find_longest_match(
+        &self,
+        name: &[char],
+        alo: usize,
+        ahi: usize,
+        blo: usize,
+        bhi: usize,
+    ) -> (usize, usize, usize) {
         let mut best = (alo, blo, 0);
         let mut lengths: HashMap<usize, usize> = HashMap::new();
         for (i, c) in name.iter().enumerate().take(ahi).skip(alo) {
@@ -100,7 +110,11 @@ impl<'w> SequenceMatcher<'w> {
                 if !(blo..bhi).contains(&j) {
                     continue;
                 }
-                let size = 1 + j.checked_sub(1).and_then(|before| lengths.get(&before)).copied().unwrap_or(0);
+                let size = 1 + j
+                    .checked_sub(1)
+                    .and_then(|before| lengths.get(&before))
+                    .copied()
+                    .unwrap_or(0);
                 next.insert(j, size);
                 if size > best.2 {
                     best = (i + 1 - size, j + 1 - size, size);

@@ -3,7 +3,12 @@
 //! The floor is parsing, validation and a bare handler, with the same hop to a separate task.
 //! Prints a table and writes `target/bench.json`.
 
-#![expect(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, reason = "a benchmark may fail loudly")]
+#![expect(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    reason = "a benchmark may fail loudly"
+)]
 
 mod report;
 
@@ -17,7 +22,9 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use toolgate::policy::{FactRequest, Policy, PolicyError, PolicyInput, Sequence, Verdict};
-use toolgate::{Agent, Effect, ErrorCategory, Session, Tool, ToolContext, ToolError, ToolSpec, Toolgate};
+use toolgate::{
+    Agent, Effect, ErrorCategory, Session, Tool, ToolContext, ToolError, ToolSpec, Toolgate,
+};
 use toolgate_json::{Pointer, decimal_of};
 
 /// Calls in one measured stretch. The median of all stretches counts.
@@ -46,7 +53,10 @@ impl Policy for BenchCapPolicy {
         tool.name() == "refund"
     }
     fn check(&self, ask: &PolicyInput<'_>) -> Result<Verdict, PolicyError> {
-        let amount = ask.argument(&self.0).and_then(decimal_of).ok_or_else(|| PolicyError::new("no amount"))?;
+        let amount = ask
+            .argument(&self.0)
+            .and_then(decimal_of)
+            .ok_or_else(|| PolicyError::new("no amount"))?;
         if amount > 500.into() {
             return Ok(Verdict::deny(ToolError::new(ErrorCategory::Business, "cap", "over 500")));
         }
@@ -79,7 +89,11 @@ impl Policy for BenchCustomerPolicy {
     fn check(&self, ask: &PolicyInput<'_>) -> Result<Verdict, PolicyError> {
         match ask.evidence_of(&self.tool, Some((&self.entity, self.customer(ask))), false)? {
             Some(_) => Ok(Verdict::allow()),
-            None => Ok(Verdict::deny(ToolError::new(ErrorCategory::Business, "unverified", "verify first"))),
+            None => Ok(Verdict::deny(ToolError::new(
+                ErrorCategory::Business,
+                "unverified",
+                "verify first",
+            ))),
         }
     }
 }
@@ -104,16 +118,24 @@ fn verify() -> Tool {
 
 /// Builds a gate with a number of tools, three policies on the called tool, and a listener.
 fn gate(tools: usize) -> Toolgate {
-    let others = (0..tools.saturating_sub(2)).map(|n| {
-        let schema = json!({"type": "object", "properties": {"q": {"type": "string"}}});
-        Tool::dynamic(&format!("other_{n}"), "Another tool.", schema, |_, args| async move { Ok(args) }).effect(Effect::Read)
-    });
+    let others =
+        (0..tools.saturating_sub(2)).map(|n| {
+            let schema = json!({"type": "object", "properties": {"q": {"type": "string"}}});
+            Tool::dynamic(&format!("other_{n}"), "Another tool.", schema, |_, args| async move {
+                Ok(args)
+            })
+            .effect(Effect::Read)
+        });
     let agent = Agent::builder("bench")
         .tool(refund())
         .tool(verify())
         .tools(others)
         .policy(BenchCapPolicy("/amount".into()))
-        .policy(BenchCustomerPolicy { customer: "/customer_id".into(), tool: "verify".into(), entity: "customer_id".into() })
+        .policy(BenchCustomerPolicy {
+            customer: "/customer_id".into(),
+            tool: "verify".into(),
+            entity: "customer_id".into(),
+        })
         .policy(Sequence::new("order").after("refund", ["verify"]))
         .build()
         .unwrap();
@@ -128,7 +150,8 @@ fn gate(tools: usize) -> Toolgate {
 }
 
 fn arguments(n: usize) -> Vec<u8> {
-    format!(r#"{{"customer_id": "C-1042", "order_id": "A-{n}", "amount": {}.50}}"#, n % 400).into_bytes()
+    format!(r#"{{"customer_id": "C-1042", "order_id": "A-{n}", "amount": {}.50}}"#, n % 400)
+        .into_bytes()
 }
 
 async fn open_verified_session(gate: &Toolgate, name: &str) -> Session {
@@ -181,12 +204,24 @@ async fn measure() -> Vec<BenchLine> {
         time_governed_calls(&session, 0, 10).await;
         floors.push(time_floor(&validator, CALLS_PER_ROUND).await);
         fresh.push(time_governed_calls(&session, 10, CALLS_PER_ROUND).await);
-        aged.push(time_governed_calls(&old, 100_000 + round * CALLS_PER_ROUND, CALLS_PER_ROUND).await);
+        aged.push(
+            time_governed_calls(&old, 100_000 + round * CALLS_PER_ROUND, CALLS_PER_ROUND).await,
+        );
         widened.push(time_governed_calls(&wide, round * CALLS_PER_ROUND, CALLS_PER_ROUND).await);
     }
     vec![
-        line("governed_call", fresh.clone(), floors, "floor: parse, validate, bare handler, same task hop"),
-        line("governed_call_old_session", aged, fresh.clone(), "call 100,000 and later; floor: calls 10 to 2,010 of a session"),
+        line(
+            "governed_call",
+            fresh.clone(),
+            floors,
+            "floor: parse, validate, bare handler, same task hop",
+        ),
+        line(
+            "governed_call_old_session",
+            aged,
+            fresh.clone(),
+            "call 100,000 and later; floor: calls 10 to 2,010 of a session",
+        ),
         line("governed_call_1000_tools", widened, fresh, "1,000 registered tools; floor: 2"),
     ]
 }
@@ -201,7 +236,8 @@ fn main() {
     // only.
     let one = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let mut lines = one.block_on(async { tokio::spawn(measure()).await.unwrap() });
-    let several = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    let several =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     let busy = several.block_on(async { tokio::spawn(measure()).await.unwrap() });
     lines.extend(busy.into_iter().take(1).map(|line| BenchLine {
         name: "governed_call_two_workers".into(),

@@ -3,7 +3,12 @@
 //!
 //! The cost of one rule is the difference between calls under many rules and under one.
 
-#![expect(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, reason = "a benchmark may fail loudly")]
+#![expect(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    reason = "a benchmark may fail loudly"
+)]
 
 mod report;
 
@@ -12,7 +17,9 @@ use std::time::Instant;
 
 use report::{BenchLine, line, median, write_lines};
 use serde_json::{Value, json};
-use toolgate::policy::{Condition, Deny, Limit, LimitOwner, Policy, PolicyError, PolicyInput, Require, Verdict};
+use toolgate::policy::{
+    Condition, Deny, Limit, LimitOwner, Policy, PolicyError, PolicyInput, Require, Verdict,
+};
 use toolgate::{Agent, AgentBuilder, Effect, ErrorCategory, Session, Tool, ToolError, Toolgate};
 use toolgate_json::{Pointer, decimal_of};
 
@@ -30,7 +37,10 @@ impl Policy for BenchRustPolicy {
         &self.0
     }
     fn check(&self, ask: &PolicyInput<'_>) -> Result<Verdict, PolicyError> {
-        let amount = ask.argument(&self.1).and_then(decimal_of).ok_or_else(|| PolicyError::new("no amount"))?;
+        let amount = ask
+            .argument(&self.1)
+            .and_then(decimal_of)
+            .ok_or_else(|| PolicyError::new("no amount"))?;
         if amount > 500.into() {
             return Ok(Verdict::deny(ToolError::new(ErrorCategory::Business, "cap", "over 500")));
         }
@@ -42,7 +52,9 @@ fn tool(name: &str) -> Tool {
     let schema = json!({"type": "object", "properties": {
         "customer": {"type": "string"}, "amount": {"type": "number"}, "currency": {"type": "string"}, "n": {"type": "integer"},
     }});
-    Tool::dynamic(name, "A tool.", schema, |_, _| async { Ok(Value::Null) }).effect(Effect::Read).entity("customer", "/customer")
+    Tool::dynamic(name, "A tool.", schema, |_, _| async { Ok(Value::Null) })
+        .effect(Effect::Read)
+        .entity("customer", "/customer")
 }
 
 fn start_session(agent: AgentBuilder) -> Session {
@@ -51,7 +63,10 @@ fn start_session(agent: AgentBuilder) -> Session {
 
 /// Returns a session whose tool `act` has a number of rules of one kind.
 fn session_with_rules(count: usize, rule: impl Fn(AgentBuilder, &str) -> AgentBuilder) -> Session {
-    start_session((0..count).fold(Agent::builder("a").tool(tool("act")), |agent, n| rule(agent, &format!("r{n}"))))
+    start_session(
+        (0..count)
+            .fold(Agent::builder("a").tool(tool("act")), |agent, n| rule(agent, &format!("r{n}"))),
+    )
 }
 
 /// Returns a session with a number of rules, of which three apply to `act`.
@@ -60,22 +75,31 @@ fn session_with_three_matching(count: usize) -> Session {
     let mut agent = Agent::builder("a").tool(tool("act")).tool(tool("proof")).tools(others);
     for n in 3..count {
         let other = format!("other_{}", n % count.div_ceil(10));
-        agent = agent.policy(Deny::new(&format!("r{n}"), [other.as_str()]).when("/amount", Condition::Above(n.into())));
+        agent = agent.policy(
+            Deny::new(&format!("r{n}"), [other.as_str()])
+                .when("/amount", Condition::Above(n.into())),
+        );
     }
     let rules = [1, 2, 3].into_iter().take(count);
     for n in rules {
         agent = match n {
-            1 => agent.policy(Require::new("proved", ["act"], ["proof"]).same("customer", "/customer")),
-            2 => agent.policy(Deny::new("cap", ["act"]).when("/amount", Condition::Above(500.into()))),
-            _ => agent.policy(Limit::calls("limit", ["act"], 1_000_000_000).per(LimitOwner::Entity("/customer".into()))),
+            1 => agent
+                .policy(Require::new("proved", ["act"], ["proof"]).same("customer", "/customer")),
+            2 => agent
+                .policy(Deny::new("cap", ["act"]).when("/amount", Condition::Above(500.into()))),
+            _ => agent.policy(
+                Limit::calls("limit", ["act"], 1_000_000_000)
+                    .per(LimitOwner::Entity("/customer".into())),
+            ),
         };
     }
     start_session(agent)
 }
 
 async fn time_calls(session: &Session, from: usize, count: usize) -> f64 {
-    let calls: Vec<Value> =
-        (from..from + count).map(|n| json!({"customer": "C-1", "amount": n % 400, "currency": "EUR", "n": n})).collect();
+    let calls: Vec<Value> = (from..from + count)
+        .map(|n| json!({"customer": "C-1", "amount": n % 400, "currency": "EUR", "n": n}))
+        .collect();
     let start = Instant::now();
     for arguments in calls {
         let answer = session.call("act", arguments).await;
@@ -124,15 +148,22 @@ enum CelInputValue {
 }
 
 async fn measure() -> Vec<BenchLine> {
-    let typed = |agent: AgentBuilder, name: &str| agent.policy(Deny::new(name, ["act"]).when("/amount", Condition::Above(500.into())));
-    let by_hand = |agent: AgentBuilder, name: &str| agent.policy(BenchRustPolicy(name.to_owned(), "/amount".into()));
-    let in_cel = |agent: AgentBuilder, name: &str| agent.policy(Deny::new(name, ["act"]).when_cel(CONDITION));
+    let typed = |agent: AgentBuilder, name: &str| {
+        agent.policy(Deny::new(name, ["act"]).when("/amount", Condition::Above(500.into())))
+    };
+    let by_hand = |agent: AgentBuilder, name: &str| {
+        agent.policy(BenchRustPolicy(name.to_owned(), "/amount".into()))
+    };
+    let in_cel = |agent: AgentBuilder, name: &str| {
+        agent.policy(Deny::new(name, ["act"]).when_cel(CONDITION))
+    };
     let pairs = [
         [session_with_rules(1, typed), session_with_rules(1 + ADDED_RULES, typed)],
         [session_with_rules(1, by_hand), session_with_rules(1 + ADDED_RULES, by_hand)],
         [session_with_rules(1, in_cel), session_with_rules(1 + ADDED_RULES, in_cel)],
     ];
-    let sized: Vec<Session> = [3, 10, 100, 1_000].into_iter().map(session_with_three_matching).collect();
+    let sized: Vec<Session> =
+        [3, 10, 100, 1_000].into_iter().map(session_with_three_matching).collect();
     for session in &sized {
         add_evidence(session).await;
     }
@@ -152,7 +183,8 @@ async fn measure() -> Vec<BenchLine> {
         }
         peers.push(time_cel_crate(CALLS_PER_ROUND));
         for (index, session) in sized.iter().enumerate() {
-            by_size[index].push(time_calls(session, round * CALLS_PER_ROUND, CALLS_PER_ROUND).await);
+            by_size[index]
+                .push(time_calls(session, round * CALLS_PER_ROUND, CALLS_PER_ROUND).await);
         }
         // The same store is used, so that only the age of the session differs.
         let young = old.toolgate().session("a", "alice", &format!("young-{round}"));
@@ -161,14 +193,38 @@ async fn measure() -> Vec<BenchLine> {
         fresh.push(time_calls(&young, 10, CALLS_PER_ROUND).await);
         aged.push(time_calls(&old, 100_000 + round * CALLS_PER_ROUND, CALLS_PER_ROUND).await);
     }
-    let smallest = by_size.iter().min_by(|a, b| median((*a).clone()).total_cmp(&median((*b).clone()))).unwrap().clone();
+    let smallest = by_size
+        .iter()
+        .min_by(|a, b| median((*a).clone()).total_cmp(&median((*b).clone())))
+        .unwrap()
+        .clone();
     vec![
-        line("rule_typed", each[0].clone(), each[1].clone(), "one `deny` on an argument; floor: the same by hand in Rust"),
-        line("rule_cel", each[2].clone(), peers, "one `when` of two comparisons; floor: the `cel` crate, compiled once, shared context"),
-        line("rules_1000", by_size[3].clone(), smallest.clone(), "1,000 rules, 3 apply; floor: the cheapest of 3, 10, 100, 1,000"),
+        line(
+            "rule_typed",
+            each[0].clone(),
+            each[1].clone(),
+            "one `deny` on an argument; floor: the same by hand in Rust",
+        ),
+        line(
+            "rule_cel",
+            each[2].clone(),
+            peers,
+            "one `when` of two comparisons; floor: the `cel` crate, compiled once, shared context",
+        ),
+        line(
+            "rules_1000",
+            by_size[3].clone(),
+            smallest.clone(),
+            "1,000 rules, 3 apply; floor: the cheapest of 3, 10, 100, 1,000",
+        ),
         line("rules_100", by_size[2].clone(), smallest.clone(), "100 rules, 3 apply; same floor"),
         line("rules_10", by_size[1].clone(), smallest, "10 rules, 3 apply; same floor"),
-        line("policy_old_session", aged, fresh, "3 rules after 100,000 calls; floor: calls 10 to 1,010 of a session"),
+        line(
+            "policy_old_session",
+            aged,
+            fresh,
+            "3 rules after 100,000 calls; floor: calls 10 to 1,010 of a session",
+        ),
     ]
 }
 

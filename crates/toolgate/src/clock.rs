@@ -66,15 +66,15 @@ pub fn parse_duration(text: &str) -> Option<SignedDuration> {
     if text.starts_with(['+', '-']) || text.ends_with("ago") {
         return None;
     }
-    let (number, unit) = text.split_at(text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len()));
+    let (number, unit) =
+        text.split_at(text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len()));
     let days = match unit.trim() {
         "d" | "day" | "days" => 1,
         "w" | "week" | "weeks" => 7,
         _ => {
-            return text
-                .parse::<SignedDuration>()
-                .ok()
-                .or_else(|| text.parse::<Span>().ok()?.to_duration(SpanRelativeTo::days_are_24_hours()).ok());
+            return text.parse::<SignedDuration>().ok().or_else(|| {
+                text.parse::<Span>().ok()?.to_duration(SpanRelativeTo::days_are_24_hours()).ok()
+            });
         }
     };
     number.parse::<i64>().ok()?.checked_mul(days * 24 * 60 * 60).map(SignedDuration::from_secs)

@@ -192,16 +192,33 @@ impl Diagnostic {
 
     /// Suggests the most similar known name, or lists the known names.
     #[must_use]
-    pub fn with_suggestion(self, wrong: &str, known: impl Iterator<Item = impl AsRef<str>>) -> Self {
+    pub fn with_suggestion(
+        self,
+        wrong: &str,
+        known: impl Iterator<Item = impl AsRef<str>>,
+    ) -> Self {
         let mut known: Vec<String> = known.map(|name| name.as_ref().to_owned()).collect();
         known.dedup();
         match toolgate_text::suggest::find_closest(wrong, known.iter().map(String::as_str)) {
-            Some(guess) => Self { suggestion: Some(guess.to_owned()), ..self.with_help(format!("did you mean `{guess}`?")) },
+            Some(guess) => Self {
+                suggestion: Some(guess.to_owned()),
+                ..self.with_help(format!("did you mean `{guess}`?"))
+            },
             None if self.help.is_some() || known.is_empty() => self,
             None => {
-                let (shown, more) =
-                    (known.iter().take(40).map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", "), known.len() > 40);
-                self.with_help(format!("known names: {shown}{}", if more { " and more" } else { "" }))
+                let (shown, more) = (
+                    known
+                        .iter()
+                        .take(40)
+                        .map(|name| format!("`{name}`"))
+                        .collect::<Vec<_>>()
+                        .join(", "),
+                    known.len() > 40,
+                );
+                self.with_help(format!(
+                    "known names: {shown}{}",
+                    if more { " and more" } else { "" }
+                ))
             }
         }
     }
@@ -241,10 +258,15 @@ impl ToolNames {
     /// Reports names that are not tools of the agent; a rule without tools would never apply.
     pub(crate) fn check_names(&self, field: &str, tools: &[&ToolSpec]) -> Vec<Diagnostic> {
         if self.0.is_empty() {
-            return vec![Diagnostic::at_field(field, "the rule names no tool, so it never applies").with_help("name at least one")];
+            return vec![
+                Diagnostic::at_field(field, "the rule names no tool, so it never applies")
+                    .with_help("name at least one"),
+            ];
         }
         let places = self.0.iter().enumerate();
-        places.filter_map(|(index, name)| check_tool_name(&format!("{field}.{index}"), name, tools)).collect()
+        places
+            .filter_map(|(index, name)| check_tool_name(&format!("{field}.{index}"), name, tools))
+            .collect()
     }
 
     /// Reports arguments that a tool does not accept; a condition on one would never match.
@@ -254,7 +276,11 @@ impl ToolNames {
         paths: impl Iterator<Item = (String, &'p Pointer)> + Clone,
     ) -> Vec<Diagnostic> {
         let governed = tools.iter().filter(|tool| self.contains(tool.name()));
-        governed.flat_map(|tool| paths.clone().filter_map(|(field, path)| check_argument(&field, path, tool))).collect()
+        governed
+            .flat_map(|tool| {
+                paths.clone().filter_map(|(field, path)| check_argument(&field, path, tool))
+            })
+            .collect()
     }
 }
 
@@ -263,8 +289,11 @@ pub(crate) fn check_tool_name(field: &str, name: &str, tools: &[&ToolSpec]) -> O
     if tools.iter().any(|tool| tool.name() == name) {
         return None;
     }
-    let problem =
-        Diagnostic::at_field(field, format!("`{}` is not a tool of this agent", escape_for_display(name))).with_unknown_tool(name);
+    let problem = Diagnostic::at_field(
+        field,
+        format!("`{}` is not a tool of this agent", escape_for_display(name)),
+    )
+    .with_unknown_tool(name);
     let problem = problem.with_suggestion(name, tools.iter().map(|tool| tool.name()));
     Some(problem.with_default_help(&format!(
         "the agent has no tools yet; in a file, declare a tool as a table like `[tools.{}]`",
@@ -274,19 +303,29 @@ pub(crate) fn check_tool_name(field: &str, name: &str, tools: &[&ToolSpec]) -> O
 
 fn check_argument(field: &str, path: &Pointer, tool: &ToolSpec) -> Option<Diagnostic> {
     match lookup_input(tool, path) {
-        SchemaLookup::Missing(name, known) => {
-            Some(Diagnostic { field: field.to_owned(), ..undeclared_path_problem(tool, path, &name, &known) })
-        }
+        SchemaLookup::Missing(name, known) => Some(Diagnostic {
+            field: field.to_owned(),
+            ..undeclared_path_problem(tool, path, &name, &known)
+        }),
         SchemaLookup::Known(_) | SchemaLookup::Open => None,
     }
 }
 
 /// Reports a path that the schema of a tool does not contain.
-pub(crate) fn undeclared_path_problem(tool: &ToolSpec, path: &Pointer, name: &str, known: &[String]) -> Diagnostic {
+pub(crate) fn undeclared_path_problem(
+    tool: &ToolSpec,
+    path: &Pointer,
+    name: &str,
+    known: &[String],
+) -> Diagnostic {
     let first = path.parts().first().is_some_and(|part| part == name);
-    let what =
-        if first { format!("argument `{}`", escape_for_display(name)) } else { format!("`{}` in `{path}`", escape_for_display(name)) };
-    let problem = Diagnostic::new(format!("`{}` has no {what}", tool.name())).with_suggestion(name, known.iter());
+    let what = if first {
+        format!("argument `{}`", escape_for_display(name))
+    } else {
+        format!("`{}` in `{path}`", escape_for_display(name))
+    };
+    let problem = Diagnostic::new(format!("`{}` has no {what}", tool.name()))
+        .with_suggestion(name, known.iter());
     match suggest_parent_path(tool, path) {
         Some(help) => problem.with_default_help(&help),
         None => problem,
@@ -295,8 +334,10 @@ pub(crate) fn undeclared_path_problem(tool: &ToolSpec, path: &Pointer, name: &st
 
 /// Suggests a correction for a path into a value without members: a list, a text, a number.
 fn suggest_parent_path(tool: &ToolSpec, path: &Pointer) -> Option<String> {
-    let upto = |count: usize| Pointer::from_parts(path.parts().iter().take(count).cloned().collect());
-    let ends = (0..path.parts().len()).find(|count| matches!(lookup_input(tool, &upto(count + 1)), SchemaLookup::Missing(..)))?;
+    let upto =
+        |count: usize| Pointer::from_parts(path.parts().iter().take(count).cloned().collect());
+    let ends = (0..path.parts().len())
+        .find(|count| matches!(lookup_input(tool, &upto(count + 1)), SchemaLookup::Missing(..)))?;
     let place = upto(ends);
     let SchemaLookup::Known(schema) = lookup_input(tool, &place) else { return None };
     let map = resolve_object(schema, tool.input_schema()?)?;
@@ -305,16 +346,25 @@ fn suggest_parent_path(tool: &ToolSpec, path: &Pointer) -> Option<String> {
     }
     let rest = Pointer::from_parts(path.parts().iter().skip(ends).cloned().collect());
     Some(if can_have_type(map, "array") {
-        format!("`{place}` is a list: use `{place}/*{rest}` for its items, or `exists` or `all` in an expression")
+        format!(
+            "`{place}` is a list: use `{place}/*{rest}` for its items, or `exists` or `all` in an expression"
+        )
     } else {
         format!("`{place}` is neither an object nor a list, so it has no members")
     })
 }
 
 /// Reports a secret argument that is used as a lookup key, because lookup keys are recorded.
-pub(crate) fn check_lookup_key(field: &str, path: &Pointer, tools: &[&ToolSpec]) -> Option<Diagnostic> {
+pub(crate) fn check_lookup_key(
+    field: &str,
+    path: &Pointer,
+    tools: &[&ToolSpec],
+) -> Option<Diagnostic> {
     let tool = tools.iter().find(|tool| crate::redact::is_secret_path(path, &tool.secrets))?;
-    let problem = Diagnostic::at_field(field, format!("`{path}` of `{}` is secret, but a lookup key is recorded", tool.name()));
+    let problem = Diagnostic::at_field(
+        field,
+        format!("`{path}` of `{}` is secret, but a lookup key is recorded", tool.name()),
+    );
     Some(problem.with_help("use an argument that is not secret"))
 }
 
@@ -322,21 +372,38 @@ pub(crate) fn check_lookup_key(field: &str, path: &Pointer, tools: &[&ToolSpec])
 pub(crate) fn check_single_value(field: &str, path: &Pointer) -> Option<Diagnostic> {
     let many = path.parts().iter().any(|part| part == "*");
     many.then(|| {
-        Diagnostic::at_field(field, format!("`{path}` names more than one value, but exactly one is needed"))
-            .with_help("name one value, without `*`")
+        Diagnostic::at_field(
+            field,
+            format!("`{path}` names more than one value, but exactly one is needed"),
+        )
+        .with_help("name one value, without `*`")
     })
 }
 
 /// Reports a condition that needs another type than the schema declares for the argument.
-pub(crate) fn check_condition_type(field: &str, tool: &ToolSpec, path: &Pointer, condition: &Condition) -> Option<Diagnostic> {
+pub(crate) fn check_condition_type(
+    field: &str,
+    tool: &ToolSpec,
+    path: &Pointer,
+    condition: &Condition,
+) -> Option<Diagnostic> {
     let wanted = condition.required_type()?;
     let SchemaLookup::Known(schema) = lookup_input(tool, path) else { return None };
-    let declared = resolve_object(schema, tool.input_schema()?)?.get("type").and_then(Value::as_str)?;
+    let declared =
+        resolve_object(schema, tool.input_schema()?)?.get("type").and_then(Value::as_str)?;
     let fits = match wanted {
         "number" => matches!(declared, "number" | "integer"),
         other => declared == other,
     };
-    let message = format!("`{path}` of `{}` is declared as {declared}, but `{}` needs a {wanted}", tool.name(), condition.describe());
-    let help = if wanted == "number" { "compare numbers with numbers, or use `in`" } else { "use `above`, `below` or `in`" };
+    let message = format!(
+        "`{path}` of `{}` is declared as {declared}, but `{}` needs a {wanted}",
+        tool.name(),
+        condition.describe()
+    );
+    let help = if wanted == "number" {
+        "compare numbers with numbers, or use `in`"
+    } else {
+        "use `above`, `below` or `in`"
+    };
     (!fits).then(|| Diagnostic::at_field(field, message).with_help(help))
 }

@@ -20,26 +20,33 @@ pub mod session;
 pub mod store;
 pub mod tool;
 
-pub use agent::{Agent, AgentBuildError, AgentBuilder, AgentDefinition, AgentSubset, PromptSection};
-pub use call::error::{ApprovalRef, CallEffects, ErrorCategory, ErrorDialect, FieldError, NextStep, ToolError};
+pub use agent::{
+    Agent, AgentBuildError, AgentBuilder, AgentDefinition, AgentSubset, PromptSection,
+};
+pub use call::error::{
+    ApprovalRef, CallEffects, ErrorCategory, ErrorDialect, FieldError, NextStep, ToolError,
+};
 pub use call::event::{Event, EventListener};
 pub use call::outcome::{Answer, CallOutput, Outcome, PromptSignal, StoredOutputRef};
 pub use call::{Arguments, Call, CallExtension, CallId, CheckedArguments, SessionKey};
 pub use clock::{Clock, ManualClock, SystemClock};
 pub use files::{HostFs, MemoryFs};
 pub use jiff::{SignedDuration, Timestamp};
-pub use ledger::row::{Decision, Gate, Latency, LazyReceipt, Receipt, ReceiptSigner, Row, Settlement};
+pub use ledger::row::{
+    Decision, Gate, Latency, LazyReceipt, Receipt, ReceiptSigner, Row, Settlement,
+};
 pub use pipeline::{
-    AdmissionDecision, Backtest, BacktestPlace, DecisionChange, DeferredCall, Explanation, GateExplanation, GateResult, Permit,
-    PolicyEngine, PredictedOutcome, ReconcileOutcome, Replay, ReplayComparison, RuleExplanation, Session, StateSnapshot, Toolgate,
-    ToolgateBuilder,
+    AdmissionDecision, Backtest, BacktestPlace, DecisionChange, DeferredCall, Explanation,
+    GateExplanation, GateResult, Permit, PolicyEngine, PredictedOutcome, ReconcileOutcome, Replay,
+    ReplayComparison, RuleExplanation, Session, StateSnapshot, Toolgate, ToolgateBuilder,
 };
 pub use rust_decimal::Decimal;
 pub use store::{MemoryStore, Store};
 pub use tool::context::{CallFiles, CallTransaction, RemainingBudget, ToolContext};
 pub use tool::{
-    CommandTool, Effect, ExtraArguments, Failure, FilledPart, Handler, PollingSettings, ReconcileSpec, RetrySettings, Template, Tool,
-    ToolExample, ToolSpec, classify_status, strip_reserved_fields,
+    CommandTool, Effect, ExtraArguments, Failure, FilledPart, Handler, PollingSettings,
+    ReconcileSpec, RetrySettings, Template, Tool, ToolExample, ToolSpec, classify_status,
+    strip_reserved_fields,
 };
 
 /// Locks a mutex and ignores poisoning, because guarded values are only replaced as a whole.

@@ -184,12 +184,16 @@ impl Counter {
         // Finds when enough entries have left the window. `None` if the charge alone exceeds the
         // cap, or exceeds it together with held entries.
         let mut left = used;
-        let room = |left: Decimal| left.checked_add(charge.amount).is_some_and(|sum| sum <= charge.cap);
+        let room =
+            |left: Decimal| left.checked_add(charge.amount).is_some_and(|sum| sum <= charge.cap);
         let retry_after = charge.window.and_then(|window| {
-            let frees = self.entries.iter().filter(|entry| now.duration_since(entry.at) < window).find(|entry| {
-                left = left.saturating_sub(entry.amount);
-                room(left)
-            });
+            let frees =
+                self.entries.iter().filter(|entry| now.duration_since(entry.at) < window).find(
+                    |entry| {
+                        left = left.saturating_sub(entry.amount);
+                        room(left)
+                    },
+                );
             frees.map(|entry| window.saturating_sub(now.duration_since(entry.at)))
         });
         Err(ChargeError { used, retry_after })
@@ -211,10 +215,19 @@ impl Counter {
     /// Replaces the reservation of a call with its actual amount. Zero releases the reservation.
     ///
     /// An entry that was held for longer than its window counts for another window from now on.
-    pub fn settle(&mut self, now: Timestamp, call: CallId, charge: &Charge, held: bool, actual: Decimal) {
+    pub fn settle(
+        &mut self,
+        now: Timestamp,
+        call: CallId,
+        charge: &Charge,
+        held: bool,
+        actual: Decimal,
+    ) {
         if let Some(window) = charge.window {
             let held = held && charge.is_reserved_while_pending();
-            let is_it = |entry: &WindowEntry| entry.call == call && entry.amount == charge.amount && entry.is_pending == held;
+            let is_it = |entry: &WindowEntry| {
+                entry.call == call && entry.amount == charge.amount && entry.is_pending == held
+            };
             // An entry that has left the window is not part of the total any more.
             let Some(index) = self.entries.iter().rposition(is_it) else { return };
             let Some(entry) = self.entries.get_mut(index) else { return };
@@ -239,11 +252,16 @@ impl Limits {
             return charges;
         }
         let session = [&*key.agent, &*key.principal, &*key.session].join("\u{1f}");
-        for (scope, whose, budget) in [("session", session.as_str(), &self.session), ("principal", &*key.principal, &self.principal)] {
+        for (scope, whose, budget) in [
+            ("session", session.as_str(), &self.session),
+            ("principal", &*key.principal, &self.principal),
+        ] {
             let mut add = |what: &str, amount: Decimal, cap: Option<Decimal>, unit| {
                 if let Some(cap) = cap {
                     let counter = format!("budget\u{1f}{scope}\u{1f}{what}\u{1f}{whose}");
-                    let message = format!("the {scope}'s budget of {cap} {what} is exhausted; stop and report what you have");
+                    let message = format!(
+                        "the {scope}'s budget of {cap} {what} is exhausted; stop and report what you have"
+                    );
                     charges.push((
                         Charge { counter, amount, cap, window: None, unit },
                         ToolError::from_code(error_code::BUDGET_EXHAUSTED, message),
@@ -262,7 +280,10 @@ impl Limits {
                 window: SignedDuration::try_from(rate.per).ok(),
                 unit: ChargeUnit::Attempt,
             };
-            let message = format!("more than {} calls in {:?}; wait before the next call", rate.calls, rate.per);
+            let message = format!(
+                "more than {} calls in {:?}; wait before the next call",
+                rate.calls, rate.per
+            );
             charges.push((charge, ToolError::from_code(error_code::RATE_LIMITED, message)));
         }
         charges

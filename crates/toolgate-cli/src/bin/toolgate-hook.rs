@@ -22,7 +22,8 @@ fn main() -> ExitCode {
     toolgate_process::sandbox::run_as_helper_if_requested();
     match HookCli::try_parse() {
         Ok(HookCli { hook, store }) => toolgate_hook::run(&toolgate_hook::Args { store, ..hook }),
-        // An invalid command line must deny the call, and exit code 2 does. Other codes may allow it.
+        // An invalid command line must deny the call, and exit code 2 does. Other codes may allow
+        // it.
         Err(error) => error.exit(),
     }
 }

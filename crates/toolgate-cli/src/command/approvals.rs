@@ -9,7 +9,9 @@ use toolgate::Timestamp;
 use toolgate::store::{Approval, Store};
 use toolgate_store::SqliteStore;
 
-use crate::command::common::{BOLD, DIM, GREEN, PartialId, RED, at_most_one, format_time, ledger_path, open_ledger, sanitize};
+use crate::command::common::{
+    BOLD, DIM, GREEN, PartialId, RED, at_most_one, format_time, ledger_path, open_ledger, sanitize,
+};
 
 /// List calls that need approval, and approve or deny one.
 #[derive(clap::Args)]
@@ -67,13 +69,21 @@ fn find_waiting(store: Option<&Path>, said: &str) -> io::Result<Approval> {
         (false, Some(part)) => known.retain(|id| part.matches(id_digits(id))),
         (false, None) => {
             let why = "is not an approval id, nor at least 6 digits at its beginning or end";
-            return Err(io::Error::other(format!("`{}` {why}; list waiting approvals with `toolgate approvals list`", sanitize(said))));
+            return Err(io::Error::other(format!(
+                "`{}` {why}; list waiting approvals with `toolgate approvals list`",
+                sanitize(said)
+            )));
         }
     }
     let id = at_most_one(known, "approvals")?;
-    let mut waiting = ledger.waiting_approvals(Timestamp::now()).map_err(io::Error::other)?.into_iter();
-    let missing =
-        || io::Error::other(format!("`{}` is not waiting; list waiting approvals with `toolgate approvals list`", sanitize(said)));
+    let mut waiting =
+        ledger.waiting_approvals(Timestamp::now()).map_err(io::Error::other)?.into_iter();
+    let missing = || {
+        io::Error::other(format!(
+            "`{}` is not waiting; list waiting approvals with `toolgate approvals list`",
+            sanitize(said)
+        ))
+    };
     waiting.find(|approval| Some(&approval.id) == id.as_ref()).ok_or_else(missing)
 }
 
@@ -84,21 +94,39 @@ fn id_digits(id: &str) -> &str {
 
 fn list_waiting(store: Option<&Path>, as_json: bool) -> io::Result<ExitCode> {
     let mut out = anstream::stdout().lock();
-    let waiting = open_ledger(store)?.waiting_approvals(Timestamp::now()).map_err(io::Error::other)?;
+    let waiting =
+        open_ledger(store)?.waiting_approvals(Timestamp::now()).map_err(io::Error::other)?;
     for approval in &waiting {
         if as_json {
             writeln!(out, "{}", json!(approval))?;
             continue;
         }
-        writeln!(out, "{BOLD}{}{BOLD:#} {} {}", approval.id, sanitize(&approval.tool), sanitize(&approval.shown.to_string()))?;
+        writeln!(
+            out,
+            "{BOLD}{}{BOLD:#} {} {}",
+            approval.id,
+            sanitize(&approval.tool),
+            sanitize(&approval.shown.to_string())
+        )?;
         writeln!(out, "  {}", sanitize(&approval.reason))?;
         let by = approval.asked_by.join(", ");
-        let who: Vec<String> = approval.approvers.iter().map(|people| people.join(" or ")).collect();
+        let who: Vec<String> =
+            approval.approvers.iter().map(|people| people.join(" or ")).collect();
         let who = if who.is_empty() { "anyone".to_owned() } else { who.join(", and ") };
         let (session, until) = (sanitize(&approval.key.session), format_time(approval.expires));
-        writeln!(out, "  {DIM}asked by {}; to be answered by {} until {until}; session {session}{DIM:#}", sanitize(&by), sanitize(&who))?;
+        writeln!(
+            out,
+            "  {DIM}asked by {}; to be answered by {} until {until}; session {session}{DIM:#}",
+            sanitize(&by),
+            sanitize(&who)
+        )?;
         let caller = format!("{} as {}", approval.key.principal, approval.key.agent);
-        writeln!(out, "  {DIM}for {}; run `toolgate approvals approve {}`, or `deny`{DIM:#}", sanitize(&caller), approval.id)?;
+        writeln!(
+            out,
+            "  {DIM}for {}; run `toolgate approvals approve {}`, or `deny`{DIM:#}",
+            sanitize(&caller),
+            approval.id
+        )?;
     }
     if waiting.is_empty() && !as_json {
         writeln!(out, "no approvals are waiting in {}", ledger_path(store)?.display())?;
@@ -106,7 +134,11 @@ fn list_waiting(store: Option<&Path>, as_json: bool) -> io::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn answer_approval(store: Option<&Path>, answer: &ApprovalAnswerArgs, yes: bool) -> io::Result<ExitCode> {
+fn answer_approval(
+    store: Option<&Path>,
+    answer: &ApprovalAnswerArgs,
+    yes: bool,
+) -> io::Result<ExitCode> {
     let name = answer.name.clone().unwrap_or_else(toolgate_hook::effective_config::local_user_name);
     let approval = find_waiting(store, &answer.id)?;
     if !approval.can_be_answered_by(&name) {
@@ -117,7 +149,10 @@ fn answer_approval(store: Option<&Path>, answer: &ApprovalAnswerArgs, yes: bool)
     }
     let opened = SqliteStore::open(ledger_path(store)?).map_err(io::Error::other)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    if !runtime.block_on(opened.answer_approval(&approval.id, yes, &name, Timestamp::now())).map_err(io::Error::other)? {
+    if !runtime
+        .block_on(opened.answer_approval(&approval.id, yes, &name, Timestamp::now()))
+        .map_err(io::Error::other)?
+    {
         return Err(io::Error::other("the approval was answered meanwhile, or has expired"));
     }
     let mut out = anstream::stdout().lock();

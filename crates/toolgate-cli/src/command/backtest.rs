@@ -7,14 +7,16 @@ use std::process::ExitCode;
 
 use jiff::SignedDuration;
 use serde_json::json;
-use toolgate::{Agent, AgentDefinition, Backtest, DecisionChange, ReplayComparison, Row, Timestamp, ToolSpec};
+use toolgate::{
+    Agent, AgentDefinition, Backtest, DecisionChange, ReplayComparison, Row, Timestamp, ToolSpec,
+};
 use toolgate_config::{Config, FallbackDecision};
 use toolgate_json::Digest;
 use toolgate_store::{Ledger, LedgerEntry, RowFilter};
 
 use crate::command::common::{
-    BOLD, DIM, GREEN, IgnoreBrokenPipe, RED, YELLOW, format_count, format_time, ledger_path, open_ledger, parse_end_time, parse_time,
-    progress_bar, sanitize,
+    BOLD, DIM, GREEN, IgnoreBrokenPipe, RED, YELLOW, format_count, format_time, ledger_path,
+    open_ledger, parse_end_time, parse_time, progress_bar, sanitize,
 };
 
 /// Test a changed configuration on recorded calls, and list changed decisions.
@@ -72,10 +74,18 @@ pub(crate) fn run(args: &Args, store: Option<&Path>) -> io::Result<ExitCode> {
         )?;
     } else {
         for (why, count) in &tally.undecidable_reasons {
-            writeln!(out, "{YELLOW}{} undecidable{YELLOW:#}: {}", format_count(*count, "call"), sanitize(why))?;
+            writeln!(
+                out,
+                "{YELLOW}{} undecidable{YELLOW:#}: {}",
+                format_count(*count, "call"),
+                sanitize(why)
+            )?;
         }
         let style = if tally.changed == 0 { GREEN } else { RED };
-        let mut parts = vec![format!("{} would be decided the same", tally.same), format!("{style}{} differently{style:#}", tally.changed)];
+        let mut parts = vec![
+            format!("{} would be decided the same", tally.same),
+            format!("{style}{} differently{style:#}", tally.changed),
+        ];
         if tally.counterfactual > 0 {
             parts.push(format!("{} of these counterfactual", tally.counterfactual));
         }
@@ -83,19 +93,36 @@ pub(crate) fn run(args: &Args, store: Option<&Path>) -> io::Result<ExitCode> {
             parts.push(format!("{} undecidable", tally.undecidable));
         }
         if tally.circumstance > 0 {
-            parts.push(format!("{} not decided again (a pause, a lock or a timeout decided)", tally.circumstance));
+            parts.push(format!(
+                "{} not decided again (a pause, a lock or a timeout decided)",
+                tally.circumstance
+            ));
         }
         let gap = if tally.changed > 0 { "\n" } else { "" };
-        writeln!(out, "{gap}{BOLD}{}{BOLD:#}: {}", format_count(tally.calls, "call"), parts.join(", "))?;
+        writeln!(
+            out,
+            "{gap}{BOLD}{}{BOLD:#}: {}",
+            format_count(tally.calls, "call"),
+            parts.join(", ")
+        )?;
     }
     Ok(if tally.changed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-fn resolve_agent_name(ledger: &Ledger, wanted: Option<&str>, files: &[PathBuf]) -> io::Result<String> {
+fn resolve_agent_name(
+    ledger: &Ledger,
+    wanted: Option<&str>,
+    files: &[PathBuf],
+) -> io::Result<String> {
     if let Some(name) = wanted {
         return Ok(name.to_owned());
     }
-    let mut names: Vec<String> = ledger.sessions(None).map_err(io::Error::other)?.into_iter().map(|key| key.agent.to_string()).collect();
+    let mut names: Vec<String> = ledger
+        .sessions(None)
+        .map_err(io::Error::other)?
+        .into_iter()
+        .map(|key| key.agent.to_string())
+        .collect();
     names.sort();
     names.dedup();
     names.retain(|name| name != toolgate_mcp::CANARY);
@@ -120,7 +147,10 @@ fn resolve_agent_name(ledger: &Ledger, wanted: Option<&str>, files: &[PathBuf]) 
     match names.as_slice() {
         [one] => Ok(one.clone()),
         [] => Err(io::Error::other("the ledger is empty")),
-        several => Err(io::Error::other(format!("the ledger has several agents; choose one with `--agent`: {}", several.join(", ")))),
+        several => Err(io::Error::other(format!(
+            "the ledger has several agents; choose one with `--agent`: {}",
+            several.join(", ")
+        ))),
     }
 }
 
@@ -143,13 +173,27 @@ impl CandidateAgent {
     /// Builds the agent for the tools of a recorded agent.
     ///
     /// If the client runs the tools, undeclared ones need approval.
-    fn for_recorded_tools(&self, recorded: &AgentDefinition) -> Result<AgentDefinition, CandidateError> {
+    fn for_recorded_tools(
+        &self,
+        recorded: &AgentDefinition,
+    ) -> Result<AgentDefinition, CandidateError> {
         let by_client = recorded.tools().all(ToolSpec::is_run_by_client);
-        let Some(config) = self.asking_config.as_ref().filter(|_| by_client) else { return Ok(self.definition.clone()) };
+        let Some(config) = self.asking_config.as_ref().filter(|_| by_client) else {
+            return Ok(self.definition.clone());
+        };
         let tools: Vec<&str> = recorded.tools().map(ToolSpec::name).collect();
-        let agents = config.clone().with_undeclared_tools(self.definition.agent(), &tools).for_client().build_agents(None);
-        let agents = agents.map_err(|error| CandidateError::InvalidRules(error.render(io::stderr().is_terminal())))?;
-        let agent = agents.iter().find(|agent| agent.name() == self.definition.agent()).ok_or(CandidateError::UnknownAgent)?;
+        let agents = config
+            .clone()
+            .with_undeclared_tools(self.definition.agent(), &tools)
+            .for_client()
+            .build_agents(None);
+        let agents = agents.map_err(|error| {
+            CandidateError::InvalidRules(error.render(io::stderr().is_terminal()))
+        })?;
+        let agent = agents
+            .iter()
+            .find(|agent| agent.name() == self.definition.agent())
+            .ok_or(CandidateError::UnknownAgent)?;
         AgentDefinition::parse(agent.definition()).map_err(|_| CandidateError::UnknownAgent)
     }
 }
@@ -157,13 +201,18 @@ impl CandidateAgent {
 impl CandidateConfig {
     fn load(files: &[PathBuf], name: &str) -> io::Result<Self> {
         let colours = io::stderr().is_terminal();
-        let wrong = |why: String| io::Error::other(format!("the configuration does not load\n\n{why}"));
+        let wrong =
+            |why: String| io::Error::other(format!("the configuration does not load\n\n{why}"));
         let mut texts = Vec::new();
         for file in files {
             let text = read_file(file)?;
             let config = Config::parse(&file.display().to_string(), &text);
             let included = config.included_files().to_vec();
-            let config = if files.len() == 1 { toolgate_hook::effective_config::merge_under_user_config(config, file)? } else { config };
+            let config = if files.len() == 1 {
+                toolgate_hook::effective_config::merge_under_user_config(config, file)?
+            } else {
+                config
+            };
             if let Err(error) = config.check() {
                 return Err(wrong(error.render(colours)));
             }
@@ -171,15 +220,19 @@ impl CandidateConfig {
                 let refused = match (config.has_tools(), files.len()) {
                     (true, 1) => None,
                     (true, _) => Some("declares tools; pass it alone, or only policy files"),
-                    (false, _) => Some("has more than rules, but no tools; pass a complete configuration, or only rules"),
+                    (false, _) => Some(
+                        "has more than rules, but no tools; pass a complete configuration, or only rules",
+                    ),
                 };
                 if let Some(why) = refused {
                     return Err(io::Error::other(format!("{} {why}", file.display())));
                 }
-                let asks = (config.client.undeclared == FallbackDecision::Ask).then(|| config.clone());
+                let asks =
+                    (config.client.undeclared == FallbackDecision::Ask).then(|| config.clone());
                 // Include the known tools of upstreams.
                 let config = toolgate_hook::effective_config::with_pinned_tools(config, file)?;
-                let agents = config.build_agents(None).map_err(|error| wrong(error.render(colours)))?;
+                let agents =
+                    config.build_agents(None).map_err(|error| wrong(error.render(colours)))?;
                 let names: Vec<&str> = agents.iter().map(Agent::name).collect();
                 let agent = agents.iter().find(|agent| agent.name() == name).ok_or_else(|| {
                     io::Error::other(format!(
@@ -189,7 +242,10 @@ impl CandidateConfig {
                     ))
                 })?;
                 let definition = AgentDefinition::parse(agent.definition())?;
-                return Ok(Self::Agent(Box::new(CandidateAgent { asking_config: asks, definition })));
+                return Ok(Self::Agent(Box::new(CandidateAgent {
+                    asking_config: asks,
+                    definition,
+                })));
             }
             texts.push((file.display().to_string(), text));
             for file in included {
@@ -202,26 +258,41 @@ impl CandidateConfig {
     fn apply_to(&self, recorded: AgentDefinition) -> Result<AgentDefinition, CandidateError> {
         match self {
             Self::Rules(files) => Ok(recorded.with_policies(files.iter().cloned())),
-            Self::Agent(whole) => whole.for_recorded_tools(&recorded).map(|new| recorded.with_update(new)),
+            Self::Agent(whole) => {
+                whole.for_recorded_tools(&recorded).map(|new| recorded.with_update(new))
+            }
         }
     }
 }
 
 fn read_file(file: &Path) -> io::Result<String> {
-    std::fs::read_to_string(file).map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", file.display())))
+    std::fs::read_to_string(file)
+        .map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", file.display())))
 }
 
 /// Builds an agent as recorded, and with the new configuration.
-fn build_agents(ledger: &Ledger, config: Digest, new: &CandidateConfig) -> Result<(Agent, Agent), CandidateError> {
+fn build_agents(
+    ledger: &Ledger,
+    config: Digest,
+    new: &CandidateConfig,
+) -> Result<(Agent, Agent), CandidateError> {
     let text = ledger.definition(config).ok().flatten().ok_or(CandidateError::UnknownAgent)?;
     let definition = AgentDefinition::parse(&text).map_err(|_| CandidateError::UnknownAgent)?;
     let then = definition.clone().build().map_err(|_| CandidateError::UnknownAgent)?;
-    let now = new.apply_to(definition)?.build().map_err(|error| CandidateError::InvalidRules(error.render(io::stderr().is_terminal())))?;
+    let now = new
+        .apply_to(definition)?
+        .build()
+        .map_err(|error| CandidateError::InvalidRules(error.render(io::stderr().is_terminal())))?;
     Ok((then, now))
 }
 
 /// Returns how far back the recorded and the new rules look; `None` means to the first row.
-fn lookback_window(ledger: &Ledger, name: &str, new: &CandidateConfig, args: &Args) -> io::Result<Option<SignedDuration>> {
+fn lookback_window(
+    ledger: &Ledger,
+    name: &str,
+    new: &CandidateConfig,
+    args: &Args,
+) -> io::Result<Option<SignedDuration>> {
     let mut longest = SignedDuration::ZERO;
     for config in ledger.config_digests(name, args.since, args.until).map_err(io::Error::other)? {
         let Ok((then, now)) = build_agents(ledger, config, new) else { continue };
@@ -239,42 +310,70 @@ enum CandidateError {
     InvalidRules(String),
 }
 
-async fn run_backtest(path: &Path, ledger: &Ledger, name: &str, new: CandidateConfig, args: &Args) -> io::Result<BacktestTotals> {
+async fn run_backtest(
+    path: &Path,
+    ledger: &Ledger,
+    name: &str,
+    new: CandidateConfig,
+    args: &Args,
+) -> io::Result<BacktestTotals> {
     // If the rules do not load with the newest recorded configuration, report an error instead of
     // undecidable calls. Rows of rejected calls have no configuration.
-    let newest = RowFilter { agent: Some(name.to_owned()), newest_first: true, ..RowFilter::default() };
+    let newest =
+        RowFilter { agent: Some(name.to_owned()), newest_first: true, ..RowFilter::default() };
     let mut config = None;
     let look = |entry: LedgerEntry| {
         config = Some(entry.row.config);
         Ok(entry.row.config == Digest::default())
     };
     ledger.query(&newest, look).map_err(io::Error::other)?;
-    let config = config.ok_or_else(|| io::Error::other(format!("the ledger has no calls of an agent `{name}`")))?;
+    let config = config
+        .ok_or_else(|| io::Error::other(format!("the ledger has no calls of an agent `{name}`")))?;
     match build_agents(ledger, config, &new) {
         Ok(_) => {}
-        Err(CandidateError::InvalidRules(why)) => return Err(io::Error::other(format!("the configuration does not load\n\n{why}"))),
+        Err(CandidateError::InvalidRules(why)) => {
+            return Err(io::Error::other(format!("the configuration does not load\n\n{why}")));
+        }
         Err(CandidateError::UnknownAgent) => {
-            return Err(io::Error::other(format!("the ledger has no configuration of the agent `{name}`")));
+            return Err(io::Error::other(format!(
+                "the ledger has no configuration of the agent `{name}`"
+            )));
         }
     }
     let from = args.since.unwrap_or(Timestamp::MIN);
-    let warm = lookback_window(ledger, name, &new, args)?.and_then(|back| from.checked_sub(back).ok());
+    let warm =
+        lookback_window(ledger, name, &new, args)?.and_then(|back| from.checked_sub(back).ok());
     let rows = ledger.backtest_places(name, warm, args.until).map_err(io::Error::other)?;
-    let first = RowFilter { agent: Some(name.to_owned()), since: args.since, until: args.until, limit: Some(1), ..RowFilter::default() };
-    let Some(first) = ledger.find(&first).map_err(io::Error::other)?.first().map(|entry| entry.seq) else {
+    let first = RowFilter {
+        agent: Some(name.to_owned()),
+        since: args.since,
+        until: args.until,
+        limit: Some(1),
+        ..RowFilter::default()
+    };
+    let Some(first) = ledger.find(&first).map_err(io::Error::other)?.first().map(|entry| entry.seq)
+    else {
         return Err(io::Error::other("no calls in this period; check `--since` and `--until`"));
     };
     let own = Ledger::open(path).map_err(io::Error::other)?;
     let mut backtest = Backtest::new(move |config| match build_agents(&own, config, &new) {
         Ok(both) => Ok(both),
-        Err(CandidateError::UnknownAgent) => Err("cannot read the recorded configuration".to_owned()),
-        Err(CandidateError::InvalidRules(_)) => Err("the new rules do not load with the recorded tools".to_owned()),
+        Err(CandidateError::UnknownAgent) => {
+            Err("cannot read the recorded configuration".to_owned())
+        }
+        Err(CandidateError::InvalidRules(_)) => {
+            Err("the new rules do not load with the recorded tools".to_owned())
+        }
     });
     let bar = progress_bar(2 * rows.len() as u64, "backtesting");
-    let (mut tally, mut out) = (BacktestTotals::default(), IgnoreBrokenPipe(anstream::stdout().lock()));
+    let (mut tally, mut out) =
+        (BacktestTotals::default(), IgnoreBrokenPipe(anstream::stdout().lock()));
     let fetch = |seq| {
         bar.inc(1);
-        ledger.find_row(seq).map_err(io::Error::other)?.ok_or_else(|| io::Error::other(format!("row {seq} is missing")))
+        ledger
+            .find_row(seq)
+            .map_err(io::Error::other)?
+            .ok_or_else(|| io::Error::other(format!("row {seq} is missing")))
     };
     backtest
         .replay_rows(&rows, first, fetch, |row, change| {
@@ -309,7 +408,11 @@ async fn run_backtest(path: &Path, ledger: &Ledger, name: &str, new: CandidateCo
 
 fn print_change(out: &mut impl Write, row: &Row, change: &DecisionChange) -> io::Result<()> {
     let ReplayComparison::Differs(now) = &change.now else { return Ok(()) };
-    let maybe = if change.counterfactual { format!(" {YELLOW}counterfactual{YELLOW:#}") } else { String::new() };
+    let maybe = if change.counterfactual {
+        format!(" {YELLOW}counterfactual{YELLOW:#}")
+    } else {
+        String::new()
+    };
     writeln!(
         out,
         "{DIM}{}{DIM:#} {BOLD}{}{BOLD:#} {} {DIM}session {} call {}{DIM:#}{maybe}",

@@ -12,11 +12,16 @@ use serde_json::{Value, json};
 use tokio::runtime::Runtime;
 use toolgate::policy::Diagnostic;
 use toolgate::{
-    Agent, Answer, CallEffects, CheckedArguments, Explanation, Failure, Gate, Handler, Permit, ToolContext, ToolError, Toolgate,
+    Agent, Answer, CallEffects, CheckedArguments, Explanation, Failure, Gate, Handler, Permit,
+    ToolContext, ToolError, Toolgate,
 };
-use toolgate_config::{Config, ConfigError, FallbackDecision, PolicyTest, PolicyTestCall, read_policy_tests};
+use toolgate_config::{
+    Config, ConfigError, FallbackDecision, PolicyTest, PolicyTestCall, read_policy_tests,
+};
 
-use crate::command::common::{BOLD, DIM, GREEN, IgnoreBrokenPipe, RED, YELLOW, format_count, sanitize};
+use crate::command::common::{
+    BOLD, DIM, GREEN, IgnoreBrokenPipe, RED, YELLOW, format_count, sanitize,
+};
 use toolgate_hook::builtin_rules::ProtectedPaths;
 use toolgate_hook::effective_config;
 use toolgate_hook::effective_config::{EffectiveConfig, UserStateDir};
@@ -67,7 +72,9 @@ struct CallToCheck {
 }
 
 /// Deserializes a given result. `null` is a result, too.
-fn deserialize_present_result<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Option<Value>, D::Error> {
+fn deserialize_present_result<'de, D: serde::Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Option<Value>, D::Error> {
     Value::deserialize(deserializer).map(Some)
 }
 
@@ -77,7 +84,12 @@ struct ScriptedHandler(Mutex<Option<Value>>);
 
 #[async_trait]
 impl Handler for ScriptedHandler {
-    async fn run(&self, _: &Permit, _: ToolContext, _: &CheckedArguments) -> Result<Value, Failure> {
+    async fn run(
+        &self,
+        _: &Permit,
+        _: ToolContext,
+        _: &CheckedArguments,
+    ) -> Result<Value, Failure> {
         let result = self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
         result.ok_or_else(no_result_failure)
     }
@@ -122,7 +134,10 @@ impl CheckHarness {
     }
 
     /// Opens the configuration in force with the built-in rules and the given undeclared tool.
-    fn open_with_built_in_rules(in_force: Arc<(EffectiveConfig, UserStateDir)>, undeclared: Option<(&str, &str)>) -> io::Result<Self> {
+    fn open_with_built_in_rules(
+        in_force: Arc<(EffectiveConfig, UserStateDir)>,
+        undeclared: Option<(&str, &str)>,
+    ) -> io::Result<Self> {
         let (found, state) = &*in_force;
         // Report a configuration that does not load without changing it.
         if found.config.check().is_err() {
@@ -130,7 +145,9 @@ impl CheckHarness {
         }
         // The user may be in a subdirectory of the project.
         let here = effective_config::project_dir()?;
-        let project = effective_config::find_project_config(&here).and_then(|file| Some(file.parent()?.to_owned())).unwrap_or(here);
+        let project = effective_config::find_project_config(&here)
+            .and_then(|file| Some(file.parent()?.to_owned()))
+            .unwrap_or(here);
         let protected = ProtectedPaths::collect(found, state, &project);
         let config = match undeclared {
             Some((agent, tool)) => found.config.clone().with_undeclared_tools(agent, &[tool]),
@@ -147,7 +164,11 @@ impl CheckHarness {
 
     /// Returns a desk with an undeclared tool, if the configuration asks about such tools.
     fn with_undeclared_tool(&self, agent: &str, tool: &str) -> io::Result<Option<Self>> {
-        let lacks = !tool.is_empty() && self.gate.agent(agent).is_some_and(|agent| agent.tools().all(|spec| spec.name() != tool));
+        let lacks = !tool.is_empty()
+            && self
+                .gate
+                .agent(agent)
+                .is_some_and(|agent| agent.tools().all(|spec| spec.name() != tool));
         match &self.in_force {
             Some(here) if lacks && here.0.config.client.undeclared == FallbackDecision::Ask => {
                 Self::open_with_built_in_rules(Arc::clone(here), Some((agent, tool))).map(Some)
@@ -164,13 +185,21 @@ impl CheckHarness {
             io::Error::other(format!("the configuration does not load\n\n{problems}"))
         })?;
         let names: Vec<String> = agents.iter().map(|agent| agent.name().to_owned()).collect();
-        let rules = agents.iter().flat_map(|agent| agent.enforced_rules().map(str::to_owned)).collect();
+        let rules =
+            agents.iter().flat_map(|agent| agent.enforced_rules().map(str::to_owned)).collect();
         let run_by_client = |agent: &Agent| {
             let name = agent.name().to_owned();
-            agent.tools().filter(|tool| tool.is_run_by_client()).map(|tool| (name.clone(), tool.name().to_owned())).collect::<Vec<_>>()
+            agent
+                .tools()
+                .filter(|tool| tool.is_run_by_client())
+                .map(|tool| (name.clone(), tool.name().to_owned()))
+                .collect::<Vec<_>>()
         };
         let external = agents.iter().flat_map(run_by_client).collect();
-        let gate = agents.into_iter().fold(Toolgate::builder(), toolgate::ToolgateBuilder::agent).build()?;
+        let gate = agents
+            .into_iter()
+            .fold(Toolgate::builder(), toolgate::ToolgateBuilder::agent)
+            .build()?;
         Ok(Self { gate, script, names, client_tools: external, rules, in_force: None })
     }
 
@@ -179,12 +208,16 @@ impl CheckHarness {
         match (wanted, self.names.as_slice()) {
             (Some(agent), _) => Ok(agent.clone()),
             (None, [one]) => Ok(one.clone()),
-            (None, several) => Err(format!("the configuration has several agents; set `agent` to one of {}", several.join(", "))),
+            (None, several) => Err(format!(
+                "the configuration has several agents; set `agent` to one of {}",
+                several.join(", ")
+            )),
         }
     }
 
     async fn decide(&self, agent: &str, tried: &CallToCheck) -> Answer {
-        let by_client = self.client_tools.iter().any(|(of, tool)| *of == agent && *tool == tried.tool);
+        let by_client =
+            self.client_tools.iter().any(|(of, tool)| *of == agent && *tool == tried.tool);
         decide(&self.gate, &self.script, agent, tried, by_client).await
     }
 }
@@ -200,11 +233,20 @@ pub(crate) fn run(args: &Args) -> io::Result<ExitCode> {
         let (place, line) = given?;
         if !line.trim().is_empty() {
             is_empty = false;
-            print_decision(&mut out, &desk, &runtime, (place.as_str(), line.as_str()), args.explain, args.json)?;
+            print_decision(
+                &mut out,
+                &desk,
+                &runtime,
+                (place.as_str(), line.as_str()),
+                args.explain,
+                args.json,
+            )?;
         }
     }
     if is_empty {
-        return Err(io::Error::other("no calls given, so nothing was checked; a call is like {\"tool\": \"…\", \"arguments\": {…}}"));
+        return Err(io::Error::other(
+            "no calls given, so nothing was checked; a call is like {\"tool\": \"…\", \"arguments\": {…}}",
+        ));
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -223,7 +265,8 @@ pub(super) fn print_decision(
     let agent = desk.resolve_agent(tried.agent.as_ref()).map_err(placed)?;
     let undeclared = desk.with_undeclared_tool(&agent, &tried.tool)?;
     let desk = undeclared.as_ref().unwrap_or(desk);
-    let explained = if explains { Some(runtime.block_on(explain(&desk.gate, &agent, &tried))) } else { None };
+    let explained =
+        if explains { Some(runtime.block_on(explain(&desk.gate, &agent, &tried))) } else { None };
     let answer = runtime.block_on(desk.decide(&agent, &tried));
     let verdict = decision_of(&answer);
     if json {
@@ -259,15 +302,21 @@ fn read_calls(args: &Args) -> Box<dyn Iterator<Item = io::Result<(String, String
     ) -> Box<dyn Iterator<Item = io::Result<(String, String)>> + 'l> {
         Box::new(lines.enumerate().map(move |(number, line)| -> io::Result<(String, String)> {
             let place = format!("{of}line {}", number + 1);
-            let line = line.map_err(|error| io::Error::new(error.kind(), format!("{place}: {error}")))?;
+            let line =
+                line.map_err(|error| io::Error::new(error.kind(), format!("{place}: {error}")))?;
             // Some programs begin a file with a byte order mark.
-            Ok((place, if number == 0 { line.trim_start_matches('\u{feff}').to_owned() } else { line }))
+            Ok((
+                place,
+                if number == 0 { line.trim_start_matches('\u{feff}').to_owned() } else { line },
+            ))
         }))
     }
     if args.calls.is_empty() {
         // Otherwise the user does not see that the command waits for input.
         if io::stdin().is_terminal() {
-            crate::print_note("type one call per line, like {\"tool\": \"…\", \"arguments\": {…}}; end with Ctrl-D");
+            crate::print_note(
+                "type one call per line, like {\"tool\": \"…\", \"arguments\": {…}}; end with Ctrl-D",
+            );
         }
         return number_lines(io::stdin().lock().lines(), String::new());
     }
@@ -276,9 +325,16 @@ fn read_calls(args: &Args) -> Box<dyn Iterator<Item = io::Result<(String, String
             return number_lines(std::iter::once(Ok(given.clone())), String::new());
         }
         match std::fs::File::open(given) {
-            Ok(file) if !Path::new(given).is_dir() => number_lines(io::BufReader::new(file).lines(), format!("{given}, ")),
-            Ok(_) => Box::new(std::iter::once(Err(io::Error::other(format!("{given}: is a directory; name a file"))))),
-            Err(error) => Box::new(std::iter::once(Err(io::Error::new(error.kind(), format!("{given}: {error}"))))),
+            Ok(file) if !Path::new(given).is_dir() => {
+                number_lines(io::BufReader::new(file).lines(), format!("{given}, "))
+            }
+            Ok(_) => Box::new(std::iter::once(Err(io::Error::other(format!(
+                "{given}: is a directory; name a file"
+            ))))),
+            Err(error) => Box::new(std::iter::once(Err(io::Error::new(
+                error.kind(),
+                format!("{given}: {error}"),
+            )))),
         }
     };
     Box::new(args.calls.iter().flat_map(one))
@@ -303,7 +359,11 @@ impl CallToCheck {
     }
 
     fn session(&self, gate: &Toolgate, agent: &str) -> toolgate::Session {
-        gate.session(agent, self.principal.as_deref().unwrap_or("anybody"), self.session.as_deref().unwrap_or("check"))
+        gate.session(
+            agent,
+            self.principal.as_deref().unwrap_or("anybody"),
+            self.session.as_deref().unwrap_or("check"),
+        )
     }
 }
 
@@ -311,11 +371,19 @@ async fn explain(gate: &Toolgate, agent: &str, tried: &CallToCheck) -> Explanati
     tried.session(gate, agent).explain(&tried.tool, tried.arguments()).await
 }
 
-async fn decide(gate: &Toolgate, script: &ScriptedHandler, agent: &str, tried: &CallToCheck, by_client: bool) -> Answer {
+async fn decide(
+    gate: &Toolgate,
+    script: &ScriptedHandler,
+    agent: &str,
+    tried: &CallToCheck,
+    by_client: bool,
+) -> Answer {
     let session = tried.session(gate, agent);
     if by_client {
         return match session.admit(&tried.tool, tried.arguments()).await {
-            Ok(deferred) => session.report(&deferred, tried.result.clone().ok_or_else(no_result_failure)).await,
+            Ok(deferred) => {
+                session.report(&deferred, tried.result.clone().ok_or_else(no_result_failure)).await
+            }
             Err(answer) => answer,
         };
     }
@@ -339,24 +407,50 @@ fn decision_of(answer: &Answer) -> CheckDecision<'_> {
         Some(error) if error.approval.is_some() => "ask",
         Some(_) => "deny",
     };
-    CheckDecision { decision, gate: answer.gate, rule: answer.rule.as_deref().filter(|_| error.is_some()), error }
+    CheckDecision {
+        decision,
+        gate: answer.gate,
+        rule: answer.rule.as_deref().filter(|_| error.is_some()),
+        error,
+    }
 }
 
-fn print_check(out: &mut impl Write, tried: &CallToCheck, answer: &Answer, verdict: &CheckDecision<'_>) -> io::Result<()> {
+fn print_check(
+    out: &mut impl Write,
+    tried: &CallToCheck,
+    answer: &Answer,
+    verdict: &CheckDecision<'_>,
+) -> io::Result<()> {
     let (style, word) = match verdict.decision {
         "allow" => (GREEN, "allow"),
         "ask" => (YELLOW, "ask"),
         _ => (RED, "deny"),
     };
     let rule = verdict.rule.map(|rule| format!(" · {}", sanitize(rule))).unwrap_or_default();
-    let place = if word == "allow" { String::new() } else { format!(" {DIM}at{DIM:#} {}{rule}", answer.gate) };
-    writeln!(out, "{style}{word:<5}{style:#} {BOLD}{}{BOLD:#} {}{place}", sanitize(&tried.tool), sanitize(&tried.arguments()))?;
+    let place = if word == "allow" {
+        String::new()
+    } else {
+        format!(" {DIM}at{DIM:#} {}{rule}", answer.gate)
+    };
+    writeln!(
+        out,
+        "{style}{word:<5}{style:#} {BOLD}{}{BOLD:#} {}{place}",
+        sanitize(&tried.tool),
+        sanitize(&tried.arguments())
+    )?;
     if let Some(error) = answer.outcome.error().filter(|_| word != "allow") {
         print_error(out, error)?;
     }
     // Report a result that does not match the schema: in a real call it would be withheld.
-    if let Some(error) = answer.outcome.error().filter(|error| word == "allow" && error.code != NO_RESULT_CODE) {
-        writeln!(out, "      {YELLOW}its result{YELLOW:#} {}: {}", error.code, sanitize(&error.message))?;
+    if let Some(error) =
+        answer.outcome.error().filter(|error| word == "allow" && error.code != NO_RESULT_CODE)
+    {
+        writeln!(
+            out,
+            "      {YELLOW}its result{YELLOW:#} {}: {}",
+            error.code,
+            sanitize(&error.message)
+        )?;
     }
     Ok(())
 }
@@ -365,7 +459,12 @@ fn print_check(out: &mut impl Write, tried: &CallToCheck, answer: &Answer, verdi
 pub(super) fn print_error(out: &mut impl Write, error: &ToolError) -> io::Result<()> {
     writeln!(out, "      {} {}: {}", error.category, error.code, sanitize(&error.message))?;
     match &error.next {
-        Some(next) => writeln!(out, "      {DIM}next{DIM:#} {} {}", next.tool, sanitize(&next.arguments.to_string())),
+        Some(next) => writeln!(
+            out,
+            "      {DIM}next{DIM:#} {} {}",
+            next.tool,
+            sanitize(&next.arguments.to_string())
+        ),
         None => Ok(()),
     }
 }
@@ -384,7 +483,8 @@ fn test_failure(test: &PolicyTest, answer: &Answer) -> Option<String> {
         (None, Some(code)) => format!(" ({code})"),
         (None, None) => String::new(),
     };
-    let wanted = format!("{}{}", expect.decision, by(expect.rule.as_deref(), expect.code.as_deref()));
+    let wanted =
+        format!("{}{}", expect.decision, by(expect.rule.as_deref(), expect.code.as_deref()));
     if differs {
         return Some(format!("expected {wanted}, but got {}{}", decision, by(rule, code)));
     }
@@ -401,12 +501,16 @@ fn test_failure(test: &PolicyTest, answer: &Answer) -> Option<String> {
 /// Returns why a `given` call did not end as the test says.
 fn given_call_mismatch(number: usize, call: &PolicyTestCall, answer: &Answer) -> Option<String> {
     let error = answer.outcome.error();
-    let why = error.map(|error| format!("{}: {}", error.code, error.message.trim_end_matches('.'))).unwrap_or_default();
+    let why = error
+        .map(|error| format!("{}: {}", error.code, error.message.trim_end_matches('.')))
+        .unwrap_or_default();
     match (decision_of(answer).decision == "allow", call.is_refused) {
-        (true, true) => Some(format!("call {number} of `given` is allowed, but has `refused = true`")),
-        (false, false) => {
-            Some(format!("call {number} of `given` is refused: {why}; if this is intended, add `refused = true` to the call"))
+        (true, true) => {
+            Some(format!("call {number} of `given` is allowed, but has `refused = true`"))
         }
+        (false, false) => Some(format!(
+            "call {number} of `given` is refused: {why}; if this is intended, add `refused = true` to the call"
+        )),
         // A real call with this result would produce no evidence either.
         (true, false) if call.result.is_some() && error.is_some() => {
             Some(format!("the result of call {number} of `given` does not count: {why}"))
@@ -436,7 +540,8 @@ fn run_tests(args: &Args) -> io::Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let mut out = IgnoreBrokenPipe(anstream::stdout().lock());
     for path in &args.tests {
-        let text = std::fs::read_to_string(path).map_err(|e| io::Error::new(e.kind(), format!("{}: {e}", path.display())))?;
+        let text = std::fs::read_to_string(path)
+            .map_err(|e| io::Error::new(e.kind(), format!("{}: {e}", path.display())))?;
         let tests = read_policy_tests(&path.display().to_string(), &text).map_err(|error| {
             io::Error::other(format!(
                 "cannot read the tests
@@ -450,8 +555,9 @@ fn run_tests(args: &Args) -> io::Result<ExitCode> {
             rules.extend(desk.rules.iter().cloned());
             let (mut last, mut broken) = (None, None);
             for (number, call) in test.given.iter().chain([&test.call]).enumerate() {
-                let agent =
-                    desk.resolve_agent(call.agent.as_ref()).map_err(|why| io::Error::other(format!("test `{}`: {why}", test.name)))?;
+                let agent = desk
+                    .resolve_agent(call.agent.as_ref())
+                    .map_err(|why| io::Error::other(format!("test `{}`: {why}", test.name)))?;
                 let answer = runtime.block_on(desk.decide(&agent, &CallToCheck::from(call)));
                 let told = decision_of(&answer);
                 spoke.extend(told.rule.map(str::to_owned));
@@ -461,25 +567,40 @@ fn run_tests(args: &Args) -> io::Result<ExitCode> {
                 }
                 last = Some(answer);
             }
-            let Some(why) = broken.or_else(|| last.as_ref().and_then(|answer| test_failure(test, answer))) else {
+            let Some(why) =
+                broken.or_else(|| last.as_ref().and_then(|answer| test_failure(test, answer)))
+            else {
                 passed += 1;
                 continue;
             };
             failed += 1;
             if args.json {
-                writeln!(out, "{}", json!({ "test": test.name, "failed": why, "file": &*test.span.file }))?;
+                writeln!(
+                    out,
+                    "{}",
+                    json!({ "test": test.name, "failed": why, "file": &*test.span.file })
+                )?;
             } else {
-                let problem = Diagnostic { span: Some(test.span.clone()), ..Diagnostic::new(format!("test `{}`: {why}", test.name)) };
+                let problem = Diagnostic {
+                    span: Some(test.span.clone()),
+                    ..Diagnostic::new(format!("test `{}`: {why}", test.name))
+                };
                 writeln!(out, "{}\n", ConfigError { problems: vec![problem] }.render(colours))?;
             }
         }
     }
     if passed + failed == 0 {
-        return Err(io::Error::other("the files contain no tests, so nothing was checked; a test begins with `[[test]]`"));
+        return Err(io::Error::other(
+            "the files contain no tests, so nothing was checked; a test begins with `[[test]]`",
+        ));
     }
     let silent: Vec<&String> = rules.difference(&spoke).collect();
     if args.json {
-        writeln!(out, "{}", json!({ "summary": { "passed": passed, "failed": failed, "rules": rules.len(), "never_spoke": silent } }))?;
+        writeln!(
+            out,
+            "{}",
+            json!({ "summary": { "passed": passed, "failed": failed, "rules": rules.len(), "never_spoke": silent } })
+        )?;
     } else {
         let style = if failed == 0 { GREEN } else { RED };
         writeln!(
@@ -490,7 +611,11 @@ fn run_tests(args: &Args) -> io::Result<ExitCode> {
             format_count(rules.len() as u64, "rule")
         )?;
         if !silent.is_empty() {
-            writeln!(out, "{YELLOW}never decided{YELLOW:#}: {}", silent.iter().map(|rule| sanitize(rule)).collect::<Vec<_>>().join(", "))?;
+            writeln!(
+                out,
+                "{YELLOW}never decided{YELLOW:#}: {}",
+                silent.iter().map(|rule| sanitize(rule)).collect::<Vec<_>>().join(", ")
+            )?;
         }
     }
     Ok(if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })

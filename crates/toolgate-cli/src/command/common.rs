@@ -21,7 +21,9 @@ pub(crate) const YELLOW: Style = AnsiColor::Yellow.on_default();
 
 /// Returns the path of the ledger, or an error if none is given.
 pub(crate) fn ledger_path(store: Option<&Path>) -> io::Result<&Path> {
-    store.ok_or_else(|| io::Error::other("no ledger given; pass `--store PATH`, or set `store` in toolgate.toml"))
+    store.ok_or_else(|| {
+        io::Error::other("no ledger given; pass `--store PATH`, or set `store` in toolgate.toml")
+    })
 }
 
 pub(crate) fn open_ledger(store: Option<&Path>) -> io::Result<Ledger> {
@@ -145,7 +147,8 @@ impl RowFilterArgs {
             until: self.until,
             tool: self.tool.clone(),
             agent: self.agent.clone(),
-            excluded_agent: (!self.all && self.agent.is_none()).then(|| toolgate_mcp::CANARY.to_owned()),
+            excluded_agent: (!self.all && self.agent.is_none())
+                .then(|| toolgate_mcp::CANARY.to_owned()),
             principal: self.principal.clone(),
             session: self.session.clone(),
             decision: self.decision,
@@ -162,7 +165,11 @@ impl RowFilterArgs {
         let Some((name, _)) = &self.entity else { return nothing };
         match ledger.entity_names() {
             Ok(names) if !names.is_empty() && !names.contains(name) => {
-                format!("{nothing}; no row has the entity `{}`, known entities: {}", sanitize(name), sanitize(&names.join(", ")))
+                format!(
+                    "{nothing}; no row has the entity `{}`, known entities: {}",
+                    sanitize(name),
+                    sanitize(&names.join(", "))
+                )
             }
             _ => nothing,
         }
@@ -206,7 +213,8 @@ pub(crate) fn parse_time(text: &str) -> Result<Timestamp, String> {
 }
 
 pub(crate) fn parse_duration(text: &str) -> Result<toolgate::SignedDuration, String> {
-    toolgate::clock::parse_duration(text).ok_or_else(|| "not a duration: use a form like 90s, 15m, 2h, 7d or 3w".to_owned())
+    toolgate::clock::parse_duration(text)
+        .ok_or_else(|| "not a duration: use a form like 90s, 15m, 2h, 7d or 3w".to_owned())
 }
 
 /// Parses a whole number.
@@ -216,11 +224,15 @@ pub(crate) fn parse_number<T: std::str::FromStr>(text: &str) -> Result<T, String
 
 fn parse_decision(text: &str) -> Result<Decision, String> {
     let names = || Decision::ALL.map(Decision::name).join(", ");
-    Decision::ALL.into_iter().find(|decision| decision.name() == text).ok_or_else(|| format!("expected one of {}", names()))
+    Decision::ALL
+        .into_iter()
+        .find(|decision| decision.name() == text)
+        .ok_or_else(|| format!("expected one of {}", names()))
 }
 
 fn parse_entity(text: &str) -> Result<(String, Value), String> {
-    let (name, value) = text.split_once('=').ok_or("expected NAME=VALUE, like customer_id=C-1001")?;
+    let (name, value) =
+        text.split_once('=').ok_or("expected NAME=VALUE, like customer_id=C-1001")?;
     Ok((name.to_owned(), Value::String(value.to_owned())))
 }
 
@@ -236,7 +248,11 @@ pub(crate) struct TextTable {
 
 impl TextTable {
     pub(crate) fn new(head: &[&str]) -> Self {
-        Self { head: head.iter().map(|&head| head.to_owned()).collect(), cut_columns: Vec::new(), rows: Vec::new() }
+        Self {
+            head: head.iter().map(|&head| head.to_owned()).collect(),
+            cut_columns: Vec::new(),
+            rows: Vec::new(),
+        }
     }
 
     pub(crate) fn with_cut_column(mut self, column: usize, least: usize) -> Self {
@@ -284,12 +300,17 @@ impl TextTable {
                     cell.to_owned()
                 };
                 let pad = " ".repeat(width.saturating_sub(length(&cell)) + 2);
-                let _ = std::fmt::Write::write_fmt(&mut text, format_args!("{style}{cell}{style:#}{pad}"));
+                let _ = std::fmt::Write::write_fmt(
+                    &mut text,
+                    format_args!("{style}{cell}{style:#}{pad}"),
+                );
             }
             writeln!(out, "{}", text.trim_end())
         };
         line(&mut self.head.iter().map(|head| (head.as_str(), DIM)))?;
-        self.rows.iter().try_for_each(|row| line(&mut row.iter().map(|(cell, style)| (cell.as_str(), *style))))
+        self.rows
+            .iter()
+            .try_for_each(|row| line(&mut row.iter().map(|(cell, style)| (cell.as_str(), *style))))
     }
 }
 
@@ -380,7 +401,9 @@ pub(crate) fn format_nanos(nanos: u64) -> String {
     match nanos {
         0..1_000 => format!("{nanos} ns"),
         1_000..1_000_000 => format!("{}.{} µs", nanos / 1_000, nanos % 1_000 / 100),
-        1_000_000..1_000_000_000 => format!("{}.{} ms", nanos / 1_000_000, nanos % 1_000_000 / 100_000),
+        1_000_000..1_000_000_000 => {
+            format!("{}.{} ms", nanos / 1_000_000, nanos % 1_000_000 / 100_000)
+        }
         _ => format!("{}.{} s", nanos / 1_000_000_000, nanos % 1_000_000_000 / 100_000_000),
     }
 }
@@ -390,8 +413,8 @@ pub(crate) fn progress_bar(length: u64, what: &'static str) -> ProgressBar {
     if crate::is_quiet() {
         return ProgressBar::hidden();
     }
-    let style =
-        ProgressStyle::with_template("{msg} {bar:40} {human_pos}/{human_len} {eta}").unwrap_or_else(|_| ProgressStyle::default_bar());
+    let style = ProgressStyle::with_template("{msg} {bar:40} {human_pos}/{human_len} {eta}")
+        .unwrap_or_else(|_| ProgressStyle::default_bar());
     ProgressBar::new(length).with_style(style).with_message(what)
 }
 

@@ -13,7 +13,9 @@ use toolgate_store::Ledger;
 use super::audit::{CallIdArg, find_row};
 use super::check::{self, CheckHarness};
 use super::replay::build_replay;
-use crate::command::common::{BOLD, DIM, RED, YELLOW, decision_style, format_time, open_ledger, sanitize};
+use crate::command::common::{
+    BOLD, DIM, RED, YELLOW, decision_style, format_time, open_ledger, sanitize,
+};
 
 /// Explain why a call was or would be allowed or denied.
 ///
@@ -54,7 +56,9 @@ impl FromStr for ExplainTarget {
         if text.trim_start().starts_with('{') {
             return Ok(Self::Hypothetical(text.to_owned()));
         }
-        text.parse::<CallIdArg>().map(Self::Recorded).map_err(|why: String| format!("{why}; or a JSON object for a call that was not made"))
+        text.parse::<CallIdArg>()
+            .map(Self::Recorded)
+            .map_err(|why: String| format!("{why}; or a JSON object for a call that was not made"))
     }
 }
 
@@ -75,10 +79,17 @@ pub(crate) fn run(args: &Args, store: Option<&Path>) -> io::Result<ExitCode> {
     for (number, call) in args.calls.iter().enumerate() {
         let place = format!("call {}", number + 1);
         match (call, &ledger, &desk) {
-            (ExplainTarget::Recorded(call), Some(ledger), _) => explain_recorded(&mut out, ledger, &runtime, call, args.json)?,
-            (ExplainTarget::Hypothetical(line), _, Some(desk)) => {
-                check::print_decision(&mut out, desk, &runtime, (place.as_str(), line.as_str()), true, args.json)?
+            (ExplainTarget::Recorded(call), Some(ledger), _) => {
+                explain_recorded(&mut out, ledger, &runtime, call, args.json)?
             }
+            (ExplainTarget::Hypothetical(line), _, Some(desk)) => check::print_decision(
+                &mut out,
+                desk,
+                &runtime,
+                (place.as_str(), line.as_str()),
+                true,
+                args.json,
+            )?,
             _ => {}
         }
     }
@@ -86,12 +97,21 @@ pub(crate) fn run(args: &Args, store: Option<&Path>) -> io::Result<ExitCode> {
 }
 
 /// Explains a recorded call.
-fn explain_recorded(out: &mut impl Write, ledger: &Ledger, runtime: &Runtime, call: &CallIdArg, json: bool) -> io::Result<()> {
+fn explain_recorded(
+    out: &mut impl Write,
+    ledger: &Ledger,
+    runtime: &Runtime,
+    call: &CallIdArg,
+    json: bool,
+) -> io::Result<()> {
     let row = find_row(call, ledger)?;
     let unexplained = |why: String| io::Error::other(format!("cannot explain {}: {why}", row.call));
     let replay = build_replay(ledger, row.config)?.map_err(unexplained)?;
-    let (now, why) = runtime.block_on(async { (replay.decide(&row).await, replay.explain(&row).await) });
-    let why = why.ok_or_else(|| unexplained("the row is not a call; show it with `toolgate audit show`".to_owned()))?;
+    let (now, why) =
+        runtime.block_on(async { (replay.decide(&row).await, replay.explain(&row).await) });
+    let why = why.ok_or_else(|| {
+        unexplained("the row is not a call; show it with `toolgate audit show`".to_owned())
+    })?;
     if json {
         let was = AdmissionDecision::from_row(&row);
         let told = json!({
@@ -101,7 +121,8 @@ fn explain_recorded(out: &mut impl Write, ledger: &Ledger, runtime: &Runtime, ca
     }
     let (style, error) = (decision_style(row.decision), row.outcome.error());
     let rule = row.rule.as_deref().map(|rule| format!(" · {}", sanitize(rule))).unwrap_or_default();
-    let place = if error.is_some() { format!(" {DIM}at{DIM:#} {}{rule}", row.gate) } else { String::new() };
+    let place =
+        if error.is_some() { format!(" {DIM}at{DIM:#} {}{rule}", row.gate) } else { String::new() };
     writeln!(
         out,
         "{style}{}{style:#} {BOLD}{}{BOLD:#} {}{place}",
@@ -123,9 +144,15 @@ fn explain_recorded(out: &mut impl Write, ledger: &Ledger, runtime: &Runtime, ca
     )?;
     match now {
         ReplayComparison::Same => {}
-        ReplayComparison::Differs(now) => writeln!(out, "      {RED}decided again: {}{RED:#}", sanitize(&now.to_string()))?,
-        ReplayComparison::Undecidable(why) => writeln!(out, "      {YELLOW}undecidable now{YELLOW:#}: {}", sanitize(&why))?,
-        ReplayComparison::Circumstance(why) => writeln!(out, "      {DIM}{}{DIM:#}", sanitize(&why))?,
+        ReplayComparison::Differs(now) => {
+            writeln!(out, "      {RED}decided again: {}{RED:#}", sanitize(&now.to_string()))?
+        }
+        ReplayComparison::Undecidable(why) => {
+            writeln!(out, "      {YELLOW}undecidable now{YELLOW:#}: {}", sanitize(&why))?
+        }
+        ReplayComparison::Circumstance(why) => {
+            writeln!(out, "      {DIM}{}{DIM:#}", sanitize(&why))?
+        }
     }
     check::print_steps(out, &why)
 }

@@ -89,10 +89,18 @@ pub(crate) fn init(args: &InitArgs, store: Option<&Path>) -> io::Result<ExitCode
             let before = read_or_empty(&path)?;
             let named = |why: String| io::Error::other(format!("{}: {why}", path.display()));
             let after = match client {
-                SupportedClient::ClaudeDesktop => {
-                    client_mcp_servers::add_toolgate_server(&before, &program, &config.display().to_string()).map_err(named)?
-                }
-                _ => client.with_hooks(&before, &toolgate_hook::client_hooks::find_hook_program()?.display().to_string()).map_err(named)?,
+                SupportedClient::ClaudeDesktop => client_mcp_servers::add_toolgate_server(
+                    &before,
+                    &program,
+                    &config.display().to_string(),
+                )
+                .map_err(named)?,
+                _ => client
+                    .with_hooks(
+                        &before,
+                        &toolgate_hook::client_hooks::find_hook_program()?.display().to_string(),
+                    )
+                    .map_err(named)?,
             };
             Some((path, before, after))
         }
@@ -101,7 +109,8 @@ pub(crate) fn init(args: &InitArgs, store: Option<&Path>) -> io::Result<ExitCode
     let is_new = !config.exists();
     // The MCP servers of the client run behind toolgate from now on.
     let behind = settings.as_ref().filter(|(_, _, after)| {
-        args.client == Some(SupportedClient::ClaudeDesktop) && after.contains(client_mcp_servers::UPSTREAM_SERVERS_KEY)
+        args.client == Some(SupportedClient::ClaudeDesktop)
+            && after.contains(client_mcp_servers::UPSTREAM_SERVERS_KEY)
     });
     let import = match (&args.import, behind) {
         (Some(file), _) => {
@@ -109,8 +118,9 @@ pub(crate) fn init(args: &InitArgs, store: Option<&Path>) -> io::Result<ExitCode
             let text = fs::read_to_string(file).map_err(|error| named(error.to_string()))?;
             toolgate_config::parse_mcp_servers(&text).map_err(named)?;
             // A relative path keeps working if the directory moves.
-            let beside =
-                config.parent().and_then(|directory| std::path::absolute(file).ok()?.strip_prefix(directory).ok().map(Path::to_owned));
+            let beside = config.parent().and_then(|directory| {
+                std::path::absolute(file).ok()?.strip_prefix(directory).ok().map(Path::to_owned)
+            });
             Some(beside.map_or_else(|| std::path::absolute(file), Ok)?)
         }
         (None, Some((path, ..))) => Some(path.clone()),
@@ -121,7 +131,9 @@ pub(crate) fn init(args: &InitArgs, store: Option<&Path>) -> io::Result<ExitCode
         let text = render_template(args.client, args.user, store, import.as_deref());
         apply_change(&mut out, &config, "", &text, args.dry_run)?;
         // Only the nearest configuration is in force.
-        if let Some(above) = project.parent().and_then(effective_config::find_project_config).filter(|_| !args.user) {
+        if let Some(above) =
+            project.parent().and_then(effective_config::find_project_config).filter(|_| !args.user)
+        {
             writeln!(
                 out,
                 "this file replaces {} in this directory; to use that one, remove this file and run `toolgate init` there",
@@ -132,13 +144,17 @@ pub(crate) fn init(args: &InitArgs, store: Option<&Path>) -> io::Result<ExitCode
     } else {
         extend_config(&mut out, args, &config)?
     };
-    let unread = import.as_ref().map(|import| format!("mcp_servers = [{}]", serde_json::json!(import)));
+    let unread =
+        import.as_ref().map(|import| format!("mcp_servers = [{}]", serde_json::json!(import)));
     let unread = if is_new { None } else { unread };
-    let unread = unread.filter(|line| read_or_empty(&config).is_ok_and(|text| !text.contains(line)));
+    let unread =
+        unread.filter(|line| read_or_empty(&config).is_ok_and(|text| !text.contains(line)));
     print_missing_import(&mut out, &config, unread.as_deref())?;
     if let Some((path, before, after)) = &settings {
         apply_change(&mut out, path, before, after, args.dry_run)?;
-        if let Some((client, why)) = args.client.and_then(|client| Some((client.name(), client.ignored_file_reason(after)?))) {
+        if let Some((client, why)) =
+            args.client.and_then(|client| Some((client.name(), client.ignored_file_reason(after)?)))
+        {
             writeln!(out, "{RED}{client} ignores this file{RED:#} and all hooks in it: {why}")?;
         }
     }
@@ -150,7 +166,10 @@ pub(crate) fn init(args: &InitArgs, store: Option<&Path>) -> io::Result<ExitCode
         if accepted {
             state.trust(&config)?;
         } else if !state.is_trusted(&config)? {
-            writeln!(out, "not in force yet: read the file, then run {BOLD}toolgate trust{BOLD:#}")?;
+            writeln!(
+                out,
+                "not in force yet: read the file, then run {BOLD}toolgate trust{BOLD:#}"
+            )?;
         }
     }
     let found = EffectiveConfig::find(Some(&config), &project, &state)?;
@@ -160,10 +179,15 @@ pub(crate) fn init(args: &InitArgs, store: Option<&Path>) -> io::Result<ExitCode
     toolgate_hook::open_store(&found.store, &state)?;
     writeln!(out, "ledger: {}", found.store.display())?;
     match args.client {
-        Some(SupportedClient::ClaudeDesktop) => {
-            writeln!(out, "restart Claude Desktop; the rules for its agent are in {}", config.display())?
-        }
-        Some(SupportedClient::Codex) => writeln!(out, "Codex runs only reviewed hooks: start it and enter {BOLD}/hooks{BOLD:#}")?,
+        Some(SupportedClient::ClaudeDesktop) => writeln!(
+            out,
+            "restart Claude Desktop; the rules for its agent are in {}",
+            config.display()
+        )?,
+        Some(SupportedClient::Codex) => writeln!(
+            out,
+            "Codex runs only reviewed hooks: start it and enter {BOLD}/hooks{BOLD:#}"
+        )?,
         Some(_) => {
             if let Some((path, ..)) = settings.as_ref().filter(|_| !args.user) {
                 let path = path.file_name().unwrap_or_default().to_string_lossy();
@@ -178,7 +202,9 @@ pub(crate) fn init(args: &InitArgs, store: Option<&Path>) -> io::Result<ExitCode
             out,
             "list the tools with {BOLD}toolgate upstream list{BOLD:#}, and start the gateway with {BOLD}toolgate serve{BOLD:#}"
         )?,
-        None => writeln!(out, "register a client with {BOLD}toolgate init --for claude-code{BOLD:#}")?,
+        None => {
+            writeln!(out, "register a client with {BOLD}toolgate init --for claude-code{BOLD:#}")?
+        }
     }
     // Without this line the client has no tools, so it is repeated at the end of the output.
     print_missing_import(&mut out, &config, unread.as_deref())?;
@@ -188,7 +214,11 @@ pub(crate) fn init(args: &InitArgs, store: Option<&Path>) -> io::Result<ExitCode
 /// Prints the line that the configuration needs to include the servers.
 fn print_missing_import(out: &mut impl Write, config: &Path, line: Option<&str>) -> io::Result<()> {
     match line {
-        Some(line) => writeln!(out, "add this line at the top of {} to include the servers: {BOLD}{line}{BOLD:#}", config.display()),
+        Some(line) => writeln!(
+            out,
+            "add this line at the top of {} to include the servers: {BOLD}{line}{BOLD:#}",
+            config.display()
+        ),
         None => Ok(()),
     }
 }
@@ -211,11 +241,17 @@ fn extend_config(out: &mut impl Write, args: &InitArgs, config: &Path) -> io::Re
     match &lack {
         MissingTools::NothingMissing | MissingTools::Extended(_) => {}
         MissingTools::ManualShellTool(text) => {
-            writeln!(out, "it does not declare the shell tool of {name}, and cannot be extended automatically")?;
+            writeln!(
+                out,
+                "it does not declare the shell tool of {name}, and cannot be extended automatically"
+            )?;
             writeln!(out, "add this for the agent of {name}:\n\n{text}")?;
         }
         MissingTools::ManualOtherTools(text) => {
-            writeln!(out, "it does not declare some tools of {name}; to declare them, add this at the end:\n\n{text}")?;
+            writeln!(
+                out,
+                "it does not declare some tools of {name}; to declare them, add this at the end:\n\n{text}"
+            )?;
         }
     }
     Ok(false)
@@ -231,7 +267,12 @@ pub(crate) fn eject(args: &EjectArgs) -> io::Result<ExitCode> {
     let project = std::env::current_dir()?;
     let mut out = IgnoreWriteErrors(anstream::stdout().lock());
     let clients: Vec<SupportedClient> = args.client.map_or_else(
-        || SupportedClient::ALL_WITH_HOOKS.into_iter().chain([SupportedClient::ClaudeDesktop]).collect(),
+        || {
+            SupportedClient::ALL_WITH_HOOKS
+                .into_iter()
+                .chain([SupportedClient::ClaudeDesktop])
+                .collect()
+        },
         |client| vec![client],
     );
     let mut found = false;
@@ -249,28 +290,51 @@ pub(crate) fn eject(args: &EjectArgs) -> io::Result<ExitCode> {
             continue;
         }
         found = true;
-        let after = if is_server { client_mcp_servers::remove_toolgate_server(&before) } else { SupportedClient::without_hooks(&before) }
-            .map_err(why)?;
+        let after = if is_server {
+            client_mcp_servers::remove_toolgate_server(&before)
+        } else {
+            SupportedClient::without_hooks(&before)
+        }
+        .map_err(why)?;
         // A symbolic link is not removed, because that would leave the hooks in its target.
-        let after = if toolgate_hook::client_hooks::is_settings_file_empty(&after) && !path.is_symlink() { String::new() } else { after };
+        let after =
+            if toolgate_hook::client_hooks::is_settings_file_empty(&after) && !path.is_symlink() {
+                String::new()
+            } else {
+                after
+            };
         apply_change(&mut out, &path, &before, &after, args.dry_run)?;
     }
     found |= remove_managed_blocks(&mut out, args, &project, &clients)?;
     if !found {
         let above = find_parent_with_hooks(&project).filter(|_| !args.user);
-        let above =
-            above.map(|above| format!("; it is in the settings of {}: run this command there", above.display())).unwrap_or_default();
+        let above = above
+            .map(|above| {
+                format!("; it is in the settings of {}: run this command there", above.display())
+            })
+            .unwrap_or_default();
         writeln!(out, "no settings with toolgate found{above}")?;
     }
     Ok(ExitCode::SUCCESS)
 }
 
 /// Removes what was added to a configuration for clients, and returns whether there was anything.
-fn remove_managed_blocks(out: &mut impl Write, args: &EjectArgs, project: &Path, clients: &[SupportedClient]) -> io::Result<bool> {
-    let config = if args.user { effective_config::user_config_path() } else { Some(project.join(CONFIG_FILE_NAME)) };
+fn remove_managed_blocks(
+    out: &mut impl Write,
+    args: &EjectArgs,
+    project: &Path,
+    clients: &[SupportedClient],
+) -> io::Result<bool> {
+    let config = if args.user {
+        effective_config::user_config_path()
+    } else {
+        Some(project.join(CONFIG_FILE_NAME))
+    };
     let Some(config) = config else { return Ok(false) };
     let mut others = Vec::new();
-    for other in SupportedClient::ALL_WITH_HOOKS.into_iter().filter(|other| !clients.contains(other)) {
+    for other in
+        SupportedClient::ALL_WITH_HOOKS.into_iter().filter(|other| !clients.contains(other))
+    {
         let settings = read_or_empty(&other.settings_file((!args.user).then_some(project))?)?;
         if SupportedClient::find_hook_entries(&settings).is_ok_and(|entries| !entries.is_empty()) {
             others.push(other);
@@ -279,10 +343,21 @@ fn remove_managed_blocks(out: &mut impl Write, args: &EjectArgs, project: &Path,
     let (own, before) = (load_user_config(args.user), read_or_empty(&config)?);
     let (mut after, mut found) = (before.clone(), false);
     for client in clients {
-        match crate::command::init::managed_block::remove_managed_block(*client, &config, &after, own.as_ref(), &others) {
+        match crate::command::init::managed_block::remove_managed_block(
+            *client,
+            &config,
+            &after,
+            own.as_ref(),
+            &others,
+        ) {
             Ok(None) => continue,
             Ok(Some(left)) => after = left,
-            Err(why) => writeln!(out, "cannot remove from {} what was added for {}: {why}", config.display(), client.name())?,
+            Err(why) => writeln!(
+                out,
+                "cannot remove from {} what was added for {}: {why}",
+                config.display(),
+                client.name()
+            )?,
         }
         found = true;
     }
@@ -304,12 +379,19 @@ pub(crate) fn trust(args: &TrustArgs) -> io::Result<ExitCode> {
     let config = match &args.config {
         Some(path) => path.clone(),
         None => effective_config::find_project_config(&directory)
-            .or_else(|| effective_config::user_config_path().filter(|own| args.new_ledger && own.exists()))
+            .or_else(|| {
+                effective_config::user_config_path().filter(|own| args.new_ledger && own.exists())
+            })
             .ok_or_else(effective_config::missing_config_error)?,
     };
     if args.revoke {
         let was = state.distrust(&config)?;
-        writeln!(out, "{} {}", config.display(), if was { "is no longer trusted" } else { "was not trusted" })?;
+        writeln!(
+            out,
+            "{} {}",
+            config.display(),
+            if was { "is no longer trusted" } else { "was not trusted" }
+        )?;
         return Ok(ExitCode::SUCCESS);
     }
     if args.new_ledger {
@@ -317,7 +399,10 @@ pub(crate) fn trust(args: &TrustArgs) -> io::Result<ExitCode> {
             Some(path) => EffectiveConfig::find(Some(path), &directory, &state)?.store,
             None => match effective_config::requested_store() {
                 Some(named) => std::path::absolute(named)?,
-                None => effective_config::find_store_for_reading(&effective_config::project_dir()?)?.unwrap_or_else(|| state.ledger_path()),
+                None => {
+                    effective_config::find_store_for_reading(&effective_config::project_dir()?)?
+                        .unwrap_or_else(|| state.ledger_path())
+                }
             },
         };
         create_ledger(&store, &state)?;
@@ -325,17 +410,27 @@ pub(crate) fn trust(args: &TrustArgs) -> io::Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     let found = EffectiveConfig::find(Some(&config), &directory, &state)?;
-    let (files, names) =
-        (found.config.included_files().len(), effective_config::format_included_files(found.config.included_files(), &config));
-    let agents = effective_config::with_pinned_tools(found.config, &config)?.build_agents(None).map_err(|error| {
-        let problems = error.render(io::stderr().is_terminal());
-        io::Error::other(format!("invalid configuration, so it is not trusted\n\n{problems}"))
-    })?;
+    let (files, names) = (
+        found.config.included_files().len(),
+        effective_config::format_included_files(found.config.included_files(), &config),
+    );
+    let agents = effective_config::with_pinned_tools(found.config, &config)?
+        .build_agents(None)
+        .map_err(|error| {
+            let problems = error.render(io::stderr().is_terminal());
+            io::Error::other(format!("invalid configuration, so it is not trusted\n\n{problems}"))
+        })?;
     state.trust(&config)?;
     writeln!(out, "{GREEN}trusted{GREEN:#} {}", config.display())?;
     for agent in &agents {
         let (tools, rules) = (agent.tools().count() as u64, agent.enforced_rules().count() as u64);
-        writeln!(out, "  {} has {} and {}", agent.name(), format_count(tools, "tool"), format_count(rules, "rule"))?;
+        writeln!(
+            out,
+            "  {} has {} and {}",
+            agent.name(),
+            format_count(tools, "tool"),
+            format_count(rules, "rule")
+        )?;
     }
     if files > 0 {
         writeln!(out, "  with {}: {names}", format_count(files as u64, "included file"))?;
@@ -350,7 +445,9 @@ fn create_ledger(store: &Path, state: &UserStateDir) -> io::Result<()> {
     if let Some(left) = [store, beside.as_path()].into_iter().find(|path| path.exists()) {
         return Err(io::Error::other(format!("{} exists; move it away first", left.display())));
     }
-    let begun = SqliteStore::open(store).map_err(io::Error::other).and_then(|new| state.record_ledger_id(store, new.id()));
+    let begun = SqliteStore::open(store)
+        .map_err(io::Error::other)
+        .and_then(|new| state.record_ledger_id(store, new.id()));
     if begun.is_err() {
         let _ = (fs::remove_file(store), fs::remove_dir_all(beside));
     }
@@ -361,10 +458,14 @@ fn create_ledger(store: &Path, state: &UserStateDir) -> io::Result<()> {
 pub(super) fn find_parent_with_hooks(directory: &Path) -> Option<PathBuf> {
     let above = effective_config::find_project_config(directory)?.parent()?.to_owned();
     let is_hooked = |client: SupportedClient| {
-        let text = client.settings_file(Some(&above)).and_then(|path| read_or_empty(&path)).unwrap_or_default();
+        let text = client
+            .settings_file(Some(&above))
+            .and_then(|path| read_or_empty(&path))
+            .unwrap_or_default();
         SupportedClient::find_hook_entries(&text).is_ok_and(|entries| !entries.is_empty())
     };
-    (above != directory && SupportedClient::ALL_WITH_HOOKS.into_iter().any(is_hooked)).then_some(above)
+    (above != directory && SupportedClient::ALL_WITH_HOOKS.into_iter().any(is_hooked))
+        .then_some(above)
 }
 
 /// Reads a file, and returns an empty text if it does not exist.
@@ -377,7 +478,13 @@ pub(crate) fn read_or_empty(path: &Path) -> io::Result<String> {
 }
 
 /// Replaces a file atomically, and prints the difference. An empty file is removed.
-fn apply_change(out: &mut impl Write, path: &Path, before: &str, after: &str, dry_run: bool) -> io::Result<()> {
+fn apply_change(
+    out: &mut impl Write,
+    path: &Path,
+    before: &str,
+    after: &str,
+    dry_run: bool,
+) -> io::Result<()> {
     if before == after {
         return writeln!(out, "{DIM}{} is unchanged{DIM:#}", path.display());
     }
@@ -398,7 +505,9 @@ fn apply_change(out: &mut impl Write, path: &Path, before: &str, after: &str, dr
     writeln!(out, "{BOLD}{verb}{BOLD:#} {}", path.display())?;
     // A long new file is not printed.
     if !before.is_empty() || after.lines().count() <= 90 || dry_run {
-        for change in diff.iter_all_changes().filter(|change| change.tag() != similar::ChangeTag::Equal) {
+        for change in
+            diff.iter_all_changes().filter(|change| change.tag() != similar::ChangeTag::Equal)
+        {
             match change.tag() {
                 similar::ChangeTag::Delete => write!(out, "  {RED}-{}{RED:#}", change.value())?,
                 _ => write!(out, "  {GREEN}+{}{GREEN:#}", change.value())?,
@@ -435,9 +544,14 @@ pub(crate) fn write_atomically(path: &Path, text: &str) -> io::Result<()> {
         if let Some(parent) = path.parent() {
             fs::create_dir_all(parent)?;
         }
-        let beside = target.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let beside = target
+            .parent()
+            .filter(|parent| !parent.as_os_str().is_empty())
+            .unwrap_or(Path::new("."));
         // The temporary name is random: a link at a predictable name would lead to another file.
-        let mut draft = tempfile::Builder::new().permissions(fs::Permissions::from_mode(0o666)).tempfile_in(beside)?;
+        let mut draft = tempfile::Builder::new()
+            .permissions(fs::Permissions::from_mode(0o666))
+            .tempfile_in(beside)?;
         if let Ok(old) = fs::metadata(&target) {
             draft.as_file().set_permissions(old.permissions())?;
         }
@@ -465,7 +579,12 @@ const fn client_template(client: SupportedClient) -> &'static str {
 }
 
 /// Renders a new configuration for a project, or for the user if `is_own`.
-fn render_template(client: Option<SupportedClient>, is_own: bool, store: Option<&Path>, import: Option<&Path>) -> String {
+fn render_template(
+    client: Option<SupportedClient>,
+    is_own: bool,
+    store: Option<&Path>,
+    import: Option<&Path>,
+) -> String {
     let text = match client {
         Some(client) => client_template(client),
         None if import.is_some() => client_template(SupportedClient::ClaudeDesktop),
@@ -477,11 +596,15 @@ fn render_template(client: Option<SupportedClient>, is_own: bool, store: Option<
         true => "your agents in all projects. Every change is in force at once.",
     };
     let text = text.replace("#WHOM#", whom);
-    let line =
-        import.map_or_else(|| "# mcp_servers = [\".mcp.json\"]".to_owned(), |path| format!("mcp_servers = [{}]", serde_json::json!(path)));
+    let line = import.map_or_else(
+        || "# mcp_servers = [\".mcp.json\"]".to_owned(),
+        |path| format!("mcp_servers = [{}]", serde_json::json!(path)),
+    );
     // A template for hooks has no line for servers, so one is added after `name` if there are any.
     let text = match (text.contains("#IMPORT#"), import) {
-        (false, Some(_)) => text.replacen("\n# store", &format!("\n{line}  # for `toolgate serve`\n# store"), 1),
+        (false, Some(_)) => {
+            text.replacen("\n# store", &format!("\n{line}  # for `toolgate serve`\n# store"), 1)
+        }
         _ => text.replace("#IMPORT#", &line),
     };
     let Some(store) = store else { return text };

@@ -65,10 +65,14 @@ pub(crate) fn run(args: &Args, store: Option<&Path>) -> io::Result<ExitCode> {
     let mut out = IgnoreBrokenPipe(anstream::stdout().lock());
     match args.format {
         LintFormat::Text => print_text(&mut out, &found, &mended)?,
-        LintFormat::Json => {
-            writeln!(out, "{}", json!({"findings": found.iter().map(finding_to_json).collect::<Vec<_>>(), "mended": mended.len()}))?
+        LintFormat::Json => writeln!(
+            out,
+            "{}",
+            json!({"findings": found.iter().map(finding_to_json).collect::<Vec<_>>(), "mended": mended.len()})
+        )?,
+        LintFormat::Github => {
+            found.iter().try_for_each(|finding| writeln!(out, "{}", github_annotation(finding)))?
         }
-        LintFormat::Github => found.iter().try_for_each(|finding| writeln!(out, "{}", github_annotation(finding)))?,
         LintFormat::Sarif => writeln!(out, "{:#}", to_sarif(&found))?,
     }
     let wrong = found.iter().any(|finding| finding.problem.severity == Severity::Error);
@@ -79,16 +83,24 @@ pub(crate) fn run(args: &Args, store: Option<&Path>) -> io::Result<ExitCode> {
 fn collect_findings(path: &Path, store: Option<&Path>) -> io::Result<Vec<LintFinding>> {
     let usage = store.map(count_usage).transpose()?;
     let config = effective_config::with_pinned_tools(Config::load(path)?, path)?;
-    let left = |code: &str, of: Option<&String>| config.is_finding_allowed(code, of.map_or("", String::as_str));
+    let left = |code: &str, of: Option<&String>| {
+        config.is_finding_allowed(code, of.map_or("", String::as_str))
+    };
     let mut found = config.lint(usage.as_ref());
     // A problem with its own lint code keeps that code. Any other problem is `load` or `dead_rule`.
     let told = |problem: Diagnostic, otherwise: &'static str| {
         let code = problem.lint_code.unwrap_or(otherwise);
-        if code != "load" && left(code, problem.rule.as_ref()) { None } else { Some(LintFinding::from_problem(code, problem)) }
+        if code != "load" && left(code, problem.rule.as_ref()) {
+            None
+        } else {
+            Some(LintFinding::from_problem(code, problem))
+        }
     };
     let loaded = effective_config::with_pinned_tools(Config::load(path)?, path)?.build_agents(None);
     match loaded {
-        Err(error) => found.splice(0..0, error.problems.into_iter().filter_map(|problem| told(problem, "load"))).for_each(drop),
+        Err(error) => found
+            .splice(0..0, error.problems.into_iter().filter_map(|problem| told(problem, "load")))
+            .for_each(drop),
         Ok(agents) => {
             let warnings = agents.iter().flat_map(|agent| agent.warnings().iter().cloned());
             found.extend(warnings.filter_map(|problem| told(problem, "dead_rule")));
@@ -119,7 +131,11 @@ fn apply_fixes(found: &[LintFinding]) -> io::Result<Vec<String>> {
     let mut files: BTreeMap<String, Vec<LintFix<'_>>> = BTreeMap::new();
     for finding in found {
         if let (Some(place), Some((span, text))) = (&finding.problem.span, &finding.fix) {
-            files.entry(place.file.to_string()).or_default().push((span.clone(), text, place.line_column().0));
+            files.entry(place.file.to_string()).or_default().push((
+                span.clone(),
+                text,
+                place.line_column().0,
+            ));
         }
     }
     let mut mended = Vec::new();
@@ -158,13 +174,21 @@ fn print_text(out: &mut impl Write, found: &[LintFinding], mended: &[String]) ->
     if found.is_empty() {
         return writeln!(out, "no findings");
     }
-    let errors = found.iter().filter(|finding| finding.problem.severity == Severity::Error).count() as u64;
-    let notes = found.iter().filter(|finding| finding.problem.severity == Severity::Note).count() as u64;
+    let errors =
+        found.iter().filter(|finding| finding.problem.severity == Severity::Error).count() as u64;
+    let notes =
+        found.iter().filter(|finding| finding.problem.severity == Severity::Note).count() as u64;
     let warnings = found.len() as u64 - errors - notes;
-    let noted = if notes > 0 { format!(", {}", format_count(notes, "note")) } else { String::new() };
+    let noted =
+        if notes > 0 { format!(", {}", format_count(notes, "note")) } else { String::new() };
     let mendable = found.iter().filter(|finding| finding.fix.is_some()).count();
     let hint = if mendable > 0 { "; `--fix` fixes some" } else { "" };
-    writeln!(out, "{BOLD}{}, {}{noted}{BOLD:#}{hint}", format_count(errors, "error"), format_count(warnings, "warning"))
+    writeln!(
+        out,
+        "{BOLD}{}, {}{noted}{BOLD:#}{hint}",
+        format_count(errors, "error"),
+        format_count(warnings, "warning")
+    )
 }
 
 /// Returns the line and column of a byte, counted from 1.
@@ -201,12 +225,20 @@ fn github_annotation(finding: &LintFinding) -> String {
     let escape = |text: &str| text.replace('%', "%25").replace('\r', "%0D").replace('\n', "%0A");
     let place = problem.span.as_ref().map_or_else(String::new, |place| {
         let (line, column) = line_and_column(place, place.range.start);
-        format!("file={},line={line},col={column},", escape(&place.file).replace(':', "%3A").replace(',', "%2C"))
+        format!(
+            "file={},line={line},col={column},",
+            escape(&place.file).replace(':', "%3A").replace(',', "%2C")
+        )
     });
     let help = problem.help.as_ref().map(|help| format!("\n{help}")).unwrap_or_default();
     // GitHub calls a note `notice`.
-    let level = if problem.severity == Severity::Note { "notice" } else { severity_name(problem.severity) };
-    format!("::{level} {place}title={}::{}", finding.code, escape(&format!("{}{help}", problem.message)))
+    let level =
+        if problem.severity == Severity::Note { "notice" } else { severity_name(problem.severity) };
+    format!(
+        "::{level} {place}title={}::{}",
+        finding.code,
+        escape(&format!("{}{help}", problem.message))
+    )
 }
 
 /// Converts a path to a URI: relative to the current directory if possible, else absolute.
@@ -220,7 +252,9 @@ fn file_uri(file: &str) -> String {
         Err(_) => ("file://", whole.as_path()),
     };
     let encoded = path.as_os_str().as_encoded_bytes().iter().map(|byte| match byte {
-        b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' | b'/' => char::from(*byte).to_string(),
+        b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' | b'/' => {
+            char::from(*byte).to_string()
+        }
         _ => format!("%{byte:02X}"),
     });
     format!("{scheme}{}", encoded.collect::<String>())
@@ -243,7 +277,10 @@ fn to_sarif(found: &[LintFinding]) -> Value {
             "locations": location.into_iter().collect::<Vec<_>>(),
         })
     };
-    let rules: Vec<Value> = LINTS.iter().map(|(code, why)| json!({"id": code, "shortDescription": {"text": why}})).collect();
+    let rules: Vec<Value> = LINTS
+        .iter()
+        .map(|(code, why)| json!({"id": code, "shortDescription": {"text": why}}))
+        .collect();
     json!({
         "$schema": "https://json.schemastore.org/sarif-2.1.0.json", "version": "2.1.0",
         "runs": [{

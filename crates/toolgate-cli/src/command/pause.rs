@@ -53,19 +53,24 @@ struct PauseTargetArgs {
 
 impl PauseTargetArgs {
     const fn is_empty(&self) -> bool {
-        self.agent.is_none() && self.tool.is_none() && self.principal.is_none() && self.session.is_none()
+        self.agent.is_none()
+            && self.tool.is_none()
+            && self.principal.is_none()
+            && self.session.is_none()
     }
 
     fn target(&self) -> io::Result<PauseTarget> {
         Ok(match (&self.tool, &self.agent, &self.principal, &self.session) {
             (Some(tool), ..) => PauseTarget::Tool(toolgate_name(tool).into()),
-            (_, Some(agent), Some(principal), Some(session)) => {
-                PauseTarget::Session(SessionKey::new(agent.as_str(), principal.as_str(), session.as_str()))
-            }
+            (_, Some(agent), Some(principal), Some(session)) => PauseTarget::Session(
+                SessionKey::new(agent.as_str(), principal.as_str(), session.as_str()),
+            ),
             (_, Some(agent), None, None) => PauseTarget::Agent(agent.as_str().into()),
             (_, None, Some(principal), None) => PauseTarget::Principal(principal.as_str().into()),
             (_, Some(_), Some(_), None) => {
-                return Err(io::Error::other("missing `--session`: add it, or leave out `--agent` or `--principal`"));
+                return Err(io::Error::other(
+                    "missing `--session`: add it, or leave out `--agent` or `--principal`",
+                ));
             }
             _ => {
                 return Err(io::Error::other(
@@ -90,23 +95,40 @@ pub(crate) fn pause(args: &PauseArgs, store: Option<&Path>) -> io::Result<ExitCo
         return Ok(ExitCode::SUCCESS);
     }
     let reason = args.because.clone().filter(|why| !why.trim().is_empty());
-    let reason = reason.ok_or_else(|| io::Error::other("missing `--because REASON`: the model and the ledger see the reason"))?;
+    let reason = reason.ok_or_else(|| {
+        io::Error::other("missing `--because REASON`: the model and the ledger see the reason")
+    })?;
     let target = args.target.target()?;
     let is_known = ledger.has_target(&target).map_err(io::Error::other)?;
     set_pause(&target, Some(reason), store)?;
     if !is_known {
-        crate::print_note(&format!("note: {} does not occur in this ledger yet; it is paused anyway", sanitize(&describe_target(&target))));
+        crate::print_note(&format!(
+            "note: {} does not occur in this ledger yet; it is paused anyway",
+            sanitize(&describe_target(&target))
+        ));
     }
     let ledger = ledger_path(store)?;
     match args.target.tool.as_deref().filter(|tool| toolgate_name(tool) != **tool) {
-        Some(tool) => writeln!(out, "the tool `{}` is paused as `{}` in {}", sanitize(tool), toolgate_name(tool), ledger.display())?,
-        None => writeln!(out, "{} is paused in {}", sanitize(&describe_target(&target)), ledger.display())?,
+        Some(tool) => writeln!(
+            out,
+            "the tool `{}` is paused as `{}` in {}",
+            sanitize(tool),
+            toolgate_name(tool),
+            ledger.display()
+        )?,
+        None => writeln!(
+            out,
+            "{} is paused in {}",
+            sanitize(&describe_target(&target)),
+            ledger.display()
+        )?,
     }
     Ok(ExitCode::SUCCESS)
 }
 
 pub(crate) fn resume(args: &ResumeArgs, store: Option<&Path>) -> io::Result<ExitCode> {
-    let (mut target, paused) = (args.target.target()?, open_ledger(store)?.paused_targets().map_err(io::Error::other)?);
+    let (mut target, paused) =
+        (args.target.target()?, open_ledger(store)?.paused_targets().map_err(io::Error::other)?);
     let is_paused = |target: &PauseTarget| paused.iter().any(|(paused, _)| paused == target);
     // The tool may have been paused by the given name instead of the toolgate name.
     if let Some(given) = args.target.tool.as_deref().map(|tool| PauseTarget::Tool(tool.into()))
@@ -122,7 +144,12 @@ pub(crate) fn resume(args: &ResumeArgs, store: Option<&Path>) -> io::Result<Exit
         )));
     }
     set_pause(&target, None, store)?;
-    writeln!(io::stdout().lock(), "{} is resumed in {}", sanitize(&describe_target(&target)), ledger_path(store)?.display())?;
+    writeln!(
+        io::stdout().lock(),
+        "{} is resumed in {}",
+        sanitize(&describe_target(&target)),
+        ledger_path(store)?.display()
+    )?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -137,7 +164,9 @@ fn describe_target(target: &PauseTarget) -> String {
         PauseTarget::Agent(name) => format!("the agent `{name}`"),
         PauseTarget::Tool(name) => format!("the tool `{name}`"),
         PauseTarget::Principal(name) => format!("the principal `{name}`"),
-        PauseTarget::Session(key) => format!("the session `{}` of `{}` as `{}`", key.session, key.principal, key.agent),
+        PauseTarget::Session(key) => {
+            format!("the session `{}` of `{}` as `{}`", key.session, key.principal, key.agent)
+        }
     }
 }
 

@@ -11,7 +11,8 @@ use toolgate_json::Digest;
 use toolgate_store::{Ledger, LedgerEntry, RowFilter};
 
 use crate::command::common::{
-    BOLD, DIM, GREEN, IgnoreBrokenPipe, RED, YELLOW, describe_reason, format_count, format_time, open_ledger, parse_number, sanitize,
+    BOLD, DIM, GREEN, IgnoreBrokenPipe, RED, YELLOW, describe_reason, format_count, format_time,
+    open_ledger, parse_number, sanitize,
 };
 
 /// Decide a recorded session again, call by call, without running any tool.
@@ -44,13 +45,26 @@ pub(crate) fn run(args: &Args, store: Option<&Path>) -> io::Result<ExitCode> {
     let ledger = open_ledger(store)?;
     let mut keys = ledger.sessions(Some(&args.session)).map_err(io::Error::other)?;
     keys.retain(|key| args.agent.as_deref().is_none_or(|agent| *key.agent == *agent));
-    keys.retain(|key| args.principal.as_deref().is_none_or(|principal| *key.principal == *principal));
+    keys.retain(|key| {
+        args.principal.as_deref().is_none_or(|principal| *key.principal == *principal)
+    });
     let [key] = keys.as_slice() else {
-        let found: Vec<String> =
-            keys.iter().map(|key| format!("--agent {} --principal {}", sanitize(&key.agent), sanitize(&key.principal))).collect();
+        let found: Vec<String> = keys
+            .iter()
+            .map(|key| {
+                format!("--agent {} --principal {}", sanitize(&key.agent), sanitize(&key.principal))
+            })
+            .collect();
         let message = match found.is_empty() {
-            true => format!("the ledger has no session `{}`; list sessions with `toolgate audit query`", args.session),
-            false => format!("several sessions are called `{}`; choose one:\n  {}", args.session, found.join("\n  ")),
+            true => format!(
+                "the ledger has no session `{}`; list sessions with `toolgate audit query`",
+                args.session
+            ),
+            false => format!(
+                "several sessions are called `{}`; choose one:\n  {}",
+                args.session,
+                found.join("\n  ")
+            ),
         };
         return Err(io::Error::other(message));
     };
@@ -63,7 +77,10 @@ pub(crate) fn run(args: &Args, store: Option<&Path>) -> io::Result<ExitCode> {
     let entries = ledger.find(&filter).map_err(io::Error::other)?;
     match entries.first() {
         None => {
-            return Err(io::Error::other(format!("all rows of session `{}` were pruned; there is nothing to decide again", args.session)));
+            return Err(io::Error::other(format!(
+                "all rows of session `{}` were pruned; there is nothing to decide again",
+                args.session
+            )));
         }
         Some(first) if first.n > 1 => {
             writeln!(
@@ -93,7 +110,9 @@ async fn replay_rows(ledger: &Ledger, entries: &[LedgerEntry], args: &Args) -> i
         }
         let replay = match by_config.entry(row.config) {
             std::collections::hash_map::Entry::Occupied(known) => known.into_mut(),
-            std::collections::hash_map::Entry::Vacant(new) => new.insert(build_replay(ledger, row.config)?),
+            std::collections::hash_map::Entry::Vacant(new) => {
+                new.insert(build_replay(ledger, row.config)?)
+            }
         };
         let compared = match replay {
             Ok(replay) => replay.decide(row).await,
@@ -116,16 +135,33 @@ async fn replay_rows(ledger: &Ledger, entries: &[LedgerEntry], args: &Args) -> i
             continue;
         }
         if row.settles.is_some() {
-            writeln!(out, "{:>4}  {DIM}· {} {} {}{DIM:#}", "", format_time(row.at), sanitize(&row.tool), describe_reason(row))?;
+            writeln!(
+                out,
+                "{:>4}  {DIM}· {} {} {}{DIM:#}",
+                "",
+                format_time(row.at),
+                sanitize(&row.tool),
+                describe_reason(row)
+            )?;
             continue;
         }
         let (style, mark, more) = match &compared {
             ReplayComparison::Same => (GREEN, "=", String::new()),
-            ReplayComparison::Differs(now) => (RED, "≠", format!("\n      {RED}now {}{RED:#}", sanitize(&now.to_string()))),
-            ReplayComparison::Undecidable(why) => (YELLOW, "?", format!(" {DIM}undecidable: {}{DIM:#}", sanitize(why))),
-            ReplayComparison::Circumstance(why) => (DIM, "·", format!(" {DIM}not decided again: {}{DIM:#}", sanitize(why))),
+            ReplayComparison::Differs(now) => {
+                (RED, "≠", format!("\n      {RED}now {}{RED:#}", sanitize(&now.to_string())))
+            }
+            ReplayComparison::Undecidable(why) => {
+                (YELLOW, "?", format!(" {DIM}undecidable: {}{DIM:#}", sanitize(why)))
+            }
+            ReplayComparison::Circumstance(why) => {
+                (DIM, "·", format!(" {DIM}not decided again: {}{DIM:#}", sanitize(why)))
+            }
         };
-        let turn = if tells_turns { row.turn.map_or_else(String::new, |turn| turn.to_string()) } else { entry.n.to_string() };
+        let turn = if tells_turns {
+            row.turn.map_or_else(String::new, |turn| turn.to_string())
+        } else {
+            entry.n.to_string()
+        };
         let about = super::audit::describe_arguments(row);
         let about = if about.is_empty() { about } else { format!(" {DIM}{about}{DIM:#}") };
         writeln!(
@@ -137,10 +173,17 @@ async fn replay_rows(ledger: &Ledger, entries: &[LedgerEntry], args: &Args) -> i
         )?;
     }
     if args.json {
-        writeln!(out, "{}", json!({ "summary": { "same": same, "differ": differ, "undecidable": unknown, "circumstance": moment } }))?;
+        writeln!(
+            out,
+            "{}",
+            json!({ "summary": { "same": same, "differ": differ, "undecidable": unknown, "circumstance": moment } })
+        )?;
     } else {
         let style = if differ == 0 { GREEN } else { RED };
-        writeln!(out, "\n{style}{same} the same, {differ} differ{style:#}, {unknown} undecidable, {moment} not decided again")?;
+        writeln!(
+            out,
+            "\n{style}{same} the same, {differ} differ{style:#}, {unknown} undecidable, {moment} not decided again"
+        )?;
     }
     Ok(differ > 0)
 }
@@ -154,8 +197,9 @@ pub(super) fn build_replay(ledger: &Ledger, config: Digest) -> io::Result<Result
     let Some(text) = ledger.definition(config).map_err(io::Error::other)? else {
         return Ok(Err(format!("the configuration {config} is not in the ledger")));
     };
-    let built =
-        AgentDefinition::parse(&text).map_err(|e| e.to_string()).and_then(|definition| definition.build().map_err(|e| e.to_string()));
+    let built = AgentDefinition::parse(&text)
+        .map_err(|e| e.to_string())
+        .and_then(|definition| definition.build().map_err(|e| e.to_string()));
     match built {
         Ok(agent) => Replay::new([agent]).map(Ok),
         Err(why) => Ok(Err(format!("this version cannot read the configuration {config}: {why}"))),

@@ -17,7 +17,9 @@ use crate::command::common::{BOLD, DIM, GREEN, RED, format_count};
 use crate::telemetry::Telemetry;
 use toolgate_hook::builtin_rules::ProtectedPaths;
 use toolgate_hook::effective_config;
-use toolgate_hook::effective_config::{EffectiveConfig, FileMetadataFingerprint, UserStateDir, fingerprint};
+use toolgate_hook::effective_config::{
+    EffectiveConfig, FileMetadataFingerprint, UserStateDir, fingerprint,
+};
 use toolgate_hook::stderr::print_stderr;
 
 /// Run the MCP gateway.
@@ -44,7 +46,8 @@ pub(crate) struct Args {
 }
 
 /// Default address to listen on.
-const DEFAULT_LISTEN_ADDRESS: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 7070);
+const DEFAULT_LISTEN_ADDRESS: SocketAddr =
+    SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 7070);
 
 fn parse_address(text: &str) -> Result<SocketAddr, String> {
     let port = text.trim_start_matches(':').parse::<u16>().unwrap_or(DEFAULT_LISTEN_ADDRESS.port());
@@ -53,7 +56,10 @@ fn parse_address(text: &str) -> Result<SocketAddr, String> {
 
 /// Returns the directory with the pinned tool definitions of the upstreams.
 pub(crate) fn config_pins_dir(state: &UserStateDir, found: &EffectiveConfig) -> PathBuf {
-    effective_config::pins_dir(state.path(), found.files.first().map_or(Path::new(""), PathBuf::as_path))
+    effective_config::pins_dir(
+        state.path(),
+        found.files.first().map_or(Path::new(""), PathBuf::as_path),
+    )
 }
 
 /// Source of the configuration that the gateway serves.
@@ -97,7 +103,12 @@ pub(crate) fn run(args: &Args, store: Option<&Path>, telling: LogConfig) -> io::
     Ok(code)
 }
 
-async fn serve(args: &Args, store: Option<&Path>, served: Arc<ServedConfigSource>, found: EffectiveConfig) -> io::Result<ExitCode> {
+async fn serve(
+    args: &Args,
+    store: Option<&Path>,
+    served: Arc<ServedConfigSource>,
+    found: EffectiveConfig,
+) -> io::Result<ExitCode> {
     // Signal handlers are installed before the start message is printed.
     let mut ending = TerminationSignals::new()?;
     // If the parent ignored `SIGCHLD`, that is inherited, and the exit of child processes would be
@@ -108,7 +119,11 @@ async fn serve(args: &Args, store: Option<&Path>, served: Arc<ServedConfigSource
     if let Some(notice) = &found.notice {
         print_stderr(notice);
     }
-    if let Some(agent) = args.agent.as_deref().filter(|agent| found.config.agent_names().all(|known| known != *agent)) {
+    if let Some(agent) = args
+        .agent
+        .as_deref()
+        .filter(|agent| found.config.agent_names().all(|known| known != *agent))
+    {
         let known: Vec<&str> = found.config.agent_names().collect();
         return Err(io::Error::other(format!(
             "unknown agent `{}`; {}",
@@ -117,7 +132,8 @@ async fn serve(args: &Args, store: Option<&Path>, served: Arc<ServedConfigSource
         )));
     }
     // Settings that the command line overrides.
-    let given: Vec<&str> = store.map(|_| "store").into_iter().chain(args.listen.map(|_| "listen")).collect();
+    let given: Vec<&str> =
+        store.map(|_| "store").into_iter().chain(args.listen.map(|_| "listen")).collect();
     let path = store.map_or_else(|| found.store.clone(), Path::to_owned);
     if let Some(parent) = path.parent() {
         std::fs::create_dir_all(parent)?;
@@ -128,22 +144,30 @@ async fn serve(args: &Args, store: Option<&Path>, served: Arc<ServedConfigSource
     // A reloaded configuration may name another ledger. Its retention does not apply to the open
     // one.
     let (kept, ledger) = (Arc::clone(&served), std::path::absolute(&path)?);
-    let kept = move || kept.find().ok().filter(|found| found.store == ledger).and_then(|found| found.retention());
-    let keeping = toolgate_hook::retention::prune_daily(Arc::clone(&store), kept, crate::print_note);
+    let kept = move || {
+        kept.find().ok().filter(|found| found.store == ledger).and_then(|found| found.retention())
+    };
+    let keeping =
+        toolgate_hook::retention::prune_daily(Arc::clone(&store), kept, crate::print_note);
     let program = std::env::current_exe()?;
     // The rules follow the current files, or the files at the start if those do not load.
     let (looks, project) = (Arc::clone(&served), effective_config::project_dir()?);
     let protected = ProtectedPaths::collect(&found, &served.state, &project);
     let own = protected.paths().chain([path.clone()]).collect();
     let rules = move |tools: &[&toolgate::ToolSpec]| match looks.find() {
-        Ok(found) => ProtectedPaths::collect(&found, &looks.state, &project).render_rules(tools, Some(&project)),
+        Ok(found) => ProtectedPaths::collect(&found, &looks.state, &project)
+            .render_rules(tools, Some(&project)),
         Err(_) => protected.render_rules(tools, Some(&project)),
     };
     let options = GatewayOptions {
         built_in_rules: Some(Arc::new(rules)),
         store,
-        upstreams: UpstreamOptions { pin_dir: Some(config_pins_dir(&served.state, &found)), launcher: Some(program.clone()) },
-        upstream_start_timeout: Duration::try_from(args.patience).unwrap_or(Duration::from_secs(10)),
+        upstreams: UpstreamOptions {
+            pin_dir: Some(config_pins_dir(&served.state, &found)),
+            launcher: Some(program.clone()),
+        },
+        upstream_start_timeout: Duration::try_from(args.patience)
+            .unwrap_or(Duration::from_secs(10)),
         launcher: Some(program),
         principal: effective_config::local_user_name(),
         own_paths: own,
@@ -163,7 +187,8 @@ async fn serve(args: &Args, store: Option<&Path>, served: Arc<ServedConfigSource
         async move { gateway.run_periodic_checks(Duration::from_secs(60)).await }
     });
     let begun = (found.watched_files(), startup_settings(&found, &given));
-    let keeper = tokio::spawn(reload_on_change(gateway.clone(), Arc::clone(&served), begun, given, hang_up));
+    let keeper =
+        tokio::spawn(reload_on_change(gateway.clone(), Arc::clone(&served), begun, given, hang_up));
     let ended = if args.stdio {
         crate::print_note("toolgate serves on standard input and output");
         let mut serving = std::pin::pin!(gateway.serve_stdio(args.agent.clone()));
@@ -179,7 +204,11 @@ async fn serve(args: &Args, store: Option<&Path>, served: Arc<ServedConfigSource
         let listening = gateway.listen(address).await;
         match listening {
             Ok(listening) => {
-                print_startup_report(&gateway, listening.address, found.config.gateway.tls.is_some())?;
+                print_startup_report(
+                    &gateway,
+                    listening.address,
+                    found.config.gateway.tls.is_some(),
+                )?;
                 ending.wait().await;
                 gateway.start_shutdown();
                 listening.wait_stopped().await;
@@ -205,11 +234,18 @@ fn print_startup_report(gateway: &Gateway, address: SocketAddr, tls: bool) -> io
         return Ok(());
     }
     for (agent, tools) in gateway.tool_counts() {
-        print_stderr(&format!("  {DIM}agent{DIM:#} {agent}: {}", format_count(tools as u64, "tool")));
+        print_stderr(&format!(
+            "  {DIM}agent{DIM:#} {agent}: {}",
+            format_count(tools as u64, "tool")
+        ));
     }
     for health in gateway.health() {
         print_stderr(&match &health.status {
-            UpstreamStatus::Up { .. } => format!("  {GREEN}✓{GREEN:#} {}: {}", health.name, format_count(health.tools as u64, "tool")),
+            UpstreamStatus::Up { .. } => format!(
+                "  {GREEN}✓{GREEN:#} {}: {}",
+                health.name,
+                format_count(health.tools as u64, "tool")
+            ),
             UpstreamStatus::Starting => format!("  {DIM}… {}: still starting{DIM:#}", health.name),
             // The reason was logged when it was detected.
             UpstreamStatus::Down { .. } => format!("  {RED}✗{RED:#} {}: unavailable", health.name),
@@ -217,7 +253,9 @@ fn print_startup_report(gateway: &Gateway, address: SocketAddr, tls: bool) -> io
         if !health.held.is_empty() {
             let held = format_count(health.held.len() as u64, "tool");
             print_stderr(&match health.pin_write_error() {
-                Some(why) => format!("    {held} quarantined: cannot save the pins of new tools: {why}"),
+                Some(why) => {
+                    format!("    {held} quarantined: cannot save the pins of new tools: {why}")
+                }
                 // The reason was logged when it was detected.
                 None if health.unusable_tools().count() == health.held.len() => {
                     format!("    {held} quarantined; see `toolgate upstream list`")
@@ -237,7 +275,10 @@ struct TerminationSignals {
 
 impl TerminationSignals {
     fn new() -> io::Result<Self> {
-        Ok(Self { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? })
+        Ok(Self {
+            terminate: signal(SignalKind::terminate())?,
+            interrupt: signal(SignalKind::interrupt())?,
+        })
     }
 
     /// Waits for one of the signals.
@@ -250,8 +291,15 @@ impl TerminationSignals {
 }
 
 /// Returns whether only pin files have changed; `None` if nothing has.
-fn only_pins_changed(files: &[(PathBuf, Option<FileMetadataFingerprint>)], pins: &[PathBuf]) -> Option<bool> {
-    let changed: Vec<&PathBuf> = files.iter().filter(|(file, was)| fingerprint(file) != *was).map(|(file, _)| file).collect();
+fn only_pins_changed(
+    files: &[(PathBuf, Option<FileMetadataFingerprint>)],
+    pins: &[PathBuf],
+) -> Option<bool> {
+    let changed: Vec<&PathBuf> = files
+        .iter()
+        .filter(|(file, was)| fingerprint(file) != *was)
+        .map(|(file, _)| file)
+        .collect();
     (!changed.is_empty()).then(|| changed.iter().all(|file| pins.contains(file)))
 }
 
@@ -304,36 +352,58 @@ async fn reload_on_change(
         for (file, was) in &mut files {
             *was = fingerprint(file);
         }
-        let now = served.find().map(|found| (with_pins(found.watched_files()), startup_settings(&found, &given)));
+        let now = served
+            .find()
+            .map(|found| (with_pins(found.watched_files()), startup_settings(&found, &given)));
         match gateway.reload().await {
             // A tool definition has changed, or was accepted.
             Ok(()) if only_pins => {
                 let health = gateway.health();
                 // The gateway itself logs tools that do not fit their declaration.
-                let fits = |one: &toolgate_mcp::UpstreamHealth, tool: &str| one.unusable_tools().all(|(unfit, _)| unfit != tool);
-                let held = health.iter().flat_map(|one| one.held.iter().filter(move |change| fits(one, &change.tool)));
+                let fits = |one: &toolgate_mcp::UpstreamHealth, tool: &str| {
+                    one.unusable_tools().all(|(unfit, _)| unfit != tool)
+                };
+                let held = health
+                    .iter()
+                    .flat_map(|one| one.held.iter().filter(move |change| fits(one, &change.tool)));
                 let held = held.map(|change| format!("{} {}", change.upstream, change.tool));
-                let held: Vec<String> = held.map(|tool| crate::command::common::sanitize(&tool)).collect();
+                let held: Vec<String> =
+                    held.map(|tool| crate::command::common::sanitize(&tool)).collect();
                 match held.is_empty() {
                     true => crate::print_note("all tools of upstreams match their pins"),
-                    false => print_stderr(&format!("quarantined: {}; see `toolgate upstream diff`", held.join(", "))),
+                    false => print_stderr(&format!(
+                        "quarantined: {}; see `toolgate upstream diff`",
+                        held.join(", ")
+                    )),
                 }
                 files = now.map_or(files, |(files, _)| files);
             }
             Ok(()) => {
                 crate::print_note(&format!("reloaded the configuration: {because}"));
                 let Ok((watched, now)) = now else { continue };
-                let other = now.iter().zip(&begun).filter(|(now, begun)| now != begun).map(|((name, _), _)| format!("`{name}`"));
+                let other = now
+                    .iter()
+                    .zip(&begun)
+                    .filter(|(now, begun)| now != begun)
+                    .map(|((name, _), _)| format!("`{name}`"));
                 let other: Vec<String> = other.collect();
                 if !other.is_empty() && now != told {
-                    print_stderr(&format!("changed settings need a restart of `toolgate serve`: {}", other.join(", ")));
+                    print_stderr(&format!(
+                        "changed settings need a restart of `toolgate serve`: {}",
+                        other.join(", ")
+                    ));
                 }
                 (files, told) = (watched, now);
             }
             Err(_) if gateway.is_shutting_down() => return,
             Err(error) => {
-                print_stderr(&format!("error: cannot reload the configuration, so the previous one stays in force: {error}"));
-                effective_config::add_watched_files(&mut files, now.map(|(files, _)| files).unwrap_or_default());
+                print_stderr(&format!(
+                    "error: cannot reload the configuration, so the previous one stays in force: {error}"
+                ));
+                effective_config::add_watched_files(
+                    &mut files,
+                    now.map(|(files, _)| files).unwrap_or_default(),
+                );
             }
         }
     }

@@ -29,10 +29,14 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args) -> io::Result<ExitCode> {
     if args.principal.trim().is_empty() {
-        return Err(io::Error::other("the principal is empty; name one, as in `toolgate token ci`"));
+        return Err(io::Error::other(
+            "the principal is empty; name one, as in `toolgate token ci`",
+        ));
     }
     if args.principal == CANARY_PRINCIPAL {
-        return Err(io::Error::other(format!("principal name `{CANARY_PRINCIPAL}` is reserved for the self-test")));
+        return Err(io::Error::other(format!(
+            "principal name `{CANARY_PRINCIPAL}` is reserved for the self-test"
+        )));
     }
     let mut secret = [0; 32];
     getrandom::fill(&mut secret).map_err(io::Error::other)?;
@@ -40,7 +44,11 @@ pub(crate) fn run(args: &Args) -> io::Result<ExitCode> {
     let digest = Digest::of(token.as_bytes()).to_string();
     let mut out = anstream::stdout().lock();
     if args.json {
-        writeln!(out, "{}", json!({"token": token, "principal": args.principal, "sha256": digest, "agents": args.agents}))?;
+        writeln!(
+            out,
+            "{}",
+            json!({"token": token, "principal": args.principal, "sha256": digest, "agents": args.agents})
+        )?;
         return Ok(ExitCode::SUCCESS);
     }
     writeln!(out, "{BOLD}{token}{BOLD:#}")?;
@@ -48,7 +56,11 @@ pub(crate) fn run(args: &Args) -> io::Result<ExitCode> {
         out,
         "{DIM}the token is not shown again; the client sends it as `Authorization: Bearer TOKEN`. Add this to toolgate.toml:{DIM:#}\n"
     )?;
-    writeln!(out, "[[gateway.tokens]]\nprincipal = {}\nsha256 = \"{digest}\"", json!(args.principal))?;
+    writeln!(
+        out,
+        "[[gateway.tokens]]\nprincipal = {}\nsha256 = \"{digest}\"",
+        json!(args.principal)
+    )?;
     if let Some(agents) = &args.agents {
         writeln!(out, "agents = {}", json!(agents))?;
     }

@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use toolgate_config::{Config, UndeclaredToolPolicy, UpstreamConfig};
-use toolgate_mcp::{Pins, QuarantineReason, QuarantinedTool, UpstreamOptions, UpstreamStatus, Upstreams};
+use toolgate_mcp::{
+    Pins, QuarantineReason, QuarantinedTool, UpstreamOptions, UpstreamStatus, Upstreams,
+};
 
 use super::serve::{ServedConfigSource, config_pins_dir};
 use crate::command::common::{BOLD, DIM, GREEN, RED, TextTable, YELLOW, format_count, sanitize};
@@ -63,14 +65,22 @@ pub(crate) fn run(args: &Args) -> io::Result<ExitCode> {
     let config = found.config;
     match &args.verb {
         UpstreamCommand::List => list_upstreams(config, &pins, args.json),
-        UpstreamCommand::Diff { upstream } => print_quarantined(&config, &pins, upstream.as_deref(), args.json),
-        UpstreamCommand::Accept { upstream, tool } => accept_tools(&config, &pins, upstream, tool.as_deref(), args.json),
+        UpstreamCommand::Diff { upstream } => {
+            print_quarantined(&config, &pins, upstream.as_deref(), args.json)
+        }
+        UpstreamCommand::Accept { upstream, tool } => {
+            accept_tools(&config, &pins, upstream, tool.as_deref(), args.json)
+        }
     }
 }
 
 fn list_upstreams(config: Config, pins: &Path, as_json: bool) -> io::Result<ExitCode> {
-    let starting = UpstreamOptions { pin_dir: Some(pins.to_owned()), launcher: Some(std::env::current_exe()?) };
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    let starting = UpstreamOptions {
+        pin_dir: Some(pins.to_owned()),
+        launcher: Some(std::env::current_exe()?),
+    };
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     let (health, exposed) = runtime.block_on(async {
         let upstreams = Upstreams::start(&config, &starting, Duration::from_secs(20)).await?;
         let undeclared: Vec<(String, UndeclaredToolPolicy)> =
@@ -92,16 +102,25 @@ fn list_upstreams(config: Config, pins: &Path, as_json: bool) -> io::Result<Exit
         let connected = config.with_backend(&upstreams);
         let exposed = connected.exposed_tools().to_vec();
         // `check` and `lint` report problems of the configuration itself.
-        let unfit = connected.build_with_upstreams(None).map(|(_, unfit)| unfit).unwrap_or_default();
+        let unfit =
+            connected.build_with_upstreams(None).map(|(_, unfit)| unfit).unwrap_or_default();
         let health = upstreams.health_with_unusable(&unfit);
         upstreams.stop_all().await;
         Ok::<_, io::Error>((health, (undeclared, offers, exposed)))
     })?;
     let (undeclared, offers, exposed) = exposed;
-    let hides = |upstream: &str| undeclared.iter().any(|(name, how)| name == upstream && *how == UndeclaredToolPolicy::Deny);
+    let hides = |upstream: &str| {
+        undeclared.iter().any(|(name, how)| name == upstream && *how == UndeclaredToolPolicy::Deny)
+    };
     let mut out = anstream::stdout().lock();
     if as_json {
-        let tools = |name: &str| offers.iter().find(|(own, _)| own == name).map(|(_, tools)| tools.clone()).unwrap_or_default();
+        let tools = |name: &str| {
+            offers
+                .iter()
+                .find(|(own, _)| own == name)
+                .map(|(_, tools)| tools.clone())
+                .unwrap_or_default()
+        };
         let all: Vec<Value> = health
             .iter()
             .map(|one| {
@@ -120,18 +139,31 @@ fn list_upstreams(config: Config, pins: &Path, as_json: bool) -> io::Result<Exit
     } else {
         for one in &health {
             match &one.status {
-                UpstreamStatus::Up { .. } => writeln!(out, "{GREEN}✓{GREEN:#} {BOLD}{}{BOLD:#}", one.name)?,
-                UpstreamStatus::Starting => writeln!(out, "{YELLOW}…{YELLOW:#} {BOLD}{}{BOLD:#} has not answered yet", one.name)?,
-                UpstreamStatus::Down { why, .. } => writeln!(out, "{RED}✗{RED:#} {BOLD}{}{BOLD:#} {}", one.name, sanitize(why))?,
+                UpstreamStatus::Up { .. } => {
+                    writeln!(out, "{GREEN}✓{GREEN:#} {BOLD}{}{BOLD:#}", one.name)?
+                }
+                UpstreamStatus::Starting => writeln!(
+                    out,
+                    "{YELLOW}…{YELLOW:#} {BOLD}{}{BOLD:#} has not answered yet",
+                    one.name
+                )?,
+                UpstreamStatus::Down { why, .. } => {
+                    writeln!(out, "{RED}✗{RED:#} {BOLD}{}{BOLD:#} {}", one.name, sanitize(why))?
+                }
             }
-            let undeclared = match undeclared.iter().find(|(name, _)| *name == one.name).map(|(_, how)| how) {
-                Some(UndeclaredToolPolicy::Ask) => "undeclared: ask",
-                Some(UndeclaredToolPolicy::Open) => "undeclared: allow",
-                _ => "undeclared: treated as a read",
-            };
-            let mut table = TextTable::new(&["  tool", "offered as", "agent", "effect"]).with_cut_column(1, 12);
-            for tool in offers.iter().filter(|(own, _)| *own == one.name).flat_map(|(_, tools)| tools) {
-                let found: Vec<_> = exposed.iter().filter(|e| e.upstream == one.name && e.tool == *tool).collect();
+            let undeclared =
+                match undeclared.iter().find(|(name, _)| *name == one.name).map(|(_, how)| how) {
+                    Some(UndeclaredToolPolicy::Ask) => "undeclared: ask",
+                    Some(UndeclaredToolPolicy::Open) => "undeclared: allow",
+                    _ => "undeclared: treated as a read",
+                };
+            let mut table =
+                TextTable::new(&["  tool", "offered as", "agent", "effect"]).with_cut_column(1, 12);
+            for tool in
+                offers.iter().filter(|(own, _)| *own == one.name).flat_map(|(_, tools)| tools)
+            {
+                let found: Vec<_> =
+                    exposed.iter().filter(|e| e.upstream == one.name && e.tool == *tool).collect();
                 if found.is_empty() {
                     table.push_plain([
                         format!("  {}", sanitize(tool)),
@@ -141,8 +173,17 @@ fn list_upstreams(config: Config, pins: &Path, as_json: bool) -> io::Result<Exit
                     ]);
                 }
                 for exposed in found {
-                    let effect = if exposed.is_declared { format!("{:?}", exposed.effect).to_lowercase() } else { undeclared.to_owned() };
-                    table.push_plain([format!("  {}", sanitize(tool)), exposed.name.clone(), exposed.agent.clone(), effect]);
+                    let effect = if exposed.is_declared {
+                        format!("{:?}", exposed.effect).to_lowercase()
+                    } else {
+                        undeclared.to_owned()
+                    };
+                    table.push_plain([
+                        format!("  {}", sanitize(tool)),
+                        exposed.name.clone(),
+                        exposed.agent.clone(),
+                        effect,
+                    ]);
                 }
             }
             if offers.iter().any(|(own, tools)| *own == one.name && !tools.is_empty()) {
@@ -151,11 +192,21 @@ fn list_upstreams(config: Config, pins: &Path, as_json: bool) -> io::Result<Exit
                 writeln!(out, "  {DIM}no tools known{DIM:#}")?;
             }
             for change in &one.held {
-                writeln!(out, "  {RED}quarantined{RED:#} {}: {}", sanitize(&change.tool), describe_suspicions(change))?;
+                writeln!(
+                    out,
+                    "  {RED}quarantined{RED:#} {}: {}",
+                    sanitize(&change.tool),
+                    describe_suspicions(change)
+                )?;
             }
             if hides(&one.name) {
-                let hidden = offers.iter().filter(|(own, _)| *own == one.name).flat_map(|(_, tools)| tools);
-                let hidden = hidden.filter(|tool| !exposed.iter().any(|e| e.upstream == one.name && e.tool == **tool)).count();
+                let hidden =
+                    offers.iter().filter(|(own, _)| *own == one.name).flat_map(|(_, tools)| tools);
+                let hidden = hidden
+                    .filter(|tool| {
+                        !exposed.iter().any(|e| e.upstream == one.name && e.tool == **tool)
+                    })
+                    .count();
                 if hidden > 0 {
                     writeln!(
                         out,
@@ -180,26 +231,49 @@ fn describe_suspicions(change: &QuarantinedTool) -> String {
     }
     let one = |suspicion: &QuarantineReason| match suspicion {
         QuarantineReason::Invisible { part } => format!("invisible characters in its {part}"),
-        QuarantineReason::Instruction { part, words } => format!("instructions to the model in its {part}: “{}”", sanitize(words)),
-        QuarantineReason::Shadow { tool } => format!("it mentions `{}`, a tool of another upstream", sanitize(tool)),
-        QuarantineReason::Unwritten { why } => format!("it is new, and its definition cannot be stored: {}", sanitize(why)),
-        QuarantineReason::Unfit { why } => format!("it does not fit the configuration: {}", sanitize(why)),
+        QuarantineReason::Instruction { part, words } => {
+            format!("instructions to the model in its {part}: “{}”", sanitize(words))
+        }
+        QuarantineReason::Shadow { tool } => {
+            format!("it mentions `{}`, a tool of another upstream", sanitize(tool))
+        }
+        QuarantineReason::Unwritten { why } => {
+            format!("it is new, and its definition cannot be stored: {}", sanitize(why))
+        }
+        QuarantineReason::Unfit { why } => {
+            format!("it does not fit the configuration: {}", sanitize(why))
+        }
     };
     change.why.iter().map(one).collect::<Vec<_>>().join("; ")
 }
 
-fn find_upstreams<'c>(config: &'c Config, wanted: Option<&str>) -> io::Result<Vec<&'c UpstreamConfig>> {
-    let found: Vec<&UpstreamConfig> = config.upstreams.iter().filter(|one| wanted.is_none_or(|wanted| wanted == one.name)).collect();
+fn find_upstreams<'c>(
+    config: &'c Config,
+    wanted: Option<&str>,
+) -> io::Result<Vec<&'c UpstreamConfig>> {
+    let found: Vec<&UpstreamConfig> = config
+        .upstreams
+        .iter()
+        .filter(|one| wanted.is_none_or(|wanted| wanted == one.name))
+        .collect();
     match wanted {
         Some(wanted) if found.is_empty() => {
             let names: Vec<&str> = config.upstreams.iter().map(|one| one.name.as_str()).collect();
-            Err(io::Error::other(format!("there is no upstream `{wanted}`; {}", effective_config::list_known_names(&names))))
+            Err(io::Error::other(format!(
+                "there is no upstream `{wanted}`; {}",
+                effective_config::list_known_names(&names)
+            )))
         }
         _ => Ok(found),
     }
 }
 
-fn print_quarantined(config: &Config, pins: &Path, wanted: Option<&str>, as_json: bool) -> io::Result<ExitCode> {
+fn print_quarantined(
+    config: &Config,
+    pins: &Path,
+    wanted: Option<&str>,
+    as_json: bool,
+) -> io::Result<ExitCode> {
     let is_wanted = |one: &UpstreamConfig| wanted.is_none_or(|wanted| wanted == one.name);
     find_upstreams(config, wanted)?;
     let mut all: Vec<(&UpstreamConfig, Pins)> = Vec::new();
@@ -208,7 +282,10 @@ fn print_quarantined(config: &Config, pins: &Path, wanted: Option<&str>, as_json
             Ok(pins) => all.push((one, pins)),
             Err(error) if is_wanted(one) => return Err(error),
             // Only the tool names of other upstreams are needed.
-            Err(error) => print_stderr(&format!("warning: cannot check whether a tool mentions one of `{}`: {error}", one.name)),
+            Err(error) => print_stderr(&format!(
+                "warning: cannot check whether a tool mentions one of `{}`: {error}",
+                one.name
+            )),
         }
     }
     // A changed definition may mention tools of other upstreams. The user must see this before
@@ -222,15 +299,25 @@ fn print_quarantined(config: &Config, pins: &Path, wanted: Option<&str>, as_json
     if as_json {
         writeln!(out, "{}", json!(changes))?;
     } else if changes.is_empty() {
-        writeln!(out, "no tool is quarantined as of the last check; check again with `toolgate upstream list`")?;
+        writeln!(
+            out,
+            "no tool is quarantined as of the last check; check again with `toolgate upstream list`"
+        )?;
     } else {
         for change in &changes {
-            writeln!(out, "{BOLD}{} {}{BOLD:#}: {}", change.upstream, sanitize(&change.tool), describe_suspicions(change))?;
+            writeln!(
+                out,
+                "{BOLD}{} {}{BOLD:#}: {}",
+                change.upstream,
+                sanitize(&change.tool),
+                describe_suspicions(change)
+            )?;
             let text = |value: &Value| serde_json::to_string_pretty(value).unwrap_or_default();
             let before = change.before.as_ref().map(text).unwrap_or_default();
             let now = text(&change.now);
-            for line in
-                similar::TextDiff::from_lines(&before, &now).iter_all_changes().filter(|line| line.tag() != similar::ChangeTag::Equal)
+            for line in similar::TextDiff::from_lines(&before, &now)
+                .iter_all_changes()
+                .filter(|line| line.tag() != similar::ChangeTag::Equal)
             {
                 let said = sanitize(line.value().trim_end_matches('\n'));
                 match line.tag() {
@@ -244,8 +331,15 @@ fn print_quarantined(config: &Config, pins: &Path, wanted: Option<&str>, as_json
     Ok(if changes.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-fn accept_tools(config: &Config, pins: &Path, upstream: &str, tool: Option<&str>, as_json: bool) -> io::Result<ExitCode> {
-    let (mut done, mut held, mut unseen, mut names) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+fn accept_tools(
+    config: &Config,
+    pins: &Path,
+    upstream: &str,
+    tool: Option<&str>,
+    as_json: bool,
+) -> io::Result<ExitCode> {
+    let (mut done, mut held, mut unseen, mut names) =
+        (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     for upstream in find_upstreams(config, Some(upstream))? {
         let pins = Pins::open(Some(pins), upstream)?;
         held.extend(pins.quarantined().into_iter().map(|change| change.tool));
@@ -259,7 +353,11 @@ fn accept_tools(config: &Config, pins: &Path, upstream: &str, tool: Option<&str>
         return Err(io::Error::other(format!(
             "{}: the current definition was not shown yet{}; run `toolgate upstream diff`, then accept it",
             sanitize(&unseen.join(", ")),
-            if done.is_empty() { String::new() } else { format!(" (accepted: {})", sanitize(&done.join(", "))) }
+            if done.is_empty() {
+                String::new()
+            } else {
+                format!(" (accepted: {})", sanitize(&done.join(", ")))
+            }
         )));
     }
     // The user may have passed the exposed name instead of the upstream's name.
@@ -274,19 +372,26 @@ fn accept_tools(config: &Config, pins: &Path, upstream: &str, tool: Option<&str>
         )));
     }
     if let Some(tool) = tool.filter(|tool| names.iter().all(|name| name != tool)) {
-        let says = match toolgate_text::suggest::find_closest(tool, names.iter().map(String::as_str)) {
-            Some(meant) => format!("did you mean `{}`?", sanitize(meant)),
-            None => "list its tools with `toolgate upstream list`".to_owned(),
-        };
-        return Err(io::Error::other(format!("`{upstream}` has no tool `{}`; {says}", sanitize(tool))));
+        let says =
+            match toolgate_text::suggest::find_closest(tool, names.iter().map(String::as_str)) {
+                Some(meant) => format!("did you mean `{}`?", sanitize(meant)),
+                None => "list its tools with `toolgate upstream list`".to_owned(),
+            };
+        return Err(io::Error::other(format!(
+            "`{upstream}` has no tool `{}`; {says}",
+            sanitize(tool)
+        )));
     }
     let mut out = anstream::stdout().lock();
     match (as_json, done.is_empty()) {
         (true, _) => writeln!(out, "{}", json!({"upstream": upstream, "accepted": done}))?,
         (false, true) => writeln!(out, "no matching tool is quarantined")?,
-        (false, false) => {
-            writeln!(out, "{GREEN}accepted{GREEN:#} {}: {}", format_count(done.len() as u64, "tool"), sanitize(&done.join(", ")))?
-        }
+        (false, false) => writeln!(
+            out,
+            "{GREEN}accepted{GREEN:#} {}: {}",
+            format_count(done.len() as u64, "tool"),
+            sanitize(&done.join(", "))
+        )?,
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -18,17 +18,33 @@ fn run_shell(project: &TestProject, line: &str, input: &str) -> (i32, String, St
     project.set_environment(&mut command);
     let output = Command::from_std(command).args(["-c", line]).write_stdin(input).output().unwrap();
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
-    (output.status.code().unwrap_or_else(|| panic!("{line}: {}", output.status)), text(output.stdout), text(output.stderr))
+    (
+        output.status.code().unwrap_or_else(|| panic!("{line}: {}", output.status)),
+        text(output.stdout),
+        text(output.stderr),
+    )
 }
 
 fn quoted_program_path(name: &str) -> String {
     format!("'{}'", assert_cmd::cargo::cargo_bin(name).display())
 }
 
-/// Copies a program. Another one does it: what is open for writing here may be so in a child that another test has just begun, and cannot
-/// be run.
+/// Copies a program. Another one does it: what is open for writing here may be so in a child that
+/// another test has just begun, and cannot be run.
 fn install_program(name: &str, project: &TestProject, to: &str) {
-    assert_eq!(run_shell(project, &format!("install -m 755 {} '{}'", quoted_program_path(name), project.path(to).display()), "").0, 0);
+    assert_eq!(
+        run_shell(
+            project,
+            &format!(
+                "install -m 755 {} '{}'",
+                quoted_program_path(name),
+                project.path(to).display()
+            ),
+            ""
+        )
+        .0,
+        0
+    );
 }
 
 fn bash_event(id: &str, command: &str) -> String {
@@ -37,18 +53,32 @@ fn bash_event(id: &str, command: &str) -> String {
 
 #[test]
 fn hook_sets_exit_code_if_stdout_is_closed() {
-    let rewrites = "\n[[hooks]]\nname = \"house\"\ncommand = \"./house.sh\"\ntools = [\"lookup\"]\n";
+    let rewrites =
+        "\n[[hooks]]\nname = \"house\"\ncommand = \"./house.sh\"\ntools = [\"lookup\"]\n";
     let project = TestProject::with_config(&format!("{CONFIG}{rewrites}"));
     project.write("project/house.sh", "#!/bin/sh\necho '{\"tool_input\": {\"id\": 8}}'\n");
-    std::fs::set_permissions(project.path("project/house.sh"), std::fs::Permissions::from_mode(0o755)).unwrap();
+    std::fs::set_permissions(
+        project.path("project/house.sh"),
+        std::fs::Permissions::from_mode(0o755),
+    )
+    .unwrap();
     let small = format!("{} --config toolgate.toml", quoted_program_path("toolgate-hook"));
     let large = format!("{} hook --config toolgate.toml", quoted_program_path("toolgate"));
     let mut count = 0;
-    for (hook, closed) in [(&small, ">&-"), (&small, "> /dev/null"), (&large, ">&-"), (&large, "> /dev/null")] {
+    for (hook, closed) in
+        [(&small, ">&-"), (&small, "> /dev/null"), (&large, ">&-"), (&large, "> /dev/null")]
+    {
         count += 1;
-        let plain = |command: &str| json!({"tool_name": "bash", "tool_input": {"command": format!("{command} {count}")}}).to_string();
-        let named = |name: &str, tool: &str, input: Value| hook_event("PreToolUse", &format!("{name}{count}"), tool, input).to_string();
-        let command = |name: &str, command: &str| named(name, "Bash", json!({"command": format!("{command} {count}")}));
+        let plain = |command: &str| {
+            json!({"tool_name": "bash", "tool_input": {"command": format!("{command} {count}")}})
+                .to_string()
+        };
+        let named = |name: &str, tool: &str, input: Value| {
+            hook_event("PreToolUse", &format!("{name}{count}"), tool, input).to_string()
+        };
+        let command = |name: &str, command: &str| {
+            named(name, "Bash", json!({"command": format!("{command} {count}")}))
+        };
         for (what, event, code) in [
             ("a pass", command("a", "ls"), 0),
             ("a refusal", command("b", "git push"), 2),
@@ -57,29 +87,42 @@ fn hook_sets_exit_code_if_stdout_is_closed() {
             ("a yes", named("e", "Read", json!({"file_path": format!("/tmp/{count}")})), 0),
             ("a plain yes", plain("pwd"), 0),
             ("a plain refusal", plain("git push"), 2),
-            ("a result that was never admitted", hook_event("PostToolUse", "never", "Bash", json!({"command": "id"})).to_string(), 2),
+            (
+                "a result that was never admitted",
+                hook_event("PostToolUse", "never", "Bash", json!({"command": "id"})).to_string(),
+                2,
+            ),
         ] {
             let (said, _, stderr) = run_shell(&project, &format!("{hook} {closed}"), &event);
             assert_eq!(said, code, "{what} {closed}: {stderr}");
         }
         // Both closed, and nothing to read.
-        assert_eq!(run_shell(&project, &format!("{hook} >&- 2>&-"), &command("f", "git push -q")).0, 2);
+        assert_eq!(
+            run_shell(&project, &format!("{hook} >&- 2>&-"), &command("f", "git push -q")).0,
+            2
+        );
         assert_eq!(run_shell(&project, &format!("{hook} <&-"), "").0, 2);
     }
     // Nor does it take /proc to know, where a test may hide that.
     let hidden = |what: &str| format!("unshare -rm sh -c \"mount -t tmpfs none /proc && {what}\"");
     if run_shell(&project, &hidden("true"), "").0 == 0 {
         for hook in [&small, &large] {
-            let (said, _, stderr) = run_shell(&project, &hidden(&format!("{hook} >&-")), &bash_event("h", "git push -v"));
+            let (said, _, stderr) = run_shell(
+                &project,
+                &hidden(&format!("{hook} >&-")),
+                &bash_event("h", "git push -v"),
+            );
             assert_eq!(said, 2, "{hook}: {stderr}");
         }
     } else {
         eprintln!("SKIPPED: nobody may hide /proc here");
     }
     // The client of a service does not read what it passes on.
-    for (reply, code) in
-        [("0{}\n", 0), ("0{\"permission\":\"allow\"}\n", 0), ("0{\"hookSpecificOutput\":{\"permissionDecision\":\"deny\"}}\n", 2)]
-    {
+    for (reply, code) in [
+        ("0{}\n", 0),
+        ("0{\"permission\":\"allow\"}\n", 0),
+        ("0{\"hookSpecificOutput\":{\"permissionDecision\":\"deny\"}}\n", 2),
+    ] {
         let socket = project.path("socket");
         let _ = std::fs::remove_file(&socket);
         let listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
@@ -90,25 +133,42 @@ fn hook_sets_exit_code_if_stdout_is_closed() {
         });
         let (said, ..) = run_shell(
             &project,
-            &format!("{} --socket '{}' >&-", quoted_program_path("toolgate-hook"), socket.display()),
+            &format!(
+                "{} --socket '{}' >&-",
+                quoted_program_path("toolgate-hook"),
+                socket.display()
+            ),
             &bash_event("g", "ls"),
         );
         serving.join().unwrap();
         assert_eq!(said, code, "{reply}");
     }
-    assert_eq!(run_shell(&project, &format!("{} --help > /dev/null", quoted_program_path("toolgate-hook")), "").0, 0);
+    assert_eq!(
+        run_shell(
+            &project,
+            &format!("{} --help > /dev/null", quoted_program_path("toolgate-hook")),
+            ""
+        )
+        .0,
+        0
+    );
 }
 
 #[test]
 fn hook_exits_if_client_does_not_read_answer() {
     let project = TestProject::with_config(CONFIG);
     // More than fits into a pipe.
-    let result: serde_json::Map<String, Value> = (0..20_000).map(|n| (format!("key_{n}"), json!("text"))).collect();
+    let result: serde_json::Map<String, Value> =
+        (0..20_000).map(|n| (format!("key_{n}"), json!("text"))).collect();
     let mut event = hook_event("PostToolUse", "never", "Bash", json!({"command": "ls"}));
     event["tool_response"] = Value::Object(result);
     let mut command = std::process::Command::cargo_bin("toolgate-hook").unwrap();
     project.set_environment(&mut command);
-    command.args(["--config", "toolgate.toml"]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+    command
+        .args(["--config", "toolgate.toml"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null());
     let (begun, mut child) = (Instant::now(), command.spawn().unwrap());
     child.stdin.take().unwrap().write_all(event.to_string().as_bytes()).unwrap();
     let ended = loop {
@@ -133,11 +193,13 @@ fn relative_home_directory_is_ignored() {
     project.write("project/home/.config/toolgate/toolgate.toml", open);
     for state in ["project/.local/state/toolgate", "project/home/.local/state/toolgate"] {
         std::fs::create_dir_all(project.path(state)).unwrap();
-        std::fs::set_permissions(project.path(state), std::fs::Permissions::from_mode(0o700)).unwrap();
+        std::fs::set_permissions(project.path(state), std::fs::Permissions::from_mode(0o700))
+            .unwrap();
     }
     // Where it is empty, the system knows better.
     for home in [".", "home"] {
-        let (code, stdout, stderr) = project.run_with(&[("HOME", home)], &["hook"], &bash_event("t1", "ls"));
+        let (code, stdout, stderr) =
+            project.run_with(&[("HOME", home)], &["hook"], &bash_event("t1", "ls"));
         let answer: Value = serde_json::from_str(&stdout).unwrap();
         assert_eq!((code, decision(&answer).0), (0, "deny"), "{home}: {stdout}{stderr}");
         assert!(decision(&answer).1.contains("no home directory"), "{home}: {stdout}");
@@ -150,8 +212,14 @@ fn unreadable_user_config_denies_every_call() {
     assert_eq!(project.run(&["trust"], "").0, 0);
     std::fs::create_dir_all(project.path(".config/toolgate")).unwrap();
     symlink("toolgate.toml", project.path(".config/toolgate/toolgate.toml")).unwrap();
-    let answer = project.run_hook_with(&["hook"], &hook_event("PreToolUse", "t1", "Bash", json!({"command": "ls"})));
-    assert!(decision(&answer).0 == "deny" && decision(&answer).1.contains("toolgate denies every call"), "{answer}");
+    let answer = project.run_hook_with(
+        &["hook"],
+        &hook_event("PreToolUse", "t1", "Bash", json!({"command": "ls"})),
+    );
+    assert!(
+        decision(&answer).0 == "deny" && decision(&answer).1.contains("toolgate denies every call"),
+        "{answer}"
+    );
 }
 
 #[test]
@@ -163,15 +231,26 @@ fn symlink_target_of_own_file_is_protected() {
     for directory in [".config/toolgate", ".local/state"] {
         std::fs::create_dir_all(project.path(directory)).unwrap();
     }
-    symlink(project.path("dotfiles/mine.toml"), project.path(".config/toolgate/toolgate.toml")).unwrap();
+    symlink(project.path("dotfiles/mine.toml"), project.path(".config/toolgate/toolgate.toml"))
+        .unwrap();
     symlink(project.path("kept"), project.path(".local/state/toolgate")).unwrap();
-    let ask = |id: &str, tool: &str, input: Value| project.run_hook_with(&["hook"], &hook_event("PreToolUse", id, tool, input)).to_string();
+    let ask = |id: &str, tool: &str, input: Value| {
+        project.run_hook_with(&["hook"], &hook_event("PreToolUse", id, tool, input)).to_string()
+    };
     assert!(ask("t0", "Read", json!({"file_path": "/tmp/x"})).contains("allow"));
     let at = |name: &str| project.path(name).display().to_string();
     for (n, (tool, input, code)) in [
         ("Write", json!({"file_path": at("dotfiles/mine.toml"), "content": ""}), "own_files"),
-        ("Write", json!({"file_path": at(".config/toolgate/toolgate.toml"), "content": ""}), "own_files"),
-        ("Bash", json!({"command": format!("sed -i s/deny/ask/ {}", at("dotfiles/mine.toml"))}), "own_files"),
+        (
+            "Write",
+            json!({"file_path": at(".config/toolgate/toolgate.toml"), "content": ""}),
+            "own_files",
+        ),
+        (
+            "Bash",
+            json!({"command": format!("sed -i s/deny/ask/ {}", at("dotfiles/mine.toml"))}),
+            "own_files",
+        ),
         ("Read", json!({"file_path": at("kept/key")}), "own_state"),
         ("Read", json!({"file_path": at(".local/state/toolgate/key")}), "own_state"),
         ("Bash", json!({"command": format!("cat {}", at("kept/trusted.json"))}), "own_state"),
@@ -182,7 +261,10 @@ fn symlink_target_of_own_file_is_protected() {
         let said = ask(&format!("t1{n}"), tool, input.clone());
         assert!(said.contains(code), "{input}: {said}");
     }
-    assert_eq!(ask("t2", "Write", json!({"file_path": at("dotfiles/another.toml"), "content": ""})), "{}");
+    assert_eq!(
+        ask("t2", "Write", json!({"file_path": at("dotfiles/another.toml"), "content": ""})),
+        "{}"
+    );
     // Settings that lead nowhere do not make that toolgate's.
     project.write(".claude/nothing", "");
     symlink("/dev/null", project.path(".claude/settings.json")).unwrap();
@@ -198,9 +280,16 @@ fn non_utf8_config_path_is_denied() {
     let mut command = std::process::Command::cargo_bin("toolgate-hook").unwrap();
     project.set_environment(&mut command);
     command.current_dir(&odd);
-    let output = Command::from_std(command).args(["--config", "toolgate.toml"]).write_stdin(bash_event("t1", "ls")).output().unwrap();
+    let output = Command::from_std(command)
+        .args(["--config", "toolgate.toml"])
+        .write_stdin(bash_event("t1", "ls"))
+        .output()
+        .unwrap();
     let answer: Value = serde_json::from_slice(&output.stdout).unwrap();
-    assert!(output.status.success() && decision(&answer).1.contains("path is not valid UTF-8"), "{answer}");
+    assert!(
+        output.status.success() && decision(&answer).1.contains("path is not valid UTF-8"),
+        "{answer}"
+    );
 }
 
 #[test]
@@ -209,7 +298,8 @@ fn hook_denies_in_broken_environment() {
     let hook = quoted_program_path("toolgate-hook");
     let push = bash_event("t1", "git push");
     for line in [
-        // A directory that is gone, a state or a ledger that cannot be, few files at a time, a configuration that is none.
+        // A directory that is gone, a state or a ledger that cannot be, few files at a time, a
+        // configuration that is none.
         format!("mkdir gone; cd gone; rmdir ../gone; {hook} --config ../toolgate.toml"),
         format!("mkdir gone2; cd gone2; rmdir ../gone2; {hook}"),
         format!("ulimit -n 4; {hook} --config toolgate.toml"),
@@ -226,7 +316,10 @@ fn hook_denies_in_broken_environment() {
     ] {
         let (code, stdout, stderr) = run_shell(&project, &line, &push);
         let answer: Value = serde_json::from_str(&stdout).unwrap_or_default();
-        assert!(code == 2 || (code == 0 && decision(&answer).0 == "deny"), "{line}: {code} {stdout}{stderr}");
+        assert!(
+            code == 2 || (code == 0 && decision(&answer).0 == "deny"),
+            "{line}: {code} {stdout}{stderr}"
+        );
     }
     // More than is read, and more than one event.
     for input in [" ".repeat((32 << 20) + 1), format!("{push}{push}")] {
@@ -236,19 +329,40 @@ fn hook_denies_in_broken_environment() {
 
 #[test]
 fn inherited_file_descriptors_are_closed_in_children() {
-    let config = format!("{CONFIG}\n[[hooks]]\nname = \"looks\"\ncommand = \"./looks.sh\"\ntools = [\"bash\"]\n");
+    let config = format!(
+        "{CONFIG}\n[[hooks]]\nname = \"looks\"\ncommand = \"./looks.sh\"\ntools = [\"bash\"]\n"
+    );
     let project = TestProject::with_config(&config);
-    project.write("looks.txt", "#!/bin/sh\necho asked > asked\n[ -e /proc/self/fd/9 ] && cat <&9 > seen\nexit 0\n");
-    assert_eq!(run_shell(&project, "install -m 755 ../looks.txt looks.sh; echo secret > secret", "").0, 0);
-    for (n, hook) in [quoted_program_path("toolgate-hook"), format!("{} hook", quoted_program_path("toolgate"))].into_iter().enumerate() {
+    project.write(
+        "looks.txt",
+        "#!/bin/sh\necho asked > asked\n[ -e /proc/self/fd/9 ] && cat <&9 > seen\nexit 0\n",
+    );
+    assert_eq!(
+        run_shell(&project, "install -m 755 ../looks.txt looks.sh; echo secret > secret", "").0,
+        0
+    );
+    for (n, hook) in
+        [quoted_program_path("toolgate-hook"), format!("{} hook", quoted_program_path("toolgate"))]
+            .into_iter()
+            .enumerate()
+    {
         let line = format!("rm -f asked; exec 9< secret; {hook} --config toolgate.toml");
-        let (code, stdout, stderr) = run_shell(&project, &line, &bash_event(&format!("o{n}"), &format!("ls {n}")));
+        let (code, stdout, stderr) =
+            run_shell(&project, &line, &bash_event(&format!("o{n}"), &format!("ls {n}")));
         assert_eq!((code, stdout.as_str()), (0, "{}\n"), "{stderr}");
-        assert!(project.path("project/asked").exists() && !project.path("project/seen").exists(), "{hook}");
+        assert!(
+            project.path("project/asked").exists() && !project.path("project/seen").exists(),
+            "{hook}"
+        );
     }
     // The way into an upstream.
-    let line = format!("exec 9< secret; exec {} __toolgate_child {}", quoted_program_path("toolgate"), std::process::id());
-    let (code, stdout, stderr) = run_shell(&project, &format!("{line} sh -c 'echo begun; test ! -e /proc/self/fd/9'"), "");
+    let line = format!(
+        "exec 9< secret; exec {} __toolgate_child {}",
+        quoted_program_path("toolgate"),
+        std::process::id()
+    );
+    let (code, stdout, stderr) =
+        run_shell(&project, &format!("{line} sh -c 'echo begun; test ! -e /proc/self/fd/9'"), "");
     assert_eq!((code, stdout.as_str()), (0, "begun\n"), "{stderr}");
 }
 
@@ -262,9 +376,13 @@ fn user_without_passwd_entry_is_denied() {
     }
     install_program("toolgate-hook", &project, "hook");
     std::fs::set_permissions(project.path(""), std::fs::Permissions::from_mode(0o755)).unwrap();
-    let line = format!("cd / && env -u HOME setpriv --reuid 54321 --clear-groups '{}'", project.path("hook").display());
+    let line = format!(
+        "cd / && env -u HOME setpriv --reuid 54321 --clear-groups '{}'",
+        project.path("hook").display()
+    );
     let (code, stdout, stderr) = run_shell(&project, &line, &bash_event("a", "ls"));
-    let answer: Value = serde_json::from_str(&stdout).unwrap_or_else(|_| panic!("{code} {stdout}{stderr}"));
+    let answer: Value =
+        serde_json::from_str(&stdout).unwrap_or_else(|_| panic!("{code} {stdout}{stderr}"));
     assert_eq!((code, decision(&answer).0), (0, "deny"), "{stdout}{stderr}");
     assert!(decision(&answer).1.contains("no home directory"), "{stdout}");
 }
@@ -272,7 +390,10 @@ fn user_without_passwd_entry_is_denied() {
 #[test]
 fn demo_with_unwritable_ledger_prints_one_error() {
     let project = crate::output_snapshots::demo_project();
-    let line = format!("trap '' XFSZ; ulimit -f 128; exec {} demo --store ledger.db", quoted_program_path("toolgate"));
+    let line = format!(
+        "trap '' XFSZ; ulimit -f 128; exec {} demo --store ledger.db",
+        quoted_program_path("toolgate")
+    );
     let (code, stdout, stderr) = run_shell(&project, &line, "");
     assert_eq!((code, stdout.as_str()), (2, ""), "{stderr}");
     let errors = stderr.lines().filter(|line| line.starts_with("error: ")).count();
@@ -291,14 +412,21 @@ fn unreadable_ledger_is_not_reported_as_tampered() {
     install_program("toolgate", &project, "toolgate");
     std::fs::set_permissions(project.path(""), std::fs::Permissions::from_mode(0o755)).unwrap();
     let as_other = |verb: &str| {
-        let line = format!("setpriv --reuid 54321 --clear-groups '{}' {verb} --store ledger.db", project.path("toolgate").display());
+        let line = format!(
+            "setpriv --reuid 54321 --clear-groups '{}' {verb} --store ledger.db",
+            project.path("toolgate").display()
+        );
         run_shell(&project, &line, "")
     };
     let (code, stdout, stderr) = as_other("audit verify");
     assert_eq!((code, stdout.as_str()), (2, ""), "{stderr}");
     assert!(stderr.contains("cannot check the ledger") && !stderr.contains("file:/"), "{stderr}");
     // Who may read it and write nothing beside it reads it.
-    std::fs::set_permissions(project.path("project/ledger.db"), std::fs::Permissions::from_mode(0o644)).unwrap();
+    std::fs::set_permissions(
+        project.path("project/ledger.db"),
+        std::fs::Permissions::from_mode(0o644),
+    )
+    .unwrap();
     let (code, stdout, stderr) = as_other("audit query --json");
     assert_eq!((code, stdout.lines().count()), (0, 31), "{stderr}");
 }

@@ -97,7 +97,10 @@ fn check_reads_calls_from_arguments_files_or_stdin() {
     let file = directory.path().join("calls.jsonl");
     std::fs::write(&file, CALLS).unwrap();
     let plain = |told: (i32, String, String)| {
-        let call = regex::Regex::new("[0-9a-f]{8}-[0-9a-f-]{27}|20[0-9-]{8}T[0-9:.]+Z|\"retryAfterMs\":[0-9]+").unwrap();
+        let call = regex::Regex::new(
+            "[0-9a-f]{8}-[0-9a-f-]{27}|20[0-9-]{8}T[0-9:.]+Z|\"retryAfterMs\":[0-9]+",
+        )
+        .unwrap();
         (told.0, call.replace_all(&told.1, "CALL").into_owned(), told.2)
     };
     let piped = plain(check(CONFIG, CALLS, &["--json"]));
@@ -114,9 +117,18 @@ fn check_reads_calls_from_arguments_files_or_stdin() {
 fn check_json_prints_one_verdict_per_line() {
     let (code, stdout, _) = check(CONFIG, CALLS, &["--json"]);
     assert_eq!(code, 0);
-    let lines: Vec<Value> = stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-    let told: Vec<(&str, &str, Option<&str>)> =
-        lines.iter().map(|line| (line["decision"].as_str().unwrap(), line["gate"].as_str().unwrap(), line["rule"].as_str())).collect();
+    let lines: Vec<Value> =
+        stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let told: Vec<(&str, &str, Option<&str>)> = lines
+        .iter()
+        .map(|line| {
+            (
+                line["decision"].as_str().unwrap(),
+                line["gate"].as_str().unwrap(),
+                line["rule"].as_str(),
+            )
+        })
+        .collect();
     assert_eq!(
         told,
         [
@@ -137,14 +149,26 @@ fn check_json_prints_one_verdict_per_line() {
         assert_eq!(line["decision"] == "allow", line["error"].is_null(), "{line}");
         assert!(line["error"].is_null() || line["error"]["isError"] == json!(true));
     }
-    assert_eq!(lines[0]["error"]["next"], json!({"tool": "verify_customer", "arguments": {"customer_id": "C-1"}}));
+    assert_eq!(
+        lines[0]["error"]["next"],
+        json!({"tool": "verify_customer", "arguments": {"customer_id": "C-1"}})
+    );
 }
 
 #[test]
 fn check_explain_prints_reasons() {
     let (_, stdout, _) = check(CONFIG, CALLS.lines().nth(1).unwrap(), &["--explain"]);
-    assert!(stdout.contains("`verify_customer` succeeded about the same `customer_id`: never in this session"), "{stdout}");
-    assert_eq!(stdout.matches("must have succeeded first in this session").count(), 1, "a reason is given once: {stdout}");
+    assert!(
+        stdout.contains(
+            "`verify_customer` succeeded about the same `customer_id`: never in this session"
+        ),
+        "{stdout}"
+    );
+    assert_eq!(
+        stdout.matches("must have succeeded first in this session").count(),
+        1,
+        "a reason is given once: {stdout}"
+    );
     let large = r#"{"tool": "issue_refund", "arguments": {"customer_id": "C-1", "amount": 450}}"#;
     let verify = CALLS.lines().nth(2).unwrap();
     let (_, stdout, _) = check(CONFIG, "", &["--explain", verify, large]);
@@ -187,8 +211,12 @@ fn explain_predicts_outcome_of_hypothetical_call() {
     // It is what `check` says; what stands before it has come before it.
     assert_eq!(check(CONFIG, "", &["--explain", refund]), (0, stdout, String::new()));
     let (_, stdout, _) = run_verb("explain", CONFIG, "", &["--json", verify, refund]);
-    let lines: Vec<Value> = stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-    assert_eq!(lines.iter().map(|line| &line["explanation"]["would"]).collect::<Vec<_>>(), ["run", "run"]);
+    let lines: Vec<Value> =
+        stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(
+        lines.iter().map(|line| &line["explanation"]["would"]).collect::<Vec<_>>(),
+        ["run", "run"]
+    );
     let wrong: [(&[&str], &str); 4] = [
         (&["{\"tol\": 1}"], "call 1: not a call"),
         (&["nonsense"], "or a JSON object for a call that was not made"),
@@ -213,7 +241,10 @@ fn specification_example_loads() {
     );
     assert_eq!((code, stderr.as_str()), (0, ""));
     let told: Value = serde_json::from_str(&stdout).unwrap();
-    assert_eq!((&told["decision"], &told["explanation"]["would"]), (&json!("allow"), &json!("run")));
+    assert_eq!(
+        (&told["decision"], &told["explanation"]["would"]),
+        (&json!("allow"), &json!("run"))
+    );
     let tests = examples().find(|example| example.starts_with("[[test]]")).unwrap();
     let (code, stdout, stderr) = run_config_tests(example, tests, &[]);
     assert_eq!((code, stderr.as_str()), (0, ""), "{stdout}");
@@ -235,11 +266,14 @@ fn check_reports_line_of_invalid_call() {
 
 #[test]
 fn one_file_defines_several_agents() {
-    let config =
-        "[agents.a.tools.calc]\nkind = \"builtin\"\n[agents.b]\nprincipals = [\"bob\"]\n[agents.b.tools.calc]\nkind = \"builtin\"\n";
+    let config = "[agents.a.tools.calc]\nkind = \"builtin\"\n[agents.b]\nprincipals = [\"bob\"]\n[agents.b.tools.calc]\nkind = \"builtin\"\n";
     let (code, _, stderr) = check(config, "{\"tool\": \"calc\"}", &[]);
     assert!(code == 2 && stderr.contains("say which `agent`: a, b"), "{stderr}");
-    let (_, stdout, _) = check(config, "{\"tool\": \"calc\", \"arguments\": {\"expression\": \"1\"}, \"agent\": \"b\"}", &["--json"]);
+    let (_, stdout, _) = check(
+        config,
+        "{\"tool\": \"calc\", \"arguments\": {\"expression\": \"1\"}, \"agent\": \"b\"}",
+        &["--json"],
+    );
     assert!(stdout.contains("forbidden"), "{stdout}");
     let (_, stdout, _) = check(
         config,
@@ -252,9 +286,16 @@ fn one_file_defines_several_agents() {
 #[test]
 fn rules_load_from_included_files() {
     let directory = tempfile::tempdir().unwrap();
-    std::fs::write(directory.path().join("rules.toml"), "[[policy]]\nname = \"never\"\nrule = \"deny\"\ntools = [\"calc\"]\n").unwrap();
-    std::fs::write(directory.path().join("toolgate.toml"), "include = [\"rules.toml\", \"gone.toml\"]\n[tools.calc]\nkind = \"builtin\"\n")
-        .unwrap();
+    std::fs::write(
+        directory.path().join("rules.toml"),
+        "[[policy]]\nname = \"never\"\nrule = \"deny\"\ntools = [\"calc\"]\n",
+    )
+    .unwrap();
+    std::fs::write(
+        directory.path().join("toolgate.toml"),
+        "include = [\"rules.toml\", \"gone.toml\"]\n[tools.calc]\nkind = \"builtin\"\n",
+    )
+    .unwrap();
     let run = || {
         let path = directory.path().join("toolgate.toml");
         let output = Command::cargo_bin("toolgate")
@@ -268,7 +309,11 @@ fn rules_load_from_included_files() {
         (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap())
     };
     assert!(run().1.contains("gone.toml: No such file"), "{}", run().1);
-    std::fs::write(directory.path().join("toolgate.toml"), "include = \"rules.toml\"\n[tools.calc]\nkind = \"builtin\"\n").unwrap();
+    std::fs::write(
+        directory.path().join("toolgate.toml"),
+        "include = \"rules.toml\"\n[tools.calc]\nkind = \"builtin\"\n",
+    )
+    .unwrap();
     assert!(run().0.contains("\"rule\":\"never\""), "{}", run().0);
 }
 
@@ -279,7 +324,10 @@ fn check_reports_all_config_errors_at_once() {
         .replace("kind = \"builtin\"", "kind = \"buildin\"")
         .replace("any_of = [\"verify_customer\"]", "any_of = [\"verify_custmer\"]")
         .replace("max = 500", "max = \"x\"")
-        .replace("name = \"support\"", "name = \"support\"\nredact = [\"(\"]\ncolour = 1\nlimits = { rate = { calls = 3 } }");
+        .replace(
+            "name = \"support\"",
+            "name = \"support\"\nredact = [\"(\"]\ncolour = 1\nlimits = { rate = { calls = 3 } }",
+        );
     let (code, stdout, stderr) = check(&config, "", &[]);
     assert_eq!((code, stdout.as_str()), (2, ""));
     insta::assert_snapshot!(stderr);
@@ -321,15 +369,28 @@ fn run_config_tests(config: &str, tests: &str, more: &[&str]) -> (i32, String, S
     std::fs::write(directory.path().join("toolgate.toml"), config).unwrap();
     std::fs::write(directory.path().join("tests.toml"), tests).unwrap();
     let mut command = Command::cargo_bin("toolgate").unwrap();
-    let output = command.args(["check", "--tests", "tests.toml"]).args(more).current_dir(directory.path()).env_clear().output().unwrap();
+    let output = command
+        .args(["check", "--tests", "tests.toml"])
+        .args(more)
+        .current_dir(directory.path())
+        .env_clear()
+        .output()
+        .unwrap();
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
     (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
 }
 
 #[test]
 fn check_fails_without_calls_or_tests() {
-    for said in [check(CONFIG, " \n\n", &[]), check_tests("", &[]), check_tests("# none yet\n", &["--json"])] {
-        assert!(said.0 == 2 && said.1.is_empty() && said.2.contains("so nothing was checked"), "{said:?}");
+    for said in [
+        check(CONFIG, " \n\n", &[]),
+        check_tests("", &[]),
+        check_tests("# none yet\n", &["--json"]),
+    ] {
+        assert!(
+            said.0 == 2 && said.1.is_empty() && said.2.contains("so nothing was checked"),
+            "{said:?}"
+        );
     }
 }
 
@@ -338,14 +399,22 @@ fn check_runs_config_tests() {
     let (code, stdout, stderr) = check_tests(TESTS, &[]);
     assert_eq!((code, stderr.as_str()), (0, ""));
     insta::assert_snapshot!(stdout);
-    let (code, stdout, _) = check_tests(&TESTS.replace("expect = \"ask\"", "expect = \"deny\"\nrule = \"daily\""), &[]);
+    let (code, stdout, _) =
+        check_tests(&TESTS.replace("expect = \"ask\"", "expect = \"deny\"\nrule = \"daily\""), &[]);
     assert_eq!(code, 1);
     insta::assert_snapshot!(stdout);
     let (_, stdout, _) = check_tests(TESTS, &["--json"]);
     let summary: Value = serde_json::from_str(stdout.trim()).unwrap();
-    assert_eq!(summary, json!({"summary": {"passed": 3, "failed": 0, "rules": 3, "never_spoke": ["daily"]}}));
-    let (code, _, stderr) =
-        check_tests(&TESTS.replace("expect = \"allow\"", "expct = \"allow\"").replace("expect = \"ask\"", "expect = \"aks\""), &[]);
+    assert_eq!(
+        summary,
+        json!({"summary": {"passed": 3, "failed": 0, "rules": 3, "never_spoke": ["daily"]}})
+    );
+    let (code, _, stderr) = check_tests(
+        &TESTS
+            .replace("expect = \"allow\"", "expct = \"allow\"")
+            .replace("expect = \"ask\"", "expect = \"aks\""),
+        &[],
+    );
     assert_eq!(code, 2);
     insta::assert_snapshot!(stderr);
 }
@@ -356,16 +425,37 @@ fn config_test_with_invalid_call_or_result_fails() {
         "proves = [\"/active\"]",
         "proves = [\"/active\"]\noutput = { type = \"object\", properties = { active = { type = \"boolean\" } }, required = [\"active\"] }",
     );
-    let refund = "call = { tool = \"issue_refund\", arguments = { customer_id = \"C-1\", amount = 20 } }";
+    let refund =
+        "call = { tool = \"issue_refund\", arguments = { customer_id = \"C-1\", amount = 20 } }";
     let verify = "given = [{ tool = \"verify_customer\", arguments = { customer_id = \"C-1\" }, result = { active = false } }]";
     let test = format!("[[test]]\nname = \"t\"\n{verify}\n{refund}\nexpect = \"deny\"\n");
     for (from, to, why) in [
-        ("issue_refund", "issue_refnd", Some("test `t`: the call is refused before any rule: unknown_tool:")),
-        ("amount = 20", "amuont = 20", Some("if this is intended, add `code = \"invalid_arguments\"`")),
-        ("active = false", "actve = false", Some("test `t`: the result of call 1 of `given` does not count: invalid_result: ")),
-        ("\"C-1\" }, result = { active = false }", "7 }", Some("test `t`: call 1 of `given` is refused: invalid_arguments: ")),
+        (
+            "issue_refund",
+            "issue_refnd",
+            Some("test `t`: the call is refused before any rule: unknown_tool:"),
+        ),
+        (
+            "amount = 20",
+            "amuont = 20",
+            Some("if this is intended, add `code = \"invalid_arguments\"`"),
+        ),
+        (
+            "active = false",
+            "actve = false",
+            Some("test `t`: the result of call 1 of `given` does not count: invalid_result: "),
+        ),
+        (
+            "\"C-1\" }, result = { active = false }",
+            "7 }",
+            Some("test `t`: call 1 of `given` is refused: invalid_arguments: "),
+        ),
         ("expect = \"deny\"", "expect = \"deny\"\nrule = \"verified\"", None),
-        ("amount = 20 } }\nexpect = \"deny\"", "amuont = 20 } }\nexpect = \"deny\"\ncode = \"invalid_arguments\"", None),
+        (
+            "amount = 20 } }\nexpect = \"deny\"",
+            "amuont = 20 } }\nexpect = \"deny\"\ncode = \"invalid_arguments\"",
+            None,
+        ),
         // A call that says no result is one of which nobody knows what it proved.
         (", result = { active = false }", "", None),
     ] {
@@ -380,19 +470,39 @@ fn config_test_with_invalid_call_or_result_fails() {
 fn ledger_path_comes_from_config() {
     let directory = tempfile::tempdir().unwrap();
     let run = |args: &[&str]| {
-        let output = Command::cargo_bin("toolgate").unwrap().args(args).current_dir(directory.path()).env_clear().output().unwrap();
-        (output.status.code().unwrap(), String::from_utf8(output.stdout).unwrap() + &String::from_utf8(output.stderr).unwrap())
+        let output = Command::cargo_bin("toolgate")
+            .unwrap()
+            .args(args)
+            .current_dir(directory.path())
+            .env_clear()
+            .output()
+            .unwrap();
+        (
+            output.status.code().unwrap(),
+            String::from_utf8(output.stdout).unwrap() + &String::from_utf8(output.stderr).unwrap(),
+        )
     };
-    std::fs::write(directory.path().join("toolgate.toml"), format!("store = \"kept/ledger.db\"\n{CONFIG}")).unwrap();
+    std::fs::write(
+        directory.path().join("toolgate.toml"),
+        format!("store = \"kept/ledger.db\"\n{CONFIG}"),
+    )
+    .unwrap();
     std::fs::create_dir(directory.path().join("kept")).unwrap();
     assert_eq!(run(&["demo"]).0, 0);
-    assert!(!directory.path().join("kept/ledger.db").exists(), "the demonstration is kept only where that is asked for");
+    assert!(
+        !directory.path().join("kept/ledger.db").exists(),
+        "the demonstration is kept only where that is asked for"
+    );
     assert_eq!(run(&["demo", "--store", "kept/ledger.db"]).0, 0);
     let (code, said) = run(&["audit", "verify"]);
     assert!(code == 0 && said.contains("the ledger is intact"), "{said}");
     // The rules of a configuration can be tried as well as those of a policy file.
     let rules = include_str!("../../src/command/demo/policy.toml");
-    std::fs::write(directory.path().join("new.toml"), format!("store = \"x\"\n{}", rules.replace("above = 500", "above = 100"))).unwrap();
+    std::fs::write(
+        directory.path().join("new.toml"),
+        format!("store = \"x\"\n{}", rules.replace("above = 500", "above = 100")),
+    )
+    .unwrap();
     let (code, said) = run(&["backtest", "--config", "new.toml"]);
     assert!(code == 1 && said.contains("now refused at policy by `refund_cap`"), "{said}");
 }
@@ -403,28 +513,52 @@ fn tool_is_paused_and_resumed() {
     let path = directory.path().join("ledger.db");
     let store = path.to_str().unwrap();
     assert_eq!(crate::run_toolgate(&["demo", "--store", store]).0, 0);
-    let (code, stdout, _) = crate::run_toolgate(&["pause", "--tool", "crm_lookup", "--because", "the CRM is down", "--store", store]);
-    assert_eq!((code, stdout.as_str()), (0, &*format!("the tool `crm_lookup` is paused in {store}\n")));
+    let (code, stdout, _) = crate::run_toolgate(&[
+        "pause",
+        "--tool",
+        "crm_lookup",
+        "--because",
+        "the CRM is down",
+        "--store",
+        store,
+    ]);
+    assert_eq!(
+        (code, stdout.as_str()),
+        (0, &*format!("the tool `crm_lookup` is paused in {store}\n"))
+    );
     // Another desk on the same ledger hears of it.
     crate::run_toolgate(&["demo", "--store", store]);
-    let (_, stdout, _) = crate::run_toolgate(&["audit", "query", "--code", "paused", "--json", "--store", store]);
+    let (_, stdout, _) =
+        crate::run_toolgate(&["audit", "query", "--code", "paused", "--json", "--store", store]);
     assert_eq!(stdout.lines().count(), 3, "{stdout}");
-    let (code, stdout, _) = crate::run_toolgate(&["resume", "--tool", "crm_lookup", "--store", store]);
-    assert_eq!((code, stdout.as_str()), (0, &*format!("the tool `crm_lookup` is resumed in {store}\n")));
+    let (code, stdout, _) =
+        crate::run_toolgate(&["resume", "--tool", "crm_lookup", "--store", store]);
+    assert_eq!(
+        (code, stdout.as_str()),
+        (0, &*format!("the tool `crm_lookup` is resumed in {store}\n"))
+    );
     crate::run_toolgate(&["demo", "--store", store]);
-    let (_, stdout, _) = crate::run_toolgate(&["audit", "query", "--code", "paused", "--json", "--store", store]);
+    let (_, stdout, _) =
+        crate::run_toolgate(&["audit", "query", "--code", "paused", "--json", "--store", store]);
     assert_eq!(stdout.lines().count(), 3);
-    let (code, stdout, stderr) = crate::run_toolgate(&["pause", "--tool", "crm_lokup", "--because", "x", "--store", store]);
-    assert!(code == 0 && stderr.contains("the tool `crm_lokup` does not occur in this ledger"), "{stdout}{stderr}");
+    let (code, stdout, stderr) =
+        crate::run_toolgate(&["pause", "--tool", "crm_lokup", "--because", "x", "--store", store]);
+    assert!(
+        code == 0 && stderr.contains("the tool `crm_lokup` does not occur in this ledger"),
+        "{stdout}{stderr}"
+    );
     let (_, stdout, _) = crate::run_toolgate(&["pause", "--store", store]);
     assert_eq!(stdout, "the tool `crm_lokup`: x\n");
-    let (code, _, stderr) = crate::run_toolgate(&["resume", "--tool", "crm_lookup", "--store", store]);
+    let (code, _, stderr) =
+        crate::run_toolgate(&["resume", "--tool", "crm_lookup", "--store", store]);
     assert!(code == 2 && stderr.contains("is not paused"), "{stderr}");
-    let (code, _, stderr) = crate::run_toolgate(&["pause", "--tool", "crm_lookup", "--store", store]);
+    let (code, _, stderr) =
+        crate::run_toolgate(&["pause", "--tool", "crm_lookup", "--store", store]);
     assert!(code == 2 && stderr.contains("--because"), "{stderr}");
     let (code, _, stderr) = crate::run_toolgate(&["pause", "--because", "x", "--store", store]);
     assert!(code == 2 && stderr.contains("--agent"), "{stderr}");
-    let (code, _, stderr) = crate::run_toolgate(&["pause", "--session", "monday", "--because", "x", "--store", store]);
+    let (code, _, stderr) =
+        crate::run_toolgate(&["pause", "--session", "monday", "--because", "x", "--store", store]);
     assert!(code == 2 && stderr.contains("--principal"), "{stderr}");
 }
 
@@ -432,17 +566,37 @@ fn tool_is_paused_and_resumed() {
 fn pause_accepts_client_tool_name() {
     use crate::hook::{CONFIG, TestProject, decision};
     let project = TestProject::with_config(CONFIG);
-    let asked = |id: &str| decision(&project.pre_tool_use(id, "Read", json!({"file_path": format!("/tmp/{id}")}))).0.to_owned();
+    let asked = |id: &str| {
+        decision(&project.pre_tool_use(id, "Read", json!({"file_path": format!("/tmp/{id}")})))
+            .0
+            .to_owned()
+    };
     assert_eq!(asked("t1"), "allow");
-    let (code, stdout, stderr) = project.run(&["pause", "--tool", "Read", "--because", "x", "--store", "ledger.db"], "");
-    assert_eq!((code, stdout.as_str(), stderr.as_str()), (0, "the tool `Read` is paused as `read` in ledger.db\n", ""));
+    let (code, stdout, stderr) =
+        project.run(&["pause", "--tool", "Read", "--because", "x", "--store", "ledger.db"], "");
+    assert_eq!(
+        (code, stdout.as_str(), stderr.as_str()),
+        (0, "the tool `Read` is paused as `read` in ledger.db\n", "")
+    );
     assert_eq!(asked("t2"), "deny");
-    let (code, stdout, stderr) = project.run(&["resume", "--tool", "Read", "--store", "ledger.db"], "");
-    assert_eq!((code, stdout.as_str()), (0, "the tool `read` is resumed in ledger.db\n"), "{stderr}");
+    let (code, stdout, stderr) =
+        project.run(&["resume", "--tool", "Read", "--store", "ledger.db"], "");
+    assert_eq!(
+        (code, stdout.as_str()),
+        (0, "the tool `read` is resumed in ledger.db\n"),
+        "{stderr}"
+    );
     assert_eq!(asked("t3"), "allow");
     // What could be taken for another tool has a name of its own.
-    let (code, stdout, stderr) = project.run(&["pause", "--tool", "READ.ALL", "--because", "x", "--store", "ledger.db"], "");
-    assert!(code == 0 && stdout.contains("is paused as `read_all_4c4a413de6c5e658`"), "{stdout}{stderr}");
-    assert!(stderr.contains("the tool `read_all_4c4a413de6c5e658` does not occur in this ledger"), "{stderr}");
+    let (code, stdout, stderr) =
+        project.run(&["pause", "--tool", "READ.ALL", "--because", "x", "--store", "ledger.db"], "");
+    assert!(
+        code == 0 && stdout.contains("is paused as `read_all_4c4a413de6c5e658`"),
+        "{stdout}{stderr}"
+    );
+    assert!(
+        stderr.contains("the tool `read_all_4c4a413de6c5e658` does not occur in this ledger"),
+        "{stderr}"
+    );
     assert_eq!(asked("t4"), "allow");
 }

@@ -15,22 +15,36 @@ fn doctor_reports_disabled_gate() {
         ("the hooks are gone", |project| {
             project.run(&["eject"], "");
         }),
-        ("it lets calls run when it fails", |project| edit_settings(project, ",\n            \"onFailure\": \"block\"", "")),
+        ("it lets calls run when it fails", |project| {
+            edit_settings(project, ",\n            \"onFailure\": \"block\"", "")
+        }),
         ("another program", |project| {
             let file = project.read("project/.claude/settings.json");
             let written: Value = serde_json::from_str(&file).unwrap();
-            let program = written["hooks"]["PreToolUse"][0]["hooks"][0]["command"].as_str().unwrap();
+            let program =
+                written["hooks"]["PreToolUse"][0]["hooks"][0]["command"].as_str().unwrap();
             edit_settings(project, program, "/nowhere/toolgate-hook");
         }),
-        ("only for some tools", |project| edit_settings(project, "\"matcher\": \"*\"", "\"matcher\": \"Read\"")),
-        ("hooks are switched off", |project| edit_settings(project, "{\n  \"hooks\"", "{\n  \"disableAllHooks\": true,\n  \"hooks\"")),
-        ("hooks are switched off elsewhere", |project| project.write("project/.claude/settings.local.json", "{\"disableAllHooks\": true}")),
-        ("started with other words", |project| edit_settings(project, "[\"--client\"", "[\"--help\", \"--client\"")),
+        ("only for some tools", |project| {
+            edit_settings(project, "\"matcher\": \"*\"", "\"matcher\": \"Read\"")
+        }),
+        ("hooks are switched off", |project| {
+            edit_settings(project, "{\n  \"hooks\"", "{\n  \"disableAllHooks\": true,\n  \"hooks\"")
+        }),
+        ("hooks are switched off elsewhere", |project| {
+            project.write("project/.claude/settings.local.json", "{\"disableAllHooks\": true}")
+        }),
+        ("started with other words", |project| {
+            edit_settings(project, "[\"--client\"", "[\"--help\", \"--client\"")
+        }),
         ("a line that ends well whatever it says", |project| {
             let file = project.read("project/.claude/settings.json");
             let mut written: Value = serde_json::from_str(&file).unwrap();
             let entry = &mut written["hooks"]["PreToolUse"][0]["hooks"][0];
-            let line = format!("{} --client claude-code > /dev/null; touch ran", entry["command"].as_str().unwrap());
+            let line = format!(
+                "{} --client claude-code > /dev/null; touch ran",
+                entry["command"].as_str().unwrap()
+            );
             entry["command"] = line.into();
             entry.as_object_mut().unwrap().remove("args");
             project.write("project/.claude/settings.json", &written.to_string());
@@ -39,21 +53,28 @@ fn doctor_reports_disabled_gate() {
             let file = project.read("project/.claude/settings.json");
             let mut written: Value = serde_json::from_str(&file).unwrap();
             let entry = &mut written["hooks"]["PreToolUse"][0]["hooks"][0];
-            entry["command"] = format!("{} --help; true", entry["command"].as_str().unwrap()).into();
+            entry["command"] =
+                format!("{} --help; true", entry["command"].as_str().unwrap()).into();
             entry.as_object_mut().unwrap().remove("args");
             project.write("project/.claude/settings.json", &written.to_string());
         }),
         ("a ledger that somebody else writes without end", |project| {
-            let ledger = rusqlite::Connection::open(project.path(".local/state/toolgate/ledger.db")).unwrap();
+            let ledger =
+                rusqlite::Connection::open(project.path(".local/state/toolgate/ledger.db"))
+                    .unwrap();
             ledger.execute_batch("BEGIN IMMEDIATE").unwrap();
             std::mem::forget(ledger);
         }),
-        ("not waited for", |project| edit_settings(project, "\"timeout\": 10", "\"async\": true, \"timeout\": 10")),
+        ("not waited for", |project| {
+            edit_settings(project, "\"timeout\": 10", "\"async\": true, \"timeout\": 10")
+        }),
         ("a configuration for something else", |project| {
             project.write("project/toolgate.toml", "[tools.look]\neffect = \"read\"\n");
             project.run(&["trust"], "");
         }),
-        ("a time-out that is text", |project| edit_settings(project, "\"timeout\": 10", "\"timeout\": \"10\"")),
+        ("a time-out that is text", |project| {
+            edit_settings(project, "\"timeout\": 10", "\"timeout\": \"10\"")
+        }),
         ("a changed file", |project| project.write("project/toolgate.toml", "name = \"x\"\n")),
         ("a ledger that is gone", |project| {
             let ledger = project.path(".local/state/toolgate/ledger.db");
@@ -79,7 +100,10 @@ fn doctor_reports_disabled_gate() {
         break_it(&project);
         let said = project.masked_output(&["doctor"], "");
         assert!(said.starts_with("exit 1\n"), "{name}: {said}");
-        assert!(!project.path("project/ran").exists(), "{name}: a line that anybody may have written was run");
+        assert!(
+            !project.path("project/ran").exists(),
+            "{name}: a line that anybody may have written was run"
+        );
         let ill: Vec<&str> = said
             .lines()
             .filter(|line| !line.contains(" sandbox "))
@@ -98,27 +122,41 @@ fn doctor_reports_hooks_blocked_by_managed_settings() {
         assert_eq!(project.run(&["init", "--for", client], "").0, 0);
         for (name, text) in files {
             // As `init` writes them.
-            let hooks = std::fs::read_to_string(project.path("project/.claude/settings.json")).unwrap_or_default();
+            let hooks = std::fs::read_to_string(project.path("project/.claude/settings.json"))
+                .unwrap_or_default();
             project.write(name, &text.replace("HOOKS", hooks.trim().trim_start_matches('{')));
         }
         let managed = project.path("managed").display().to_string();
-        let (code, stdout, stderr) = project.run_with(&[("TOOLGATE_MANAGED_SETTINGS", managed.as_str())], &["doctor"], "");
+        let (code, stdout, stderr) =
+            project.run_with(&[("TOOLGATE_MANAGED_SETTINGS", managed.as_str())], &["doctor"], "");
         assert_eq!(stderr, "");
         (code, stdout.replace(&managed, "MANAGED"))
     };
     let all = "managed/managed-settings.json";
-    let (one, two) = ("managed/managed-settings.d/10-one.json", "managed/managed-settings.d/20-two.json");
+    let (one, two) =
+        ("managed/managed-settings.d/10-one.json", "managed/managed-settings.d/20-two.json");
     let (on, off) = ("{\"allowManagedHooksOnly\": true}", "{\"allowManagedHooksOnly\": false}");
     type SettingsFiles<'a> = &'a [(&'a str, &'a str)];
     let cases: [(SettingsFiles<'_>, Option<&str>); 9] = [
         (&[], None),
         (&[(all, off)], None),
-        (&[(all, on)], Some("`allowManagedHooksOnly` is on in MANAGED/managed-settings.json: Claude Code runs no hooks of users")),
-        (&[(all, "{}"), (one, on)], Some("`allowManagedHooksOnly` is on in MANAGED/managed-settings.d/10-one.json")),
+        (
+            &[(all, on)],
+            Some(
+                "`allowManagedHooksOnly` is on in MANAGED/managed-settings.json: Claude Code runs no hooks of users",
+            ),
+        ),
+        (
+            &[(all, "{}"), (one, on)],
+            Some("`allowManagedHooksOnly` is on in MANAGED/managed-settings.d/10-one.json"),
+        ),
         // The last word counts, and that of somebody else does not.
         (&[(one, on), (two, off)], None),
         (&[("project/.claude/settings.local.json", on)], None),
-        (&[(all, "{\"disableAllHooks\": true}")], Some("`disableAllHooks` is on in MANAGED/managed-settings.json")),
+        (
+            &[(all, "{\"disableAllHooks\": true}")],
+            Some("`disableAllHooks` is on in MANAGED/managed-settings.json"),
+        ),
         // Where they stand there, they run.
         (&[(all, "{\"allowManagedHooksOnly\": true, HOOKS")], None),
         (&[(all, on), (two, "{ HOOKS")], None),
@@ -136,7 +174,8 @@ fn doctor_reports_hooks_blocked_by_managed_settings() {
 
 #[test]
 fn doctor_reports_settings_that_client_ignores() {
-    let (claude, codex, cursor) = (".claude/settings.json", ".codex/hooks.json", ".cursor/hooks.json");
+    let (claude, codex, cursor) =
+        (".claude/settings.json", ".codex/hooks.json", ".cursor/hooks.json");
     let strict = Some("comments and trailing commas are not allowed");
     for (client, file, from, to, why) in [
         ("claude-code", claude, "{\n", "{\n  // mine\n", strict),
@@ -144,7 +183,13 @@ fn doctor_reports_settings_that_client_ignores() {
         ("codex", codex, "{\n", "{\n  // mine\n", strict),
         ("cursor", cursor, "{\n", "{\n  // mine\n", None),
         // What others have written is enough.
-        ("claude-code", claude, "\"hooks\": {\n", "\"hooks\": {\n    \"Stop\": [{}],\n", Some("`hooks.Stop[0]` has no list of `hooks`")),
+        (
+            "claude-code",
+            claude,
+            "\"hooks\": {\n",
+            "\"hooks\": {\n    \"Stop\": [{}],\n",
+            Some("`hooks.Stop[0]` has no list of `hooks`"),
+        ),
         (
             "claude-code",
             claude,
@@ -159,13 +204,29 @@ fn doctor_reports_settings_that_client_ignores() {
         let written = project.read(&path);
         assert!(written.contains(from), "{written}");
         project.write(&path, &written.replacen(from, to, 1));
-        let (doctor, again) = (project.masked_output(&["doctor"], ""), project.masked_output(&["init", "--for", client], ""));
+        let (doctor, again) = (
+            project.masked_output(&["doctor"], ""),
+            project.masked_output(&["init", "--for", client], ""),
+        );
         match why {
-            None => assert!(doctor.starts_with("exit 0\n") && !again.contains("ignores this file"), "{client}: {doctor}{again}"),
+            None => assert!(
+                doctor.starts_with("exit 0\n") && !again.contains("ignores this file"),
+                "{client}: {doctor}{again}"
+            ),
             Some(why) => {
                 let said = format!("the client ignores the file and all hooks in it: {why}");
-                assert!(doctor.starts_with("exit 1\n") && doctor.contains(&said) && !doctor.contains("✓ hooks"), "{to}: {doctor}");
-                assert!(again.contains(&format!("{client} ignores this file and all hooks in it: {why}")), "{to}: {again}");
+                assert!(
+                    doctor.starts_with("exit 1\n")
+                        && doctor.contains(&said)
+                        && !doctor.contains("✓ hooks"),
+                    "{to}: {doctor}"
+                );
+                assert!(
+                    again.contains(&format!(
+                        "{client} ignores this file and all hooks in it: {why}"
+                    )),
+                    "{to}: {again}"
+                );
             }
         }
     }
@@ -203,7 +264,10 @@ fn doctor_reports_other_program_of_same_name() {
     assert_eq!(code, 0, "{said}");
     std::fs::write(project.path("bin/toolgate-hook"), "#!/bin/sh\nexit 0\n").unwrap();
     let (code, said) = doctor(&["doctor"]);
-    assert!(code == 1 && said.contains("PreToolUse: a call that must be refused got no decision"), "{said}");
+    assert!(
+        code == 1 && said.contains("PreToolUse: a call that must be refused got no decision"),
+        "{said}"
+    );
 }
 
 #[test]
@@ -212,7 +276,12 @@ fn doctor_rejects_canary_denied_by_other_rule() {
     let project = TestProject::with_config(config);
     let said = project.masked_output(&["doctor", "--config", "toolgate.toml"], "");
     let why = "✗ canary         a call that must be refused was refused, but not by the rule that protects toolgate: ";
-    assert!(said.starts_with("exit 1\n") && said.contains(why) && said.contains("may not act as the agent"), "{said}");
+    assert!(
+        said.starts_with("exit 1\n")
+            && said.contains(why)
+            && said.contains("may not act as the agent"),
+        "{said}"
+    );
 }
 
 #[test]
@@ -228,8 +297,13 @@ fn doctor_sends_canary_to_tools_with_closed_schema() {
             .masked_output(&["doctor", "--config", "toolgate.toml"], "")
             .contains("✓ canary         a call that must be refused was refused")
     );
-    project.write("project/toolgate.toml", &closed.replace("type = \"string\"", "type = \"integer\""));
-    assert!(project.masked_output(&["doctor", "--config", "toolgate.toml"], "").contains("! canary         no declared tool can be asked"));
+    project
+        .write("project/toolgate.toml", &closed.replace("type = \"string\"", "type = \"integer\""));
+    assert!(
+        project
+            .masked_output(&["doctor", "--config", "toolgate.toml"], "")
+            .contains("! canary         no declared tool can be asked")
+    );
 }
 
 #[test]
@@ -244,7 +318,10 @@ fn new_ledger_requires_flag_and_empty_path() {
     // What is left of the old one is in the way, and nothing is begun before it is gone.
     let known = project.read(".local/state/toolgate/ledgers.json");
     let said = project.masked_output(&["trust", "--new-ledger"], "");
-    assert!(said.starts_with("exit 2\n") && said.contains("ledger.db.state exists; move it away first"), "{said}");
+    assert!(
+        said.starts_with("exit 2\n") && said.contains("ledger.db.state exists; move it away first"),
+        "{said}"
+    );
     assert!(!project.path(".local/state/toolgate/ledger.db").exists());
     assert_eq!(project.read(".local/state/toolgate/ledgers.json"), known);
     std::fs::remove_dir_all(project.path(".local/state/toolgate/ledger.db.state")).unwrap();

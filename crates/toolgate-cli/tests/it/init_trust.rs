@@ -19,13 +19,24 @@ fn init_and_eject_restore_client_settings() {
     let project = TestProject::new();
     project.write("project/.claude/settings.json", CLIENT_SETTINGS);
     let tried = project.masked_output(&["init", "--for", "claude-code", "--dry-run"], "");
-    assert!(tried.contains("would write") && tried.contains("would change") && !project.path("project/toolgate.toml").exists());
+    assert!(
+        tried.contains("would write")
+            && tried.contains("would change")
+            && !project.path("project/toolgate.toml").exists()
+    );
     assert_eq!(project.read("project/.claude/settings.json"), CLIENT_SETTINGS);
     insta::assert_snapshot!("init", project.masked_output(&["init", "--for", "claude-code"], ""));
-    insta::assert_snapshot!("init_again", project.masked_output(&["init", "--for", "claude-code"], ""));
+    insta::assert_snapshot!(
+        "init_again",
+        project.masked_output(&["init", "--for", "claude-code"], "")
+    );
     // What the kernel can do is the machine's business.
     let said = project.masked_output(&["doctor"], "");
-    let said: String = said.lines().filter(|line| !line.contains(" sandbox ")).map(|line| format!("{line}\n")).collect();
+    let said: String = said
+        .lines()
+        .filter(|line| !line.contains(" sandbox "))
+        .map(|line| format!("{line}\n"))
+        .collect();
     insta::assert_snapshot!("doctor_well", said);
     let (_, json, _) = project.run(&["doctor", "--json"], "");
     assert_eq!(serde_json::from_str::<Value>(&json).unwrap()["ok"], true);
@@ -48,7 +59,10 @@ fn eject_restores_files_byte_for_byte() {
             let project = TestProject::new();
             project.write(file, &before);
             let said = project.masked_output(&["init", "--for", client], "");
-            assert!(said.starts_with("exit 0\n") && project.read(file) != before, "{client}: {said}");
+            assert!(
+                said.starts_with("exit 0\n") && project.read(file) != before,
+                "{client}: {said}"
+            );
             assert_eq!(project.run(&["eject"], "").0, 0, "{client}");
             assert_eq!(project.read(file), before, "{client}");
         }
@@ -64,30 +78,44 @@ fn verbs_name_project_directory_from_subdirectory() {
         let mut command = std::process::Command::new(assert_cmd::cargo::cargo_bin("toolgate"));
         project.set_environment(&mut command);
         let output = command.current_dir(project.path("project/src")).args(args).output().unwrap();
-        String::from_utf8(output.stdout).unwrap().replace(project.path("").to_str().unwrap(), "HOME/")
+        String::from_utf8(output.stdout)
+            .unwrap()
+            .replace(project.path("").to_str().unwrap(), "HOME/")
     };
     let doctor = said(&["doctor"]);
     assert!(
         doctor.contains("no client that starts here has a hook; there are hooks in HOME/project: run `toolgate doctor` there\n"),
         "{doctor}"
     );
-    assert_eq!(said(&["eject"]), "no settings with toolgate found; it is in the settings of HOME/project: run this command there\n");
+    assert_eq!(
+        said(&["eject"]),
+        "no settings with toolgate found; it is in the settings of HOME/project: run this command there\n"
+    );
     let init = said(&["init", "--for", "claude-code", "--dry-run"]);
-    assert!(init.contains("this file replaces HOME/project/toolgate.toml in this directory"), "{init}");
+    assert!(
+        init.contains("this file replaces HOME/project/toolgate.toml in this directory"),
+        "{init}"
+    );
     // The user's own holds everywhere.
-    assert!(!said(&["init", "--for", "claude-code", "--user", "--dry-run"]).contains("this file replaces"));
+    assert!(
+        !said(&["init", "--for", "claude-code", "--user", "--dry-run"])
+            .contains("this file replaces")
+    );
 }
 
 #[test]
 fn eject_and_init_keep_foreign_hooks() {
     let project = TestProject::new();
-    let other =
-        "{\"hooks\": {\"PreToolUse\": [{\"hooks\": [{\"type\": \"command\", \"command\": \"toolgate audit query | ./my hook\"}]}]}}\n";
+    let other = "{\"hooks\": {\"PreToolUse\": [{\"hooks\": [{\"type\": \"command\", \"command\": \"toolgate audit query | ./my hook\"}]}]}}\n";
     project.write("project/.claude/settings.json", other);
     assert!(project.masked_output(&["eject"], "").contains("no settings with toolgate found"));
     assert_eq!(project.read("project/.claude/settings.json"), other);
     project.write("project/.claude/settings.json", "{\"hooks\": {}, \"hooks\": {}}");
-    assert!(project.masked_output(&["init", "--for", "claude-code"], "").contains("duplicate key `hooks`"));
+    assert!(
+        project
+            .masked_output(&["init", "--for", "claude-code"], "")
+            .contains("duplicate key `hooks`")
+    );
     assert!(!project.path("project/toolgate.toml").exists());
 }
 
@@ -98,12 +126,19 @@ fn every_suggested_template_line_is_valid() {
         assert_eq!(project.run(&["init", "--for", client], "").0, 0);
         let text = project.read("project/toolgate.toml");
         assert!(
-            text.starts_with("# Configuration for the agent in this project.") && text.contains("| toolgate check\n"),
+            text.starts_with("# Configuration for the agent in this project.")
+                && text.contains("| toolgate check\n"),
             "{client}: {text}"
         );
         let used: String = text
             .lines()
-            .map(|line| line.strip_prefix("# ").filter(|line| line.contains(" = ")).unwrap_or(line).to_owned() + "\n")
+            .map(|line| {
+                line.strip_prefix("# ")
+                    .filter(|line| line.contains(" = "))
+                    .unwrap_or(line)
+                    .to_owned()
+                    + "\n"
+            })
             .collect();
         project.write("project/toolgate.toml", &used);
         let said = project.masked_output(&["lint"], "");
@@ -120,7 +155,11 @@ fn template_denies_secret_files_but_allows_naming_them() {
     let project = TestProject::new();
     assert_eq!(project.run(&["init", "--for", "claude-code"], "").0, 0);
     for (tool, arguments, expected) in [
-        ("edit", json!({"file_path": ".gitignore", "old_string": "x", "new_string": ".env"}), "allow"),
+        (
+            "edit",
+            json!({"file_path": ".gitignore", "old_string": "x", "new_string": ".env"}),
+            "allow",
+        ),
         ("write", json!({"file_path": ".gitignore", "content": ".env"}), "allow"),
         ("grep", json!({"pattern": ".env"}), "allow"),
         ("grep", json!({"pattern": "x", "path": "src", "glob": "*.rs"}), "allow"),
@@ -153,7 +192,8 @@ fn init_writes_valid_config_and_hooks_for_each_client() {
         assert!(said.starts_with("exit 0\n"), "{said}");
         let said = project.masked_output(&["doctor"], "");
         assert!(said.starts_with("exit 0\n"), "{client}: {said}");
-        let written: Value = serde_json::from_str(&project.read(&format!("project/{file}"))).unwrap();
+        let written: Value =
+            serde_json::from_str(&project.read(&format!("project/{file}"))).unwrap();
         assert!(written["hooks"].is_object(), "{written}");
         let nothing = r#"{"tool": "nothing", "arguments": {}}"#;
         let said = project.masked_output(&["check", "--config", "toolgate.toml"], nothing);
@@ -169,37 +209,65 @@ fn init_writes_valid_config_and_hooks_for_each_client() {
 #[test]
 fn existing_config_gains_and_loses_tools_of_client() {
     const CONFIG_FILE: &str = "project/toolgate.toml";
-    for (client, shell) in [("claude-code", "bash"), ("codex", "bash"), ("cursor", "shell"), ("vscode", "run_in_terminal")] {
+    for (client, shell) in [
+        ("claude-code", "bash"),
+        ("codex", "bash"),
+        ("cursor", "shell"),
+        ("vscode", "run_in_terminal"),
+    ] {
         let project = TestProject::new();
         assert_eq!(project.run(&["init"], "").0, 0);
         let bare = project.read(CONFIG_FILE);
         let tried = project.masked_output(&["init", "--for", client, "--dry-run"], "");
-        assert!(tried.starts_with("exit 0\nwould change HOME/project/toolgate.toml\n"), "{client}: {tried}");
-        assert!(tried.contains("  +[client]\n") && tried.contains(&format!("  +[tools.{shell}]\n")), "{client}: {tried}");
+        assert!(
+            tried.starts_with("exit 0\nwould change HOME/project/toolgate.toml\n"),
+            "{client}: {tried}"
+        );
+        assert!(
+            tried.contains("  +[client]\n") && tried.contains(&format!("  +[tools.{shell}]\n")),
+            "{client}: {tried}"
+        );
         assert_eq!(project.read(CONFIG_FILE), bare, "{client}");
         let said = project.masked_output(&["init", "--for", client], "");
-        assert!(said.starts_with("exit 0\nchanged HOME/project/toolgate.toml\n") && !said.contains("not in force"), "{client}: {said}");
+        assert!(
+            said.starts_with("exit 0\nchanged HOME/project/toolgate.toml\n")
+                && !said.contains("not in force"),
+            "{client}: {said}"
+        );
         let both = project.read(CONFIG_FILE);
         assert!(both.starts_with(&bare), "{client}: {both}");
         let said = project.masked_output(&["doctor"], "");
-        assert!(said.starts_with("exit 0\n") && !said.contains("✗ tools") && !said.contains("! tools"), "{client}: {said}");
+        assert!(
+            said.starts_with("exit 0\n") && !said.contains("✗ tools") && !said.contains("! tools"),
+            "{client}: {said}"
+        );
         let push = json!({"tool": shell, "arguments": {"command": "git push --force"}}).to_string();
         let (_, said, told) = project.run(&["check", &push], "");
         assert!(said.starts_with("deny"), "{client}: {said}{told}");
         // What is there is not added again.
         let again = project.masked_output(&["init", "--for", client], "");
-        assert!(again.starts_with("exit 0\nHOME/project/toolgate.toml exists and is unchanged\n"), "{client}: {again}");
+        assert!(
+            again.starts_with("exit 0\nHOME/project/toolgate.toml exists and is unchanged\n"),
+            "{client}: {again}"
+        );
         let tried = project.masked_output(&["eject", "--dry-run"], "");
         assert!(tried.contains("would change HOME/project/toolgate.toml\n"), "{client}: {tried}");
         assert_eq!(project.read(CONFIG_FILE), both, "{client}");
         assert_eq!(project.run(&["eject"], "").0, 0, "{client}");
         assert_eq!(project.read(CONFIG_FILE), bare, "{client}");
         let said = project.masked_output(&["doctor"], "");
-        assert!(said.contains("✓ configuration  HOME/project/toolgate.toml"), "{client}, it is accepted still: {said}");
+        assert!(
+            said.contains("✓ configuration  HOME/project/toolgate.toml"),
+            "{client}, it is accepted still: {said}"
+        );
         // What nobody had accepted is not accepted by this.
         project.write(CONFIG_FILE, &format!("{bare}# mine\n"));
         let said = project.masked_output(&["init", "--for", client], "");
-        assert!(said.contains("changed HOME/project/toolgate.toml") && said.contains("not in force yet"), "{client}: {said}");
+        assert!(
+            said.contains("changed HOME/project/toolgate.toml")
+                && said.contains("not in force yet"),
+            "{client}: {said}"
+        );
     }
 }
 
@@ -212,22 +280,42 @@ fn init_for_second_client_adds_only_missing_tools() {
     assert_eq!(project.run(&["init", "--for", "cursor"], "").0, 0);
     let both = project.read(CONFIG_FILE);
     let added = both.strip_prefix(&first).unwrap_or_else(|| panic!("{both}"));
-    let said = |beginning: &str| added.lines().filter(|line| line.starts_with(beginning)).collect::<Vec<_>>();
-    assert_eq!(said("["), ["[tools.shell]", "[tools.delete]", "[[policy]]", "[[policy]]", "[[policy]]"]);
+    let said = |beginning: &str| {
+        added.lines().filter(|line| line.starts_with(beginning)).collect::<Vec<_>>()
+    };
+    assert_eq!(
+        said("["),
+        ["[tools.shell]", "[tools.delete]", "[[policy]]", "[[policy]]", "[[policy]]"]
+    );
     // A name is one rule's, and what the first client's tools may do stays as it was.
     assert_eq!(
         said("name = "),
-        ["name = \"no_force_push_cursor\"", "name = \"no_recursive_delete_cursor\"", "name = \"no_secrets_cursor\""]
+        [
+            "name = \"no_force_push_cursor\"",
+            "name = \"no_recursive_delete_cursor\"",
+            "name = \"no_secrets_cursor\""
+        ]
     );
-    assert_eq!(said("tools = "), ["tools = [\"shell\"]", "tools = [\"shell\"]", "tools = [\"shell\", \"delete\"]"]);
+    assert_eq!(
+        said("tools = "),
+        ["tools = [\"shell\"]", "tools = [\"shell\"]", "tools = [\"shell\", \"delete\"]"]
+    );
     let doctor = project.masked_output(&["doctor"], "");
     assert!(doctor.starts_with("exit 0\n") && !doctor.contains("! tools"), "{doctor}");
     assert_eq!(project.run(&["eject", "--for", "cursor"], "").0, 0);
     assert_eq!(project.read(CONFIG_FILE), first);
-    // Where it is said how commands are run, the rest may be left out on purpose: it is told, and not done.
+    // Where it is said how commands are run, the rest may be left out on purpose: it is told, and
+    // not done.
     let told = project.masked_output(&["init", "--for", "codex"], "");
-    assert!(told.contains("exists and is unchanged\nit does not declare some tools of codex"), "{told}");
-    assert!(told.contains("\n[tools.apply_patch]\nkind = \"client\"\n") && !told.contains("\n[tools.bash]"), "{told}");
+    assert!(
+        told.contains("exists and is unchanged\nit does not declare some tools of codex"),
+        "{told}"
+    );
+    assert!(
+        told.contains("\n[tools.apply_patch]\nkind = \"client\"\n")
+            && !told.contains("\n[tools.bash]"),
+        "{told}"
+    );
     assert_eq!(project.read(CONFIG_FILE), first);
     let doctor = project.masked_output(&["doctor"], "");
     let note = "! tools          the configuration does not declare these tools of codex: `apply_patch`, `update_plan`, `view_image`\n";
@@ -252,13 +340,22 @@ fn eject_keeps_block_that_user_changed() {
     const CONFIG_FILE: &str = "project/toolgate.toml";
     let mine = "[[policy]]\nname = \"mine\"\nrule = \"deny\"\ntools = [\"shell\"]\nwhere = [{ argument = \"/command\", runs = [\"make\"] }]\nreason = \"No.\"\n";
     let own = "\n[tools.mine]\nkind = \"client\"\neffect = \"read\"\n";
-    let keeps = |why: &str| Some(format!("cannot remove from HOME/project/toolgate.toml what was added for cursor: {why}"));
+    let keeps = |why: &str| {
+        Some(format!(
+            "cannot remove from HOME/project/toolgate.toml what was added for cursor: {why}"
+        ))
+    };
     for (name, (from, to), more, why) in [
         ("nothing", ("", ""), "", None),
         ("something else after it", ("", ""), own, None),
         ("a changed line in it", ("[\"rm -r\", ", "["), "", keeps("it was changed since")),
         ("a changed comment in it", ("# Rules. ", "# "), "", keeps("it was changed since")),
-        ("a key that was meant for its last table", ("", ""), "mode = \"observe\"\n", keeps("it was changed since")),
+        (
+            "a key that was meant for its last table",
+            ("", ""),
+            "mode = \"observe\"\n",
+            keeps("it was changed since"),
+        ),
         ("a rule about its tools", ("", ""), mine, keeps("the rest is not valid without it")),
     ] {
         let project = TestProject::new();
@@ -272,7 +369,9 @@ fn eject_keeps_block_that_user_changed() {
         let said = project.masked_output(&["eject"], "");
         assert!(said.contains(".cursor/hooks.json"), "{name}: {said}");
         match why {
-            None => assert_eq!(project.read(CONFIG_FILE), format!("{bare}{more}"), "{name}: {said}"),
+            None => {
+                assert_eq!(project.read(CONFIG_FILE), format!("{bare}{more}"), "{name}: {said}")
+            }
             Some(why) => {
                 assert!(said.contains(&why), "{name}: {said}");
                 assert_eq!(project.read(CONFIG_FILE), changed, "{name}");
@@ -288,7 +387,10 @@ fn eject_keeps_block_that_user_changed() {
         let project = TestProject::with_config(text);
         let said = project.masked_output(&["init", "--for", "cursor"], "");
         assert!(said.contains("it does not declare the shell tool of cursor"), "{text}: {said}");
-        assert!(said.contains("\n[tools.shell]\nkind = \"client\"\nshell = \"/command\"\n"), "{text}: {said}");
+        assert!(
+            said.contains("\n[tools.shell]\nkind = \"client\"\nshell = \"/command\"\n"),
+            "{text}: {said}"
+        );
         assert_eq!(project.read(CONFIG_FILE), text);
     }
 }
@@ -296,13 +398,25 @@ fn eject_keeps_block_that_user_changed() {
 #[test]
 fn every_verb_help_has_examples() {
     fn listed_verbs(stdout: &str) -> Vec<String> {
-        let verbs = stdout.lines().skip_while(|line| !line.starts_with("Commands:")).skip(1).take_while(|line| !line.is_empty());
+        let verbs = stdout
+            .lines()
+            .skip_while(|line| !line.starts_with("Commands:"))
+            .skip(1)
+            .take_while(|line| !line.is_empty());
         let verbs = verbs.filter(|line| line.starts_with("  ") && !line.starts_with("   "));
-        verbs.filter_map(|line| line.split_whitespace().next()).filter(|verb| *verb != "help").map(str::to_owned).collect()
+        verbs
+            .filter_map(|line| line.split_whitespace().next())
+            .filter(|verb| *verb != "help")
+            .map(str::to_owned)
+            .collect()
     }
     // An example that is broken into two lines cannot be copied.
     fn wide_example_lines(stdout: &str) -> Vec<&str> {
-        stdout.lines().skip_while(|line| *line != "Examples:").filter(|line| line.starts_with("  ") && line.chars().count() > 80).collect()
+        stdout
+            .lines()
+            .skip_while(|line| *line != "Examples:")
+            .filter(|line| line.starts_with("  ") && line.chars().count() > 80)
+            .collect()
     }
     let own = listed_verbs(&crate::run_toolgate(&["--help"]).1);
     assert!(own.len() > 15, "{own:?}");

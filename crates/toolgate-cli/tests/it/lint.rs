@@ -40,8 +40,14 @@ where = [{ argument = "/amount", above = 5 }]
     insta::assert_snapshot!("lint", project.masked_output(&["lint"], ""));
     insta::assert_snapshot!("lint_fix", project.masked_output(&["lint", "--fix"], ""));
     let mended = project.read("project/toolgate.toml");
-    assert_eq!(mended, config.replace("efect", "effect").replace("verify_custmer", "verify_customer"));
-    insta::assert_snapshot!("lint_github", project.masked_output(&["lint", "--format", "github"], ""));
+    assert_eq!(
+        mended,
+        config.replace("efect", "effect").replace("verify_custmer", "verify_customer")
+    );
+    insta::assert_snapshot!(
+        "lint_github",
+        project.masked_output(&["lint", "--format", "github"], "")
+    );
     let (_, sarif, _) = project.run(&["lint", "--format", "sarif"], "");
     let sarif: Value = serde_json::from_str(&sarif).unwrap();
     assert_eq!(sarif["runs"][0]["results"][0]["ruleId"], "thin_description");
@@ -66,15 +72,22 @@ fn sarif_locations_are_encoded_uris() {
     ] {
         project.write(written, "[tools.look]\nefect = \"read\"\n");
         let (_, said, told) = project.run(&["lint", "--format", "sarif", "--config", file], "");
-        let said: Value = serde_json::from_str(&said).unwrap_or_else(|_| panic!("{file}: {said}{told}"));
-        assert_eq!(said["runs"][0]["results"][0]["locations"][0]["physicalLocation"]["artifactLocation"]["uri"], address, "{file}");
+        let said: Value =
+            serde_json::from_str(&said).unwrap_or_else(|_| panic!("{file}: {said}{told}"));
+        assert_eq!(
+            said["runs"][0]["results"][0]["locations"][0]["physicalLocation"]["artifactLocation"]["uri"],
+            address,
+            "{file}"
+        );
     }
 }
 
 #[test]
 fn every_lint_code_is_reachable() {
     let project = TestProject::new();
-    let tool = |name: &str, more: &str| format!("[agents.a.tools.{name}]\ndescription = \"{name}\"\neffect = \"read\"\n{more}");
+    let tool = |name: &str, more: &str| {
+        format!("[agents.a.tools.{name}]\ndescription = \"{name}\"\neffect = \"read\"\n{more}")
+    };
     let words = "Finds the orders of one customer by name";
     let many: String = (0..5).map(|n| tool(&format!("tool_{n}"), "")).collect();
     let config = format!(
@@ -94,8 +107,12 @@ fn every_lint_code_is_reachable() {
     project.write("project/toolgate.toml", &config);
     let (_, json, stderr) = project.run(&["lint", "--format", "json"], "");
     let found: Value = serde_json::from_str(&json).unwrap_or_else(|_| panic!("{json}{stderr}"));
-    let codes: std::collections::BTreeSet<&str> =
-        found["findings"].as_array().unwrap().iter().map(|finding| finding["code"].as_str().unwrap()).collect();
+    let codes: std::collections::BTreeSet<&str> = found["findings"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|finding| finding["code"].as_str().unwrap())
+        .collect();
     // The other three: one needs a file that does not load, one a ledger, and one an upstream.
     let wanted = [
         "dead_rule",
@@ -114,10 +131,16 @@ fn every_lint_code_is_reachable() {
     ];
     assert_eq!(codes, wanted.into_iter().collect(), "{json}");
     // A reason of a word or two is nearly none.
-    let short = |rule: &str| json.contains(&format!("the reason of the rule `{rule}` is too short to act on"));
+    let short = |rule: &str| {
+        json.contains(&format!("the reason of the rule `{rule}` is too short to act on"))
+    };
     assert_eq!(["vain", "large", "larger"].map(short), [true, true, false], "{json}");
     // From the top down, whoever has found them.
-    let lines = found["findings"].as_array().unwrap().iter().map(|finding| finding["place"]["line"].as_u64().unwrap_or_default());
+    let lines = found["findings"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|finding| finding["place"]["line"].as_u64().unwrap_or_default());
     assert!(lines.is_sorted(), "{json}");
 }
 
@@ -149,24 +172,39 @@ reason = "Leave it as it is."
         assert_eq!(code, 0, "warnings are not wrong: {json}{stderr}");
         let found: Value = serde_json::from_str(&json).unwrap_or_else(|_| panic!("{json}{stderr}"));
         let told = found["findings"].as_array().unwrap().iter().map(|finding| {
-            format!("{} {}: {} ({}) {}", finding["place"]["line"], finding["code"], finding["message"], finding["help"], finding["fix"])
+            format!(
+                "{} {}: {} ({}) {}",
+                finding["place"]["line"],
+                finding["code"],
+                finding["message"],
+                finding["help"],
+                finding["fix"]
+            )
         });
         told.collect::<Vec<_>>()
     };
     project.write("project/toolgate.toml", config);
     let vain = [
-        format!(r#"{} "never_true": "`/status` of `close` is never \"closd\"" ("did you mean `closed`?") "\"closed\"""#, line("closd")),
+        format!(
+            r#"{} "never_true": "`/status` of `close` is never \"closd\"" ("did you mean `closed`?") "\"closed\"""#,
+            line("closd")
+        ),
         format!(
             r#"{} "never_true": "`/amount` of `close` is never below 0" ("allowed by the schema: between 0 and 100") null"#,
             line("below")
         ),
-        format!(r#"{} "never_true": "this can never be true" ("allowed by the schema: one of \"open\", \"closed\"") null"#, line("gone")),
+        format!(
+            r#"{} "never_true": "this can never be true" ("allowed by the schema: one of \"open\", \"closed\"") null"#,
+            line("gone")
+        ),
     ];
     assert_eq!(found(), vain);
     project.run(&["lint", "--fix"], "");
     assert_eq!(project.read("project/toolgate.toml"), config.replace("\"closd\"", "\"closed\""));
     assert_eq!(found(), vain[1..]);
-    let left = format!("lint = [{{ allow = \"never_true\", of = \"vain\", reason = \"they are coming\" }}]\n{config}");
+    let left = format!(
+        "lint = [{{ allow = \"never_true\", of = \"vain\", reason = \"they are coming\" }}]\n{config}"
+    );
     project.write("project/toolgate.toml", &left);
     assert_eq!(found(), Vec::<String>::new());
 }
@@ -175,44 +213,76 @@ reason = "Leave it as it is."
 fn lint_reports_unknown_schema_keywords() {
     let project = TestProject::new();
     for (schema, wanted) in [
-        ("{ propertes = { a = {} } }", Some("has `propertes`, which is not a JSON Schema keyword (did you mean `properties`?)")),
-        ("{ require = [] }", Some("has `require`, which is not a JSON Schema keyword (did you mean `required`?)")),
-        ("{ zzz = 1 }", Some("has `zzz`, which is not a JSON Schema keyword (remove it, or prefix its name with `x-`)")),
+        (
+            "{ propertes = { a = {} } }",
+            Some(
+                "has `propertes`, which is not a JSON Schema keyword (did you mean `properties`?)",
+            ),
+        ),
+        (
+            "{ require = [] }",
+            Some("has `require`, which is not a JSON Schema keyword (did you mean `required`?)"),
+        ),
+        (
+            "{ zzz = 1 }",
+            Some(
+                "has `zzz`, which is not a JSON Schema keyword (remove it, or prefix its name with `x-`)",
+            ),
+        ),
         (
             "{ properties = { a = { typ = \"string\" } } }",
-            Some("has `typ` in `/properties/a`, which is not a JSON Schema keyword (did you mean `type`?)"),
+            Some(
+                "has `typ` in `/properties/a`, which is not a JSON Schema keyword (did you mean `type`?)",
+            ),
         ),
         (
             "{ properties = { a = { items = { maximun = 1 } } } }",
-            Some("has `maximun` in `/properties/a/items`, which is not a JSON Schema keyword (did you mean `maximum`?)"),
+            Some(
+                "has `maximun` in `/properties/a/items`, which is not a JSON Schema keyword (did you mean `maximum`?)",
+            ),
         ),
         (
             "{ anyOf = [{ minimun = 1 }] }",
-            Some("has `minimun` in `/anyOf/0`, which is not a JSON Schema keyword (did you mean `minimum`?)"),
+            Some(
+                "has `minimun` in `/anyOf/0`, which is not a JSON Schema keyword (did you mean `minimum`?)",
+            ),
         ),
         (
             "{ properties = { customer_id = {} }, required = [\"custmer_id\"] }",
-            Some("requires `custmer_id`, which is not declared in its properties (did you mean `customer_id`?)"),
+            Some(
+                "requires `custmer_id`, which is not declared in its properties (did you mean `customer_id`?)",
+            ),
         ),
         ("{ properties = { typ = {}, require = {} }, required = [\"typ\"] }", None),
         ("{ required = [\"a\"] }", None),
         ("{ properties = { a = {} }, required = [\"b\"], additionalProperties = true }", None),
-        ("{ properties = { a = {}, b = {} }, anyOf = [{ properties = { a = { const = 1 } }, required = [\"b\"] }] }", None),
+        (
+            "{ properties = { a = {}, b = {} }, anyOf = [{ properties = { a = { const = 1 } }, required = [\"b\"] }] }",
+            None,
+        ),
         ("{ enum = [{ typ = 1 }], default = { typ = 1 }, x-mine = 1, \"$comment\" = \"x\" }", None),
     ] {
         for key in ["input", "output"] {
             // What a tool gives may be anything; what it takes is an object.
             let schema = schema.replacen('{', "{ type = \"object\",", 1);
-            let text = format!("[tools.look]\ndescription = \"a\\nb\\nc\\nd\"\neffect = \"read\"\n{key} = {schema}\n");
+            let text = format!(
+                "[tools.look]\ndescription = \"a\\nb\\nc\\nd\"\neffect = \"read\"\n{key} = {schema}\n"
+            );
             project.write("project/toolgate.toml", &text);
             let (code, json, stderr) = project.run(&["lint", "--format", "json"], "");
-            let found: Value = serde_json::from_str(&json).unwrap_or_else(|_| panic!("{text}{json}{stderr}"));
+            let found: Value =
+                serde_json::from_str(&json).unwrap_or_else(|_| panic!("{text}{json}{stderr}"));
             let told = found["findings"].as_array().unwrap().iter().map(|finding| {
                 assert_eq!(finding["code"], "unknown_keyword", "{text}{json}");
-                format!("{} ({})", finding["message"].as_str().unwrap(), finding["help"].as_str().unwrap())
+                format!(
+                    "{} ({})",
+                    finding["message"].as_str().unwrap(),
+                    finding["help"].as_str().unwrap()
+                )
             });
             let told: Vec<String> = told.collect();
-            let wanted: Vec<String> = wanted.iter().map(|wanted| format!("the {key} of `look` {wanted}")).collect();
+            let wanted: Vec<String> =
+                wanted.iter().map(|wanted| format!("the {key} of `look` {wanted}")).collect();
             assert_eq!((code, told), (0, wanted), "{text}");
         }
     }
@@ -224,44 +294,80 @@ fn lint_reports_secret_paths_that_match_nothing() {
     let input = "input = { type = \"object\", properties = { password = { type = \"string\" }, of = { type = \"array\", items = { type = \"object\", properties = { pin = {} } } } } }";
     let closed = "output = { type = \"object\", properties = { token = { type = \"string\" } }, additionalProperties = false }";
     let open = "output = { type = \"object\", properties = { token = { type = \"string\" } } }";
-    let neither = |path: &str| format!("`look` neither accepts nor returns a `{path}`: the entry hides nothing");
-    let not_taken = |path: &str| format!("`look` does not take a `{path}`: unless the result contains it, the entry hides nothing");
+    let neither = |path: &str| {
+        format!("`look` neither accepts nor returns a `{path}`: the entry hides nothing")
+    };
+    let not_taken = |path: &str| {
+        format!(
+            "`look` does not take a `{path}`: unless the result contains it, the entry hides nothing"
+        )
+    };
     let none = Vec::<String>::new();
     for (secrets, more, wanted) in [
         ("[\"/password\", \"/of/*/pin\", \"token\"]", format!("{input}\n{closed}"), none.clone()),
         (
             "[\"/password\", \"/pasword\"]",
             format!("{input}\n{closed}"),
-            vec![format!("warning 4:25 {} (did you mean `password`?) \"/password\"", neither("/pasword"))],
+            vec![format!(
+                "warning 4:25 {} (did you mean `password`?) \"/password\"",
+                neither("/pasword")
+            )],
         ),
-        ("'/tokn'", format!("{input}\n{closed}"), vec![format!("warning 4:11 {} (did you mean `token`?) '/token'", neither("/tokn"))]),
-        ("\"/of/0/pn\"", format!("{input}\n{closed}"), vec![format!("warning 4:11 {} (did you mean `pin`?) -", neither("/of/0/pn"))]),
+        (
+            "'/tokn'",
+            format!("{input}\n{closed}"),
+            vec![format!("warning 4:11 {} (did you mean `token`?) '/token'", neither("/tokn"))],
+        ),
+        (
+            "\"/of/0/pn\"",
+            format!("{input}\n{closed}"),
+            vec![format!("warning 4:11 {} (did you mean `pin`?) -", neither("/of/0/pn"))],
+        ),
         (
             "\"/zzz\"",
             format!("{input}\n{closed}"),
-            vec![format!("warning 4:11 {} (name a field of the arguments or of the result, or remove it) -", neither("/zzz"))],
+            vec![format!(
+                "warning 4:11 {} (name a field of the arguments or of the result, or remove it) -",
+                neither("/zzz")
+            )],
         ),
         // What it gives, nobody knows.
-        ("\"/pasword\"", input.to_owned(), vec![format!("note 4:11 {} (did you mean `password`?) -", not_taken("/pasword"))]),
+        (
+            "\"/pasword\"",
+            input.to_owned(),
+            vec![format!("note 4:11 {} (did you mean `password`?) -", not_taken("/pasword"))],
+        ),
         (
             "\"/zzz\"",
             format!("{input}\n{open}"),
-            vec![format!("note 4:11 {} (if the result contains it, declare it in `output`) -", not_taken("/zzz"))],
+            vec![format!(
+                "note 4:11 {} (if the result contains it, declare it in `output`) -",
+                not_taken("/zzz")
+            )],
         ),
         ("\"/token\"", format!("{input}\n{open}"), none.clone()),
         // What it takes, neither.
         ("\"/pasword\"", String::new(), none.clone()),
         ("\"/pasword\"", format!("{input}\nextra = \"pass\""), none.clone()),
     ] {
-        let text = format!("[tools.look]\ndescription = \"a\\nb\\nc\\nd\"\neffect = \"read\"\nsecrets = {secrets}\n{more}\n");
+        let text = format!(
+            "[tools.look]\ndescription = \"a\\nb\\nc\\nd\"\neffect = \"read\"\nsecrets = {secrets}\n{more}\n"
+        );
         project.write("project/toolgate.toml", &text);
         let (code, json, stderr) = project.run(&["lint", "--format", "json"], "");
-        let found: Value = serde_json::from_str(&json).unwrap_or_else(|_| panic!("{text}{json}{stderr}"));
+        let found: Value =
+            serde_json::from_str(&json).unwrap_or_else(|_| panic!("{text}{json}{stderr}"));
         let told = found["findings"].as_array().unwrap().iter().map(|finding| {
             assert_eq!(finding["code"], "unknown_secret", "{text}{json}");
             let said = |key: &str| finding[key].as_str().unwrap_or("-").to_owned();
             let (line, column) = (&finding["place"]["line"], &finding["place"]["column"]);
-            format!("{} {line}:{column} {} ({}) {}", said("severity"), said("message"), said("help"), said("fix"))
+            format!(
+                "{} {line}:{column} {} ({}) {}",
+                said("severity"),
+                said("message"),
+                said("help"),
+                said("fix")
+            )
         });
         assert_eq!((code, told.collect::<Vec<_>>()), (0, wanted), "{text}");
     }
@@ -272,13 +378,22 @@ fn lint_reports_secret_paths_that_match_nothing() {
         )
     };
     project.write("project/toolgate.toml", &text("/pasword"));
-    assert!(project.masked_output(&["lint", "--fix"], "").contains("toolgate.toml:4: \"/pasword\" -> \"/password\""));
+    assert!(
+        project
+            .masked_output(&["lint", "--fix"], "")
+            .contains("toolgate.toml:4: \"/pasword\" -> \"/password\"")
+    );
     assert_eq!(project.read("project/toolgate.toml"), text("/password"));
     assert_eq!(project.masked_output(&["lint", "--fix"], ""), "exit 0\nno findings\n");
     project.write("project/toolgate.toml", &text("/pasword").replace(closed, ""));
-    assert!(project.masked_output(&["lint", "--fix"], "").ends_with("0 errors, 0 warnings, 1 note\n"));
+    assert!(
+        project.masked_output(&["lint", "--fix"], "").ends_with("0 errors, 0 warnings, 1 note\n")
+    );
     let (_, github, _) = project.run(&["lint", "--format", "github"], "");
-    assert!(github.starts_with("::notice file=toolgate.toml,line=4,col=13,title=unknown_secret::"), "{github}");
+    assert!(
+        github.starts_with("::notice file=toolgate.toml,line=4,col=13,title=unknown_secret::"),
+        "{github}"
+    );
     let (_, sarif, _) = project.run(&["lint", "--format", "sarif"], "");
     let sarif: Value = serde_json::from_str(&sarif).unwrap();
     assert_eq!(sarif["runs"][0]["results"][0]["level"], "note");
@@ -299,7 +414,10 @@ fn lint_reports_public_gateway_without_authentication() {
         ("0.0.0.0:7070", token.as_str(), false),
         ("0.0.0.0:7070", jwt, false),
     ] {
-        project.write("project/toolgate.toml", &format!("{tool}[gateway]\nlisten = \"{listen}\"\n{more}\n"));
+        project.write(
+            "project/toolgate.toml",
+            &format!("{tool}[gateway]\nlisten = \"{listen}\"\n{more}\n"),
+        );
         let said = project.masked_output(&["lint"], "");
         let wanted = match is_found {
             true => format!(
@@ -309,10 +427,17 @@ fn lint_reports_public_gateway_without_authentication() {
         };
         assert!(said.starts_with(&wanted), "{listen} {more}: {said}");
         // It loads all the same.
-        assert_eq!(project.run(&["check", "--config", "toolgate.toml", "{\"tool\": \"look\"}"], "").0, 0, "{listen} {more}");
+        assert_eq!(
+            project.run(&["check", "--config", "toolgate.toml", "{\"tool\": \"look\"}"], "").0,
+            0,
+            "{listen} {more}"
+        );
     }
     let left = "lint = [{ allow = \"open_listener\", of = \"gateway\", reason = \"only hooks read this file\" }]\n";
-    project.write("project/toolgate.toml", &format!("{left}{tool}[gateway]\nlisten = \"0.0.0.0:7070\"\n"));
+    project.write(
+        "project/toolgate.toml",
+        &format!("{left}{tool}[gateway]\nlisten = \"0.0.0.0:7070\"\n"),
+    );
     assert_eq!(project.masked_output(&["lint"], ""), "exit 0\nno findings\n");
 }
 
@@ -375,11 +500,26 @@ where = [{ argument = "/ordr/amount", above = 5 }]
         (format!("{pay}policy = \"opn\"\n"), "did you mean `open`?"),
         (format!("{pay}effect = \"reads\"\n"), "did you mean `read`?"),
         (format!("{pay}\"effect\" = \"reads\"\n"), "did you mean `read`?"),
-        (format!("{pay}{}", rule.replace("\"deny\"", "\"allow\"")), "expected one of `require`, `deny`, "),
-        (format!("{pay}{}any_off = [\"pay\"]\n", rule.replace("\"deny\"", "\"require\"")), "did you mean `any_of`?"),
-        (format!("{pay}{}all_of = [\"pay\"]\n", rule.replace("\"deny\"", "\"require\"")), "did you mean `any_of`?"),
-        (format!("{pay}{rule}when = \"amount > 10\"\n"), "write an argument as `input.amount`; the variables are `input`"),
-        (format!("{pay}{rule}when = \"tools > 10\"\n"), "did you mean `tool`? If not, write an argument as `input.tools`"),
+        (
+            format!("{pay}{}", rule.replace("\"deny\"", "\"allow\"")),
+            "expected one of `require`, `deny`, ",
+        ),
+        (
+            format!("{pay}{}any_off = [\"pay\"]\n", rule.replace("\"deny\"", "\"require\"")),
+            "did you mean `any_of`?",
+        ),
+        (
+            format!("{pay}{}all_of = [\"pay\"]\n", rule.replace("\"deny\"", "\"require\"")),
+            "did you mean `any_of`?",
+        ),
+        (
+            format!("{pay}{rule}when = \"amount > 10\"\n"),
+            "write an argument as `input.amount`; the variables are `input`",
+        ),
+        (
+            format!("{pay}{rule}when = \"tools > 10\"\n"),
+            "did you mean `tool`? If not, write an argument as `input.tools`",
+        ),
         (format!("{pay}{rule}after = {{ pay = [\"pay\"] }}\n"), "did you mean `category`?"),
         (format!("{pay}[gateway]\nport = 7070\n"), "did you mean `rate`?"),
     ] {
@@ -393,16 +533,29 @@ where = [{ argument = "/ordr/amount", above = 5 }]
 #[test]
 fn lint_reports_rarely_used_tool_from_ledger() {
     let project = TestProject::new();
-    let tool = |name: &str| format!("[tools.{name}]\ndescription = \"a\\nb\\nc {name}\\nd\"\neffect = \"read\"\n");
-    project.write("project/toolgate.toml", &format!("store = \"ledger.db\"\n{}{}", tool("often"), tool("seldom")));
+    let tool = |name: &str| {
+        format!("[tools.{name}]\ndescription = \"a\\nb\\nc {name}\\nd\"\neffect = \"read\"\n")
+    };
+    project.write(
+        "project/toolgate.toml",
+        &format!("store = \"ledger.db\"\n{}{}", tool("often"), tool("seldom")),
+    );
     for n in 0..25 {
         let tool = if n == 0 { "seldom" } else { "often" };
         let event = serde_json::json!({"hook_event_name": "PreToolUse", "session_id": format!("s{n}"), "tool_name": tool, "tool_input": {}, "tool_use_id": "t"});
-        let ended = serde_json::json!({"hook_event_name": "SessionEnd", "session_id": format!("s{n}")});
+        let ended =
+            serde_json::json!({"hook_event_name": "SessionEnd", "session_id": format!("s{n}")});
         for event in [event, ended] {
-            assert_eq!(project.run(&["hook", "--config", "toolgate.toml"], &event.to_string()).0, 0);
+            assert_eq!(
+                project.run(&["hook", "--config", "toolgate.toml"], &event.to_string()).0,
+                0
+            );
         }
     }
     let said = project.masked_output(&["lint", "--store", "ledger.db"], "");
-    assert!(said.contains("`seldom` was used in 1 of 25 sessions [rarely_used]") && !said.contains("`often` was"), "{said}");
+    assert!(
+        said.contains("`seldom` was used in 1 of 25 sessions [rarely_used]")
+            && !said.contains("`often` was"),
+        "{said}"
+    );
 }

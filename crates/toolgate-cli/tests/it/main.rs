@@ -1,6 +1,11 @@
 //! The command line as a user sees it: exit code, standard output, standard error.
 
-#![expect(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests may fail loudly")]
+#![expect(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "tests may fail loudly"
+)]
 
 mod approval_while_serving;
 mod broken_environment;
@@ -31,7 +36,11 @@ use serde_json::Value;
 pub(crate) fn run_toolgate(args: &[&str]) -> (i32, String, String) {
     let output = Command::cargo_bin("toolgate").unwrap().args(args).env_clear().output().unwrap();
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
-    (output.status.code().unwrap_or_else(|| panic!("killed")), text(output.stdout), text(output.stderr))
+    (
+        output.status.code().unwrap_or_else(|| panic!("killed")),
+        text(output.stdout),
+        text(output.stderr),
+    )
 }
 
 #[test]
@@ -63,7 +72,8 @@ fn demo_output_is_deterministic() {
 fn demo_prints_json() {
     let (code, stdout, _) = run_toolgate(&["demo", "--json"]);
     assert_eq!(code, 0);
-    let lines: Vec<Value> = stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let lines: Vec<Value> =
+        stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     let (summary, steps) = lines.split_last().unwrap();
     let ran = steps.iter().filter(|s| s["ran"] == true).count();
     let replayed = steps.iter().filter(|s| s["outcome"]["replayed"] == true).count();
@@ -82,7 +92,8 @@ fn demo_prints_json() {
             assert_eq!(outcome["isError"], false, "{step}");
         }
     }
-    let find = |name: &str| steps.iter().find(|s| s["step"] == name).unwrap_or_else(|| panic!("{name}"));
+    let find =
+        |name: &str| steps.iter().find(|s| s["step"] == name).unwrap_or_else(|| panic!("{name}"));
     assert_eq!(find("user not found")["outcome"]["isError"], false);
     assert_eq!(find("access denied")["outcome"]["errorCategory"], "PERMISSION");
     assert_eq!(find("system offline")["outcome"]["isRetryable"], true);

@@ -12,7 +12,10 @@ fn start_gateway(project: &TestProject) -> ServeProcess {
 
 /// How many processes are called so.
 fn count_processes(mark: &str) -> usize {
-    let named = |entry: &std::fs::DirEntry| std::fs::read(entry.path().join("cmdline")).is_ok_and(|line| line.starts_with(mark.as_bytes()));
+    let named = |entry: &std::fs::DirEntry| {
+        std::fs::read(entry.path().join("cmdline"))
+            .is_ok_and(|line| line.starts_with(mark.as_bytes()))
+    };
     std::fs::read_dir("/proc").unwrap().flatten().filter(named).count()
 }
 
@@ -20,9 +23,17 @@ fn count_processes(mark: &str) -> usize {
 fn killed_gateway_ends_tool_and_hook_programs() {
     let mark = format!("toolgate-behind-{}", std::process::id());
     let project = TestProject::new();
-    let daemon = format!("setsid -f bash -c 'exec -a {mark} sleep 1000' < /dev/null > /dev/null 2>&1");
-    project.write("project/program", &format!("#!/bin/bash\n{daemon}\n(exec -a {mark} sleep 1000)\n:\n"));
-    std::fs::set_permissions(project.path("project/program"), std::fs::Permissions::from_mode(0o755)).unwrap();
+    let daemon =
+        format!("setsid -f bash -c 'exec -a {mark} sleep 1000' < /dev/null > /dev/null 2>&1");
+    project.write(
+        "project/program",
+        &format!("#!/bin/bash\n{daemon}\n(exec -a {mark} sleep 1000)\n:\n"),
+    );
+    std::fs::set_permissions(
+        project.path("project/program"),
+        std::fs::Permissions::from_mode(0o755),
+    )
+    .unwrap();
     project.write(
         "project/toolgate.toml",
         "store = \"ledger.db\"\n[tools.slow]\nkind = \"command\"\ncommand = \"./program\"\neffect = \"read\"\n\
@@ -42,13 +53,19 @@ fn killed_gateway_ends_tool_and_hook_programs() {
 fn killed_gateway_ends_upstream_processes() {
     let mark = format!("toolgate-left-{}", std::process::id());
     let project = TestProject::new();
-    // As with a package runner: a shell in between, something in the background, and something that wants to be nobody's child.
-    let daemon = format!("setsid -f bash -c 'exec -a {mark} sleep 1000' < /dev/null > /dev/null 2>&1");
+    // As with a package runner: a shell in between, something in the background, and something that
+    // wants to be nobody's child.
+    let daemon =
+        format!("setsid -f bash -c 'exec -a {mark} sleep 1000' < /dev/null > /dev/null 2>&1");
     project.write(
         "project/server",
         &format!("#!/bin/bash\n(exec -a {mark} sleep 1000) &\n{daemon}\n[ -e brief ] && echo x >> brief && exit\nbash -c 'exec -a {mark} sleep 1000'\n"),
     );
-    std::fs::set_permissions(project.path("project/server"), std::fs::Permissions::from_mode(0o755)).unwrap();
+    std::fs::set_permissions(
+        project.path("project/server"),
+        std::fs::Permissions::from_mode(0o755),
+    )
+    .unwrap();
     project.write("project/toolgate.toml", "store = \"ledger.db\"\n[upstreams.wrapped]\ncommand = \"./server\"\nundeclared = \"read\"\n");
     let count = || count_processes(&mark);
     for signal in ["-KILL", "-TERM"] {
@@ -62,7 +79,8 @@ fn killed_gateway_ends_upstream_processes() {
     let served = start_gateway(&project);
     let times = || std::fs::read_to_string(project.path("project/brief")).unwrap().lines().count();
     wait_until("it was started again", || times() > 1);
-    // Each leaves two behind, and the next comes a while after it: those of the last alone may still be there.
+    // Each leaves two behind, and the next comes a while after it: those of the last alone may
+    // still be there.
     assert!(count() <= 2, "{}", count());
     served.signal("-TERM");
     wait_until("what it left is gone", || count() == 0);
@@ -76,13 +94,17 @@ fn killed_gateway_ends_upstream_processes() {
         words.windows(parent.len()).any(|part| part == parent.as_bytes())
     };
     let leader = std::fs::read_dir("/proc").unwrap().flatten().find(leads).unwrap().file_name();
-    assert!(std::process::Command::new("kill").arg("-KILL").arg(&leader).status().unwrap().success());
+    assert!(
+        std::process::Command::new("kill").arg("-KILL").arg(&leader).status().unwrap().success()
+    );
     let program = project.path("project/server").display().to_string();
     let runs = |entry: &std::fs::DirEntry| {
         let words = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
         words.windows(program.len()).any(|part| part == program.as_bytes())
     };
-    wait_until("it is gone", || !std::fs::read_dir("/proc").unwrap().flatten().any(|entry| runs(&entry)));
+    wait_until("it is gone", || {
+        !std::fs::read_dir("/proc").unwrap().flatten().any(|entry| runs(&entry))
+    });
     drop(served);
     // What it had started is nobody's child by now, and nobody else ends it.
     let _ = std::process::Command::new("pkill").args(["-KILL", "-f", &mark]).status();

@@ -30,8 +30,7 @@ input = { type = "object", properties = { query = { type = "string" }, directory
 const OWN_STATE_REASON: &str = "Agents must not access toolgate's own state.";
 const READS_OWN_STATE_REASON: &str = "This would read toolgate's own state";
 const OWN_FILES_REASON: &str = "Agents must not change";
-const UNDECIDABLE_REASON: &str =
-    "Toolgate cannot determine what this call does: the files that it writes or removes are known only when it runs.";
+const UNDECIDABLE_REASON: &str = "Toolgate cannot determine what this call does: the files that it writes or removes are known only when it runs.";
 
 fn assert_decisions(project: &TestProject, cases: Vec<(&str, Value, &str, &str)>) {
     for (n, (tool, input, expected, reason)) in cases.into_iter().enumerate() {
@@ -44,7 +43,9 @@ fn assert_decisions(project: &TestProject, cases: Vec<(&str, Value, &str, &str)>
 #[test]
 fn unpacking_over_own_files_asks_and_download_is_denied() {
     let project = TestProject::with_config(CONFIG);
-    let bash = |command: &str, said: &'static str, why: &'static str| ("Bash", json!({"command": command}), said, why);
+    let bash = |command: &str, said: &'static str, why: &'static str| {
+        ("Bash", json!({"command": command}), said, why)
+    };
     let at = |name: &str| project.path(name).display().to_string();
     let cases = vec![
         bash("tar xzf a.tgz", "ask", UNDECIDABLE_REASON),
@@ -68,7 +69,11 @@ fn unpacking_over_own_files_asks_and_download_is_denied() {
         bash("cargo build", "none", ""),
         bash("pip install x", "none", ""),
         bash("zip -r a.zip src", "none", ""),
-        bash(&format!("cd /nowhere && git -C {} clean -fd", at("project")), "ask", UNDECIDABLE_REASON),
+        bash(
+            &format!("cd /nowhere && git -C {} clean -fd", at("project")),
+            "ask",
+            UNDECIDABLE_REASON,
+        ),
         bash("python3 -m pip install -t .claude x", "ask", UNDECIDABLE_REASON),
         bash(&format!("git -C {} checkout topic", at("project")), "none", ""),
         bash("git apply x.patch", "none", ""),
@@ -82,8 +87,12 @@ fn unpacking_over_own_files_asks_and_download_is_denied() {
 fn search_above_state_directory_is_denied_with_hint() {
     let project = TestProject::with_config(CONFIG);
     let at = |name: &str| project.path(name).display().to_string();
-    let grep = |path: Value, said: &'static str, why: &'static str| ("Grep", json!({"pattern": "x", "path": path}), said, why);
-    let bash = |command: &str, said: &'static str, why: &'static str| ("Bash", json!({"command": command}), said, why);
+    let grep = |path: Value, said: &'static str, why: &'static str| {
+        ("Grep", json!({"pattern": "x", "path": path}), said, why)
+    };
+    let bash = |command: &str, said: &'static str, why: &'static str| {
+        ("Bash", json!({"command": command}), said, why)
+    };
     let cases = vec![
         ("Grep", json!({"pattern": "x"}), "none", ""),
         ("Grep", json!({"pattern": at("")}), "none", ""),
@@ -121,7 +130,10 @@ fn search_above_state_directory_is_denied_with_hint() {
     ];
     assert_decisions(&project, cases);
     let answer = project.pre_tool_use("last", "Grep", json!({"pattern": "y", "path": "~"}));
-    assert!(decision(&answer).1.contains("Search a directory that does not contain it."), "{answer}");
+    assert!(
+        decision(&answer).1.contains("Search a directory that does not contain it."),
+        "{answer}"
+    );
     // Where the ledger stands in the project, that is above it.
     let project = TestProject::with_config(&format!("store = \"ledger.db\"\n{CONFIG}"));
     let cases = vec![
@@ -140,14 +152,18 @@ fn check_protects_own_files_from_subdirectory() {
     let project = TestProject::with_config(CONFIG);
     project.write("project/src/a.rs", "");
     // A link that leads to itself does not keep anybody busy.
-    std::os::unix::fs::symlink("settings.json/x", project.path("project/src/settings.json")).unwrap();
+    std::os::unix::fs::symlink("settings.json/x", project.path("project/src/settings.json"))
+        .unwrap();
     let settings = project.path("project/.claude/settings.json");
     let call = json!({"tool": "bash", "arguments": {"command": format!("echo {{}} > {}", settings.display())}});
     for verb in ["check", "explain"] {
         let mut command = std::process::Command::cargo_bin("toolgate").unwrap();
         project.set_environment(&mut command);
         command.current_dir(project.path("project/src"));
-        let output = assert_cmd::Command::from_std(command).args([verb, &call.to_string()]).output().unwrap();
+        let output = assert_cmd::Command::from_std(command)
+            .args([verb, &call.to_string()])
+            .output()
+            .unwrap();
         let said = String::from_utf8(output.stdout).unwrap();
         assert!(said.contains(OWN_FILES_REASON), "{verb}: {said}");
     }

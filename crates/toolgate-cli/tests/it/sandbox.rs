@@ -1,4 +1,5 @@
-//! Programs behind tools: what they are given, what becomes of what they say, and that they stay in their room.
+//! Programs behind tools: what they are given, what becomes of what they say, and that they stay in
+//! their room.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -38,8 +39,13 @@ impl SandboxFixture {
     fn session_with_launcher(&self, program: CommandTool, launcher: &Path) -> Session {
         let program = program.launcher(launcher).sandbox(self.sandbox.clone());
         let schema = json!({"type": "object", "properties": {"word": {"type": "string"}, "n": {"type": "integer"}}});
-        let tool = Tool::with_handler("run", "Runs.", schema, Arc::new(program)).effect(Effect::Read).retry(0, Duration::ZERO);
-        let agent = Agent::builder("a").tool(tool.timeout(Duration::from_secs(self.seconds))).build().unwrap();
+        let tool = Tool::with_handler("run", "Runs.", schema, Arc::new(program))
+            .effect(Effect::Read)
+            .retry(0, Duration::ZERO);
+        let agent = Agent::builder("a")
+            .tool(tool.timeout(Duration::from_secs(self.seconds)))
+            .build()
+            .unwrap();
         Toolgate::builder().agent(agent).build().unwrap().session("a", "b", "c")
     }
 
@@ -48,8 +54,13 @@ impl SandboxFixture {
         let session = self.session(CommandTool::new("/bin/bash").arg("-c").arg(script));
         let answer = session.call("run", json!({})).await;
         match answer.outcome.success() {
-            Some(output) => output.value.as_str().map_or_else(|| output.value.to_string(), str::to_owned),
-            None => format!("ERROR {}", answer.outcome.error().map(|error| error.message.clone()).unwrap_or_default()),
+            Some(output) => {
+                output.value.as_str().map_or_else(|| output.value.to_string(), str::to_owned)
+            }
+            None => format!(
+                "ERROR {}",
+                answer.outcome.error().map(|error| error.message.clone()).unwrap_or_default()
+            ),
         }
     }
 }
@@ -76,10 +87,16 @@ async fn arguments_are_never_interpreted_by_shell() {
 async fn truncated_secret_in_stderr_is_redacted() {
     let room = SandboxFixture::new();
     let script = "head -c 1985 /dev/zero | tr '\\0' x >&2; cat >&2; exit 3";
-    let program =
-        CommandTool::new("/bin/bash").arg("-c").arg(script).launcher(env!("CARGO_BIN_EXE_toolgate")).sandbox(room.sandbox.clone());
-    let schema = json!({"type": "object", "properties": {"word": {"type": "string", "writeOnly": true}}});
-    let tool = Tool::with_handler("run", "Runs.", schema, Arc::new(program)).effect(Effect::Read).retry(0, Duration::ZERO);
+    let program = CommandTool::new("/bin/bash")
+        .arg("-c")
+        .arg(script)
+        .launcher(env!("CARGO_BIN_EXE_toolgate"))
+        .sandbox(room.sandbox.clone());
+    let schema =
+        json!({"type": "object", "properties": {"word": {"type": "string", "writeOnly": true}}});
+    let tool = Tool::with_handler("run", "Runs.", schema, Arc::new(program))
+        .effect(Effect::Read)
+        .retry(0, Duration::ZERO);
     let agent = Agent::builder("a").tool(tool.timeout(Duration::from_secs(20))).build().unwrap();
     let session = Toolgate::builder().agent(agent).build().unwrap().session("a", "b", "c");
     let answer = session.call("run", json!({"word": "hunter2-long"})).await;
@@ -92,16 +109,30 @@ async fn program_output_and_exit_become_call_result() {
     let mut room = SandboxFixture::new();
     assert_eq!(room.run_script("echo '{\"a\": 1}'").await, "{\"a\":1}");
     assert_eq!(room.run_script("echo plain text").await, "plain text");
-    assert!(room.run_script("echo why >&2; exit 3").await.starts_with("ERROR the program ended with exit code 3: why"));
-    let told =
-        CommandTool::new("/bin/bash").arg("-c").arg("echo \"no entry with $KEY\" >&2; exit 3").env("KEY", "s3cret").redact_value("s3cret");
+    assert!(
+        room.run_script("echo why >&2; exit 3")
+            .await
+            .starts_with("ERROR the program ended with exit code 3: why")
+    );
+    let told = CommandTool::new("/bin/bash")
+        .arg("-c")
+        .arg("echo \"no entry with $KEY\" >&2; exit 3")
+        .env("KEY", "s3cret")
+        .redact_value("s3cret");
     let answer = room.session(told).call("run", json!({})).await;
-    assert_eq!(answer.outcome.error().unwrap().message, "the program ended with exit code 3: no entry with [redacted]");
+    assert_eq!(
+        answer.outcome.error().unwrap().message,
+        "the program ended with exit code 3: no entry with [redacted]"
+    );
     assert!(room.run_script("kill -9 $$").await.contains("ended by a signal"));
     assert!(room.run_script("head -c 3000000 /dev/zero").await.contains("printed more than"));
     assert_eq!(room.run_script("env | grep -c SECRET_OF_THE_TEST; true").await, "0");
     // It cannot say in the sandbox's name that it never ran.
-    assert!(room.run_script("echo 'toolgate sandbox: no' >&2; exit 126").await.contains("ended with exit code 126"));
+    assert!(
+        room.run_script("echo 'toolgate sandbox: no' >&2; exit 126")
+            .await
+            .contains("ended with exit code 126")
+    );
     room.sandbox.read.push(room.path("nowhere"));
     assert!(room.run_script("true").await.starts_with("ERROR toolgate sandbox:"));
     room.sandbox.read.clear();
@@ -111,7 +142,8 @@ async fn program_output_and_exit_become_call_result() {
         room.seconds = seconds;
         // One of them leaves the group of the others.
         let apart = format!("setsid -f bash -c 'exec -a {mark} sleep 100'");
-        let script = format!("{apart}; (echo > {}; exec -a {mark} sleep 100) & sleep 60", begun.display());
+        let script =
+            format!("{apart}; (echo > {}; exec -a {mark} sleep 100) & sleep 60", begun.display());
         assert!(room.run_script(&script).await.starts_with("ERROR"));
         if begun.exists() {
             break;
@@ -122,23 +154,37 @@ async fn program_output_and_exit_become_call_result() {
     // What it leaves behind is not waited for, unless that may still have something to say.
     room.seconds = 60;
     let quiet = "< /dev/null > /dev/null 2>&1";
-    assert_eq!(room.run_script(&format!("setsid -f bash -c 'exec -a {mark} sleep 100' {quiet}; echo done")).await, "done");
+    assert_eq!(
+        room.run_script(&format!(
+            "setsid -f bash -c 'exec -a {mark} sleep 100' {quiet}; echo done"
+        ))
+        .await,
+        "done"
+    );
     wait_for_exit(&mark).await;
     assert_eq!(room.run_script("exec > >(sleep 0.3; cat); echo said").await, "said");
     assert_eq!(room.run_script("(sleep 0.3; echo later) & echo now").await, "now\nlater");
-    assert!(room.run_script("exec > /dev/null 2>&1; sleep 0.3; exit 3").await.contains("exit code 3"));
+    assert!(
+        room.run_script("exec > /dev/null 2>&1; sleep 0.3; exit 3").await.contains("exit code 3")
+    );
 }
 
 #[tokio::test]
 async fn hook_output_is_read_until_end_of_file() {
-    let tool = Tool::dynamic("run", "Runs.", json!({"type": "object"}), |_, _| async { Ok(json!("ran")) }).effect(Effect::Read);
+    let tool =
+        Tool::dynamic("run", "Runs.", json!({"type": "object"}), |_, _| async { Ok(json!("ran")) })
+            .effect(Effect::Read);
     // What filters its words, or says them in its place, is still at it when it ends.
     let scripts = [
         "exec > >(sleep 0.3; cat); echo '{\"decision\": \"deny\", \"reason\": \"not today\"}'",
         "(sleep 0.3; echo 'not today' >&2) & exit 2",
     ];
     for script in scripts {
-        let hook = CommandHook::new("h", "/bin/bash").arg("-c").arg(script).launcher(env!("CARGO_BIN_EXE_toolgate")).before();
+        let hook = CommandHook::new("h", "/bin/bash")
+            .arg("-c")
+            .arg(script)
+            .launcher(env!("CARGO_BIN_EXE_toolgate"))
+            .before();
         let agent = Agent::builder("a").tool(tool.clone()).hook(hook).build().unwrap();
         let session = Toolgate::builder().agent(agent).build().unwrap().session("a", "b", "c");
         let answer = session.call("run", json!({})).await;
@@ -159,14 +205,22 @@ async fn program_cannot_forge_sandbox_failure() {
         "for f in /proc/$PPID/fd/* /proc/self/fd/*; do case $f in */[012]) ;; *) echo '!' > $f;; esac; done 2> /dev/null; kill -USR2 $PPID; exit 126",
     ];
     for script in scripts {
-        let answer = room.session(CommandTool::new("/bin/bash").arg("-c").arg(script)).call("run", json!({})).await;
+        let answer = room
+            .session(CommandTool::new("/bin/bash").arg("-c").arg(script))
+            .call("run", json!({}))
+            .await;
         let error = answer.outcome.error().unwrap_or_else(|| panic!("{script}: {answer:?}"));
         assert_eq!(error.code, "command_failed", "{script}: {error:?}");
     }
     // What never ran is told as such.
-    let answer = room.session(CommandTool::new("/bin/no-such-program")).call("run", json!({})).await;
+    let answer =
+        room.session(CommandTool::new("/bin/no-such-program")).call("run", json!({})).await;
     let error = answer.outcome.error().unwrap();
-    assert_eq!((&*error.code, error.effects), ("internal_fault", toolgate::CallEffects::None), "{error:?}");
+    assert_eq!(
+        (&*error.code, error.effects),
+        ("internal_fault", toolgate::CallEffects::None),
+        "{error:?}"
+    );
     assert!(error.message.contains("toolgate sandbox: there is no program"), "{error:?}");
 }
 
@@ -176,7 +230,13 @@ async fn sandboxed_program_cannot_escape() {
     let (mine, secret) = (room.path("mine"), room.path("secret.txt"));
     let (mine, secret) = (mine.display(), secret.display());
     // What is inside works.
-    assert_eq!(room.run_script(&format!("cat {mine}/in.txt; echo more > {mine}/out.txt; cat {mine}/out.txt")).await, "insidemore");
+    assert_eq!(
+        room.run_script(&format!(
+            "cat {mine}/in.txt; echo more > {mine}/out.txt; cat {mine}/out.txt"
+        ))
+        .await,
+        "insidemore"
+    );
     let parent = std::process::id();
     let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = (port.local_addr().unwrap().port(), port);
@@ -204,7 +264,10 @@ async fn sandboxed_program_cannot_escape() {
         ("a signal to the parent", format!("kill -0 {parent}")),
         ("a new root", "chroot / true".to_owned()),
         ("a new namespace", "unshare -Ur true".to_owned()),
-        ("a new namespace by another way", format!("perl -e 'exit(syscall({clone}, 0x10000011, 0, 0, 0, 0) < 0 ? 1 : 0)'")),
+        (
+            "a new namespace by another way",
+            format!("perl -e 'exit(syscall({clone}, 0x10000011, 0, 0, 0, 0) < 0 ? 1 : 0)'"),
+        ),
         ("the limits of the parent", format!("prlimit --pid {parent} --core=0:0")),
         ("a mount", format!("mount -t tmpfs none {mine}")),
         ("a memory hog", "head -c 4G /dev/zero | tail -c 4G > /dev/null".to_owned()),
@@ -217,7 +280,10 @@ async fn sandboxed_program_cannot_escape() {
     assert!(!outside.exists());
     // `clone3`, whose flags nobody sees, is not there at all, and others take its place.
     assert_eq!(room.run_script("perl -e 'syscall(435, 0, 0); print $! + 0'").await, "38");
-    assert_eq!(room.run_script("ulimit -c 0 && ulimit -n 100 && (ulimit -n) && echo done | cat").await, "100\ndone");
+    assert_eq!(
+        room.run_script("ulimit -c 0 && ulimit -n 100 && (ulimit -n) && echo done | cat").await,
+        "100\ndone"
+    );
 }
 
 #[tokio::test]
@@ -228,22 +294,41 @@ async fn fork_bomb_is_killed_with_all_children() {
     // The kernel does not count root's: as somebody else, then.
     let launcher = room.path("launcher");
     let program = env!("CARGO_BIN_EXE_toolgate");
-    let root = std::fs::metadata("/proc/self").is_ok_and(|own| std::os::unix::fs::MetadataExt::uid(&own) == 0);
-    let (own, other) = (room.path("toolgate"), if root { "exec setpriv --reuid 61234 --regid 61234 --clear-groups " } else { "exec " });
-    std::fs::write(room.path("launcher.txt"), format!("#!/bin/sh\n{other}{} \"$@\"\n", own.display())).unwrap();
-    // Another program makes them: what is open for writing here may be so in a child that another test has just begun, and cannot be run.
+    let root = std::fs::metadata("/proc/self")
+        .is_ok_and(|own| std::os::unix::fs::MetadataExt::uid(&own) == 0);
+    let (own, other) = (
+        room.path("toolgate"),
+        if root { "exec setpriv --reuid 61234 --regid 61234 --clear-groups " } else { "exec " },
+    );
+    std::fs::write(
+        room.path("launcher.txt"),
+        format!("#!/bin/sh\n{other}{} \"$@\"\n", own.display()),
+    )
+    .unwrap();
+    // Another program makes them: what is open for writing here may be so in a child that another
+    // test has just begun, and cannot be run.
     for (from, to) in [(PathBuf::from(program), &own), (room.path("launcher.txt"), &launcher)] {
-        assert!(std::process::Command::new("install").args(["-m", "755"]).args([&from, to]).status().unwrap().success());
+        assert!(
+            std::process::Command::new("install")
+                .args(["-m", "755"])
+                .args([&from, to])
+                .status()
+                .unwrap()
+                .success()
+        );
     }
     std::fs::set_permissions(room.path(""), std::fs::Permissions::from_mode(0o755)).unwrap();
     let mark = format!("toolgate-bomb-{}", std::process::id());
     // Ten generations at most, so that a room that does not hold does not take the machine with it.
-    let bomb = format!("f() {{ [ $1 -gt 0 ] && {{ f $(($1-1)) & f $(($1-1)) & }}; exec -a {mark} sleep 100; }}; f 9");
+    let bomb = format!(
+        "f() {{ [ $1 -gt 0 ] && {{ f $(($1-1)) & f $(($1-1)) & }}; exec -a {mark} sleep 100; }}; f 9"
+    );
     let mut most = 0;
     // A machine with much to do takes its time to begin.
     for seconds in [3, 12, 48] {
         room.seconds = seconds;
-        let session = room.session_with_launcher(CommandTool::new("/bin/bash").arg("-c").arg(&bomb), &launcher);
+        let session = room
+            .session_with_launcher(CommandTool::new("/bin/bash").arg("-c").arg(&bomb), &launcher);
         let (watch, over) = (mark.clone(), Arc::new(AtomicBool::new(false)));
         let is_over = Arc::clone(&over);
         let counted = tokio::task::spawn_blocking(move || {
@@ -270,16 +355,32 @@ async fn fork_bomb_is_killed_with_all_children() {
 async fn inherited_file_descriptors_are_closed_in_sandbox() {
     let room = SandboxFixture::new();
     let (secret, launcher) = (room.path("secret.txt"), room.path("launcher"));
-    let script = format!("#!/bin/sh\nexec 9< {}\nexec {} \"$@\"\n", secret.display(), env!("CARGO_BIN_EXE_toolgate"));
+    let script = format!(
+        "#!/bin/sh\nexec 9< {}\nexec {} \"$@\"\n",
+        secret.display(),
+        env!("CARGO_BIN_EXE_toolgate")
+    );
     std::fs::write(room.path("launcher.txt"), script).unwrap();
     // Another program makes it, see above.
-    let made = std::process::Command::new("install").args(["-m", "755"]).args([&room.path("launcher.txt"), &launcher]).status();
+    let made = std::process::Command::new("install")
+        .args(["-m", "755"])
+        .args([&room.path("launcher.txt"), &launcher])
+        .status();
     assert!(made.unwrap().success());
-    let session = room.session_with_launcher(CommandTool::new("/bin/bash").arg("-c").arg("cat <&9"), &launcher);
+    let session = room
+        .session_with_launcher(CommandTool::new("/bin/bash").arg("-c").arg("cat <&9"), &launcher);
     let answer = session.call("run", json!({})).await;
-    assert_eq!(answer.outcome.error().map(|error| &*error.code), Some("command_failed"), "{answer:?}");
-    let session = room.session_with_launcher(CommandTool::new("/bin/bash").arg("-c").arg("cat"), &launcher);
-    assert_eq!(session.call("run", json!({"n": 7})).await.outcome.success().unwrap().value, json!({"n": 7}));
+    assert_eq!(
+        answer.outcome.error().map(|error| &*error.code),
+        Some("command_failed"),
+        "{answer:?}"
+    );
+    let session =
+        room.session_with_launcher(CommandTool::new("/bin/bash").arg("-c").arg("cat"), &launcher);
+    assert_eq!(
+        session.call("run", json!({"n": 7})).await.outcome.success().unwrap().value,
+        json!({"n": 7})
+    );
 }
 
 /// Waits until nothing of this name is there: it would stay for longer by itself.
@@ -294,7 +395,10 @@ async fn wait_for_exit(mark: &str) {
 }
 
 fn count_processes_named(mark: &str) -> usize {
-    let is_it = |entry: &std::fs::DirEntry| std::fs::read(entry.path().join("cmdline")).is_ok_and(|line| line.starts_with(mark.as_bytes()));
+    let is_it = |entry: &std::fs::DirEntry| {
+        std::fs::read(entry.path().join("cmdline"))
+            .is_ok_and(|line| line.starts_with(mark.as_bytes()))
+    };
     std::fs::read_dir(Path::new("/proc")).unwrap().flatten().filter(is_it).count()
 }
 
@@ -304,11 +408,17 @@ async fn granted_network_allows_tcp_and_denies_unix_sockets() {
     room.sandbox.network = true;
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
-    assert_eq!(room.run_script(&format!("echo x > /dev/tcp/127.0.0.1/{port} && echo sent")).await, "sent");
+    assert_eq!(
+        room.run_script(&format!("echo x > /dev/tcp/127.0.0.1/{port} && echo sent")).await,
+        "sent"
+    );
     // What listens on this machine may start programs outside of the room.
     let socket = room.path("mine/socket");
     let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
-    let connect = format!("socket(S, AF_UNIX, SOCK_STREAM, 0) && connect(S, sockaddr_un(\"{}\")) or exit 1", socket.display());
+    let connect = format!(
+        "socket(S, AF_UNIX, SOCK_STREAM, 0) && connect(S, sockaddr_un(\"{}\")) or exit 1",
+        socket.display()
+    );
     assert!(room.run_script(&format!("perl -MSocket -e '{connect}'")).await.starts_with("ERROR"));
     let pair = "socketpair(A, B, AF_UNIX, SOCK_STREAM, 0) or exit 1; print \"paired\"";
     assert_eq!(room.run_script(&format!("perl -MSocket -e '{pair}'")).await, "paired");
@@ -330,8 +440,12 @@ async fn command_tool_runs_in_configured_sandbox() {
     "#;
     let path = directory.path().join("toolgate.toml");
     std::fs::write(&path, config).unwrap();
-    let loaded = toolgate_config::Config::load(&path).unwrap().with_launcher(env!("CARGO_BIN_EXE_toolgate"));
-    let agent = loaded.build_agents(None).unwrap_or_else(|error| panic!("{}", error.render(false))).remove(0);
+    let loaded =
+        toolgate_config::Config::load(&path).unwrap().with_launcher(env!("CARGO_BIN_EXE_toolgate"));
+    let agent = loaded
+        .build_agents(None)
+        .unwrap_or_else(|error| panic!("{}", error.render(false)))
+        .remove(0);
     assert!(!agent.definition().contains("s3cret"));
     let session = Toolgate::builder().agent(agent).build().unwrap().session("default", "b", "c");
     let answer = session.call("show", json!({"word": "hello"})).await;

@@ -1,4 +1,5 @@
-//! What the gateway takes from its surroundings: variables that other clients' files name, and certificates that are believed.
+//! What the gateway takes from its surroundings: variables that other clients' files name, and
+//! certificates that are believed.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::PermissionsExt;
@@ -16,8 +17,13 @@ const TLS_CERTIFICATE_PEM: &str = "-----BEGIN CERTIFICATE-----\nMIIBcjCCARmgAwIB
 
 /// How an upstream is.
 fn upstream_status(project: &TestProject, name: &str, variables: &[(&str, &str)]) -> Value {
-    let (code, stdout, stderr) = project.run_with(variables, &["upstream", "list", "--json", "--config", "toolgate.toml"], "");
-    let all: Vec<Value> = serde_json::from_str(&stdout).unwrap_or_else(|_| panic!("{code} {stdout}{stderr}"));
+    let (code, stdout, stderr) = project.run_with(
+        variables,
+        &["upstream", "list", "--json", "--config", "toolgate.toml"],
+        "",
+    );
+    let all: Vec<Value> =
+        serde_json::from_str(&stdout).unwrap_or_else(|_| panic!("{code} {stdout}{stderr}"));
     all.into_iter().find(|one| one["name"] == name).unwrap_or_else(|| panic!("{stdout}"))
 }
 
@@ -32,7 +38,8 @@ fn start_unauthorized_server() -> (String, Arc<Mutex<Vec<String>>>) {
             let mut head = [0; 8 << 10];
             let read = stream.read(&mut head).unwrap_or(0);
             noted.lock().unwrap().push(String::from_utf8_lossy(&head[..read]).to_ascii_lowercase());
-            let _ = stream.write_all(b"HTTP/1.1 401 No\r\ncontent-length: 0\r\nconnection: close\r\n\r\n");
+            let _ = stream
+                .write_all(b"HTTP/1.1 401 No\r\ncontent-length: 0\r\nconnection: close\r\n\r\n");
         }
     });
     (address, heads)
@@ -42,19 +49,26 @@ fn start_unauthorized_server() -> (String, Arc<Mutex<Vec<String>>>) {
 fn server_file_expands_environment_variables() {
     let secret = "hunter2-and-more";
     let (address, heads) = start_unauthorized_server();
-    let project = TestProject::with_config("store = \"ledger.db\"\nmcp_servers = [\"servers.json\"]\n");
+    let project =
+        TestProject::with_config("store = \"ledger.db\"\nmcp_servers = [\"servers.json\"]\n");
     project.write("project/near", "#!/bin/sh\nprintf '%s %s' \"$1\" \"$TOKEN\" > seen\n");
-    std::fs::set_permissions(project.path("project/near"), std::fs::Permissions::from_mode(0o755)).unwrap();
+    std::fs::set_permissions(project.path("project/near"), std::fs::Permissions::from_mode(0o755))
+        .unwrap();
     let servers = json!({"mcpServers": {
         "far": {"url": format!("http://{address}/${{ROOM}}/mcp"), "headers": {"X-Key": "${KEY}"}},
         "near": {"command": "${HERE:-.}/near", "args": ["${ROOM:-nowhere}"], "env": {"TOKEN": "${KEY}"}, "cwd": "${env:HERE:-.}"},
     }});
     project.write("project/servers.json", &servers.to_string());
     let far = upstream_status(&project, "far", &[("KEY", secret), ("ROOM", "room-7")]);
-    assert!(far["why"].as_str().unwrap().contains("HTTP 401") && !far.to_string().contains(secret), "{far}");
+    assert!(
+        far["why"].as_str().unwrap().contains("HTTP 401") && !far.to_string().contains(secret),
+        "{far}"
+    );
     assert_eq!(project.read("project/seen"), format!("room-7 {secret}"));
     let heads = heads.lock().unwrap().clone();
-    let told = |head: &String| head.starts_with("post /room-7/mcp ") && head.contains(&format!("x-key: {secret}"));
+    let told = |head: &String| {
+        head.starts_with("post /room-7/mcp ") && head.contains(&format!("x-key: {secret}"))
+    };
     assert!(!heads.is_empty() && heads.iter().all(told), "{heads:?}");
     // What is missing is named, and what is there is not.
     let far = upstream_status(&project, "far", &[("KEY", secret)]);
@@ -69,10 +83,17 @@ fn server_file_expands_environment_variables() {
     std::fs::remove_file(project.path("project/seen")).unwrap();
     upstream_status(&project, "near", &[("KEY", secret), ("HERE", here.as_str())]);
     assert_eq!(project.read("project/seen"), format!("nowhere {secret}"));
-    let (code, stdout, stderr) = project.run_with(&[("KEY", secret)], &["serve", "--stdio", "--config", "toolgate.toml"], "");
+    let (code, stdout, stderr) = project.run_with(
+        &[("KEY", secret)],
+        &["serve", "--stdio", "--config", "toolgate.toml"],
+        "",
+    );
     // It is served without that one, and says so.
     assert_eq!((code, stdout.as_str()), (0, ""), "{stderr}");
-    assert!(stderr.contains("the environment variable `ROOM` is not set") && !stderr.contains(secret), "{stderr}");
+    assert!(
+        stderr.contains("the environment variable `ROOM` is not set") && !stderr.contains(secret),
+        "{stderr}"
+    );
 }
 
 /// A gateway that listens, until it is dropped.
@@ -100,11 +121,16 @@ impl Drop for TlsServeProcess {
 #[test]
 fn upstream_certificate_must_match_trusted_root_and_host() {
     let tls = "[gateway.tls]\ncertificate = \"certificate.pem\"\nkey = \"key.pem\"\n";
-    let inner = TestProject::with_config(&format!("store = \"ledger.db\"\n[tools.calc]\nkind = \"builtin\"\n{tls}"));
+    let inner = TestProject::with_config(&format!(
+        "store = \"ledger.db\"\n[tools.calc]\nkind = \"builtin\"\n{tls}"
+    ));
     inner.write("project/certificate.pem", TLS_CERTIFICATE_PEM);
     inner.write("project/key.pem", TLS_KEY_PEM);
     let served = TlsServeProcess::start(&inner);
-    let port = served.1.strip_prefix("toolgate serves at https://127.0.0.1:").and_then(|rest| rest.split('/').next());
+    let port = served
+        .1
+        .strip_prefix("toolgate serves at https://127.0.0.1:")
+        .and_then(|rest| rest.split('/').next());
     let port = port.unwrap_or_else(|| panic!("{}", served.1));
     let roots = inner.path("project/certificate.pem").display().to_string();
     let outer = TestProject::new();
@@ -113,12 +139,21 @@ fn upstream_certificate_must_match_trusted_root_and_host() {
         ("127.0.0.1", vec![("SSL_CERT_FILE", roots.as_str())], false),
         ("localhost", vec![], false),
     ] {
-        let far = format!("[upstreams.far]\nurl = \"https://{host}:{port}/mcp\"\nundeclared = \"read\"\n");
+        let far = format!(
+            "[upstreams.far]\nurl = \"https://{host}:{port}/mcp\"\nundeclared = \"read\"\n"
+        );
         outer.write("project/toolgate.toml", &format!("store = \"ledger.db\"\n{far}"));
         let far = upstream_status(&outer, "far", &variables);
         match is_believed {
-            true => assert_eq!((&far["state"], &far["offers"][0]["tool"]), (&json!("up"), &json!("calc")), "{far}"),
-            false => assert!(far["state"] == "down" && far["why"].as_str().unwrap().contains("certificate"), "{host}: {far}"),
+            true => assert_eq!(
+                (&far["state"], &far["offers"][0]["tool"]),
+                (&json!("up"), &json!("calc")),
+                "{far}"
+            ),
+            false => assert!(
+                far["state"] == "down" && far["why"].as_str().unwrap().contains("certificate"),
+                "{host}: {far}"
+            ),
         }
     }
 }

@@ -17,19 +17,33 @@ fn stdio_shutdown_answers_running_call() {
     );
     project.write("project/mine/begun.txt", "");
     project.write("project/slow", "#!/bin/bash\n: > mine/begun\nsleep 1\necho it is over\n");
-    std::fs::set_permissions(project.path("project/slow"), std::fs::Permissions::from_mode(0o755)).unwrap();
+    std::fs::set_permissions(project.path("project/slow"), std::fs::Permissions::from_mode(0o755))
+        .unwrap();
     let mut command = std::process::Command::cargo_bin("toolgate").unwrap();
     project.set_environment(&mut command);
     command.args(["serve", "--stdio", "--config", "toolgate.toml"]);
-    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    let mut child =
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
     let mut input = child.stdin.take().unwrap();
     input.write_all(stdio_input(&[tools_call_request(1, "slow", json!({}))]).as_bytes()).unwrap();
     wait_until("it is under way", || project.path("project/mine/begun").exists());
-    assert!(std::process::Command::new("kill").args(["-TERM", &child.id().to_string()]).status().unwrap().success());
+    assert!(
+        std::process::Command::new("kill")
+            .args(["-TERM", &child.id().to_string()])
+            .status()
+            .unwrap()
+            .success()
+    );
     // The client has not hung up.
-    let mut heard = BufReader::new(child.stdout.take().unwrap()).lines().map(|line| serde_json::from_str::<Value>(&line.unwrap()).unwrap());
-    let answer = heard.find(|message| message["id"] == json!(1)).unwrap_or_else(|| panic!("it is lost"));
-    assert!(answer["result"]["isError"] != json!(true) && answer.to_string().contains("it is over"), "{answer}");
+    let mut heard = BufReader::new(child.stdout.take().unwrap())
+        .lines()
+        .map(|line| serde_json::from_str::<Value>(&line.unwrap()).unwrap());
+    let answer =
+        heard.find(|message| message["id"] == json!(1)).unwrap_or_else(|| panic!("it is lost"));
+    assert!(
+        answer["result"]["isError"] != json!(true) && answer.to_string().contains("it is over"),
+        "{answer}"
+    );
     drop(input);
     assert_eq!(child.wait().unwrap().code(), Some(0));
     let (_, rows, _) = project.run(&["audit", "export", "--store", "ledger.db"], "");

@@ -1,4 +1,5 @@
-//! Spans of calls, and what is counted of them, as a collector sees them. The collector is a stand-in: it takes what is sent, and says yes.
+//! Spans of calls, and what is counted of them, as a collector sees them. The collector is a
+//! stand-in: it takes what is sent, and says yes.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -14,7 +15,9 @@ use opentelemetry_proto::tonic::trace::v1::Span;
 use prost::Message as _;
 use serde_json::json;
 
-use crate::gateway::{INNER_CONFIG, exchange_over_stdio, project_with_inner_upstream, stdio_input, tools_call_request};
+use crate::gateway::{
+    INNER_CONFIG, exchange_over_stdio, project_with_inner_upstream, stdio_input, tools_call_request,
+};
 
 /// A request as it came: its first line and headers in lower case, and its body.
 type OtlpRequest = (String, Vec<u8>);
@@ -43,11 +46,17 @@ impl OtlpCollector {
                             }
                         }
                         let head = head.to_ascii_lowercase();
-                        let length = head.lines().find_map(|line| line.strip_prefix("content-length: ")).unwrap();
+                        let length = head
+                            .lines()
+                            .find_map(|line| line.strip_prefix("content-length: "))
+                            .unwrap();
                         let mut body = vec![0; length.trim().parse().unwrap()];
                         stream.read_exact(&mut body).unwrap();
                         hears.lock().unwrap().push((head, body));
-                        stream.get_mut().write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").unwrap();
+                        stream
+                            .get_mut()
+                            .write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
+                            .unwrap();
                     }
                 });
             }
@@ -58,27 +67,47 @@ impl OtlpCollector {
     /// What was sent of a kind.
     fn requests_for(&self, kind: &str) -> Vec<OtlpRequest> {
         let first = format!("post /v1/{kind} http/1.1\r\n");
-        self.requests.lock().unwrap().iter().filter(|(head, _)| head.starts_with(&first)).cloned().collect()
+        self.requests
+            .lock()
+            .unwrap()
+            .iter()
+            .filter(|(head, _)| head.starts_with(&first))
+            .cloned()
+            .collect()
     }
 
     /// Every number that was told: by its name, and what it is about.
     fn metric_values(&self) -> BTreeMap<(String, String), Vec<i64>> {
         let mut numbers = BTreeMap::<_, Vec<i64>>::new();
         for (_, body) in self.requests_for("metrics") {
-            let all = ExportMetricsServiceRequest::decode(body.as_slice()).unwrap().resource_metrics;
-            for metric in all.into_iter().flat_map(|of| of.scope_metrics).flat_map(|scope| scope.metrics) {
+            let all =
+                ExportMetricsServiceRequest::decode(body.as_slice()).unwrap().resource_metrics;
+            for metric in
+                all.into_iter().flat_map(|of| of.scope_metrics).flat_map(|scope| scope.metrics)
+            {
                 let points: Vec<_> = match metric.data.unwrap() {
-                    Data::Gauge(gauge) => {
-                        gauge.data_points.into_iter().map(|point| (point.attributes, as_int(point.value.as_ref()))).collect()
-                    }
-                    Data::Sum(sum) => sum.data_points.into_iter().map(|point| (point.attributes, as_int(point.value.as_ref()))).collect(),
-                    Data::Histogram(times) => {
-                        times.data_points.into_iter().map(|point| (point.attributes, i64::try_from(point.count).unwrap())).collect()
-                    }
+                    Data::Gauge(gauge) => gauge
+                        .data_points
+                        .into_iter()
+                        .map(|point| (point.attributes, as_int(point.value.as_ref())))
+                        .collect(),
+                    Data::Sum(sum) => sum
+                        .data_points
+                        .into_iter()
+                        .map(|point| (point.attributes, as_int(point.value.as_ref())))
+                        .collect(),
+                    Data::Histogram(times) => times
+                        .data_points
+                        .into_iter()
+                        .map(|point| (point.attributes, i64::try_from(point.count).unwrap()))
+                        .collect(),
                     other => panic!("{other:?}"),
                 };
                 for (about, number) in points {
-                    let about: Vec<String> = attribute_map(&about).into_iter().map(|(name, value)| format!("{name}={value}")).collect();
+                    let about: Vec<String> = attribute_map(&about)
+                        .into_iter()
+                        .map(|(name, value)| format!("{name}={value}"))
+                        .collect();
                     numbers.entry((metric.name.clone(), about.join(" "))).or_default().push(number);
                 }
             }
@@ -91,7 +120,8 @@ impl OtlpCollector {
         let mut spans = Vec::new();
         for (_, body) in self.requests_for("traces") {
             for of in ExportTraceServiceRequest::decode(body.as_slice()).unwrap().resource_spans {
-                let service = attribute_map(&of.resource.unwrap().attributes)["service.name"].clone();
+                let service =
+                    attribute_map(&of.resource.unwrap().attributes)["service.name"].clone();
                 for span in of.scope_spans.into_iter().flat_map(|scope| scope.spans) {
                     let attributes = attribute_map(&span.attributes);
                     spans.push((service.clone(), span, attributes));
@@ -109,8 +139,13 @@ fn as_int(number: Option<&Number>) -> i64 {
     }
 }
 
-fn attribute_map(all: &[opentelemetry_proto::tonic::common::v1::KeyValue]) -> BTreeMap<String, String> {
-    let text = |value: &Option<opentelemetry_proto::tonic::common::v1::AnyValue>| match value.as_ref().and_then(|any| any.value.as_ref()) {
+fn attribute_map(
+    all: &[opentelemetry_proto::tonic::common::v1::KeyValue],
+) -> BTreeMap<String, String> {
+    let text = |value: &Option<opentelemetry_proto::tonic::common::v1::AnyValue>| match value
+        .as_ref()
+        .and_then(|any| any.value.as_ref())
+    {
         Some(Any::StringValue(text)) => text.clone(),
         other => format!("{other:?}"),
     };
@@ -123,53 +158,88 @@ const SERVE_ARGS: [&str; 4] = ["serve", "--stdio", "--config", "toolgate.toml"];
 fn call_spans_join_trace_of_client() {
     let collector = OtlpCollector::start();
     let project = project_with_inner_upstream("undeclared = \"read\"\n");
-    let otlp = format!("[gateway.otlp]\nendpoint = \"{}/\"\nheaders = {{ authorization = {{ file = \"token\" }} }}\n", collector.address);
+    let otlp = format!(
+        "[gateway.otlp]\nendpoint = \"{}/\"\nheaders = {{ authorization = {{ file = \"token\" }} }}\n",
+        collector.address
+    );
     project.write("project/token", "Bearer s3cret-of-the-collector");
     let outer = project.read("project/toolgate.toml");
     project.write("project/toolgate.toml", &format!("{outer}{otlp}"));
     project.write("project/inner.toml", &format!("{INNER_CONFIG}{otlp}"));
     let mut fine = tools_call_request(2, "in_calc", json!({"expression": "1 + 1"}));
-    fine["params"]["_meta"] = json!({"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"});
-    let heard = exchange_over_stdio(&project, &[fine, tools_call_request(3, "in_calc", json!({"expr": "not-to-be-told"}))]);
-    assert!(heard.iter().any(|message| message["result"]["structuredContent"] == json!({"result": 2})), "{heard:?}");
+    fine["params"]["_meta"] =
+        json!({"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"});
+    let heard = exchange_over_stdio(
+        &project,
+        &[fine, tools_call_request(3, "in_calc", json!({"expr": "not-to-be-told"}))],
+    );
+    assert!(
+        heard.iter().any(|message| message["result"]["structuredContent"] == json!({"result": 2})),
+        "{heard:?}"
+    );
 
     let requests = collector.requests.lock().unwrap().clone();
-    assert_eq!(requests.len(), collector.requests_for("traces").len() + collector.requests_for("metrics").len());
+    assert_eq!(
+        requests.len(),
+        collector.requests_for("traces").len() + collector.requests_for("metrics").len()
+    );
     for (head, body) in &requests {
         assert!(head.contains("authorization: bearer s3cret-of-the-collector"), "{head}");
-        assert!(!String::from_utf8_lossy(body).contains("not-to-be-told"), "arguments are nobody's business");
+        assert!(
+            !String::from_utf8_lossy(body).contains("not-to-be-told"),
+            "arguments are nobody's business"
+        );
     }
     let spans = collector.spans();
-    let named = |name: &str| spans.iter().filter(|(_, span, _)| span.name == name).collect::<Vec<_>>();
-    let (of_trace, alone): (Vec<_>, Vec<_>) = named("execute_tool in_calc")
-        .into_iter()
-        .partition(|(_, span, _)| span.trace_id[..8] == [0x0a, 0xf7, 0x65, 0x19, 0x16, 0xcd, 0x43, 0xdd]);
+    let named =
+        |name: &str| spans.iter().filter(|(_, span, _)| span.name == name).collect::<Vec<_>>();
+    let (of_trace, alone): (Vec<_>, Vec<_>) =
+        named("execute_tool in_calc").into_iter().partition(|(_, span, _)| {
+            span.trace_id[..8] == [0x0a, 0xf7, 0x65, 0x19, 0x16, 0xcd, 0x43, 0xdd]
+        });
     let [(service, span, about)] = of_trace.as_slice() else { panic!("{spans:#?}") };
-    assert_eq!((service.as_str(), span.parent_span_id.as_slice()), ("toolgate", &[0xb7, 0xad, 0x6b, 0x71, 0x69, 0x20, 0x33, 0x31][..]));
-    assert_eq!((about["gen_ai.tool.name"].as_str(), about["toolgate.decision"].as_str()), ("in_calc", "succeeded"));
+    assert_eq!(
+        (service.as_str(), span.parent_span_id.as_slice()),
+        ("toolgate", &[0xb7, 0xad, 0x6b, 0x71, 0x69, 0x20, 0x33, 0x31][..])
+    );
+    assert_eq!(
+        (about["gen_ai.tool.name"].as_str(), about["toolgate.decision"].as_str()),
+        ("in_calc", "succeeded")
+    );
     // The upstream is told whose child it is.
     let inner = named("execute_tool calc");
-    let inner: Vec<_> = inner.iter().filter(|(_, inner, _)| inner.trace_id == span.trace_id).collect();
+    let inner: Vec<_> =
+        inner.iter().filter(|(_, inner, _)| inner.trace_id == span.trace_id).collect();
     let [(_, inner, _)] = inner.as_slice() else { panic!("{spans:#?}") };
     assert_eq!(inner.parent_span_id, span.span_id);
     // The canary is nobody's call.
     assert!(!spans.iter().any(|(_, _, about)| about["gen_ai.agent.name"] == "toolgate-canary"));
     // What was refused is there as well, and says so.
     let [(_, span, about)] = alone.as_slice() else { panic!("{spans:#?}") };
-    assert_eq!((about["error.type"].as_str(), about["toolgate.gate"].as_str()), ("invalid_arguments", "validate"));
+    assert_eq!(
+        (about["error.type"].as_str(), about["toolgate.gate"].as_str()),
+        ("invalid_arguments", "validate")
+    );
     assert_eq!(span.status.as_ref().unwrap().code, 2);
 }
 
 #[test]
 fn unreachable_collector_is_reported_and_calls_continue() {
     // With which password is nobody's business.
-    let project = project_with_inner_upstream("undeclared = \"read\"\n[gateway.otlp]\nendpoint = \"http://ann:sesame@127.0.0.1:1\"\n");
-    let (code, stdout, stderr) =
-        project.run(&SERVE_ARGS, &stdio_input(&[tools_call_request(2, "in_calc", json!({"expression": "1 + 1"}))]));
+    let project = project_with_inner_upstream(
+        "undeclared = \"read\"\n[gateway.otlp]\nendpoint = \"http://ann:sesame@127.0.0.1:1\"\n",
+    );
+    let (code, stdout, stderr) = project.run(
+        &SERVE_ARGS,
+        &stdio_input(&[tools_call_request(2, "in_calc", json!({"expression": "1 + 1"}))]),
+    );
     assert!(code == 0 && stdout.contains("{\"result\":2}"), "{stdout}{stderr}");
     for (what, path) in [("spans", "traces"), ("metrics", "metrics")] {
-        let told: Vec<&str> = stderr.lines().filter(|line| line.contains(&format!("cannot send {what}"))).collect();
-        let expected = format!(" WARN cannot send {what} to http://127.0.0.1:1/v1/{path}; they are dropped and calls continue");
+        let told: Vec<&str> =
+            stderr.lines().filter(|line| line.contains(&format!("cannot send {what}"))).collect();
+        let expected = format!(
+            " WARN cannot send {what} to http://127.0.0.1:1/v1/{path}; they are dropped and calls continue"
+        );
         assert_eq!(told, [expected], "{stderr}");
     }
 }
@@ -177,12 +247,22 @@ fn unreachable_collector_is_reported_and_calls_continue() {
 #[test]
 fn invalid_collector_address_is_reported_without_password() {
     let address = "http://ann:ses ame@127.0.0.1:1";
-    let named =
-        project_with_inner_upstream(&format!("undeclared = \"read\"\n[gateway.otlp]\nendpoint = \"{address}\"\n")).run(&SERVE_ARGS, "");
-    let by_variable =
-        project_with_inner_upstream("undeclared = \"read\"\n").run_with(&[("OTEL_EXPORTER_OTLP_ENDPOINT", address)], &SERVE_ARGS, "");
+    let named = project_with_inner_upstream(&format!(
+        "undeclared = \"read\"\n[gateway.otlp]\nendpoint = \"{address}\"\n"
+    ))
+    .run(&SERVE_ARGS, "");
+    let by_variable = project_with_inner_upstream("undeclared = \"read\"\n").run_with(
+        &[("OTEL_EXPORTER_OTLP_ENDPOINT", address)],
+        &SERVE_ARGS,
+        "",
+    );
     for (code, _, stderr) in [named, by_variable] {
-        assert!(code != 0 && stderr.contains("cannot send spans") && stderr.contains("http://127.0.0.1:1"), "{stderr}");
+        assert!(
+            code != 0
+                && stderr.contains("cannot send spans")
+                && stderr.contains("http://127.0.0.1:1"),
+            "{stderr}"
+        );
         assert!(!stderr.contains("ame@") && !stderr.contains("ann:"), "{stderr}");
     }
 }
@@ -190,26 +270,53 @@ fn invalid_collector_address_is_reported_without_password() {
 #[test]
 fn call_metrics_are_exported() {
     let collector = OtlpCollector::start();
-    let project = project_with_inner_upstream(&format!("undeclared = \"read\"\n[gateway.otlp]\nendpoint = \"{}\"\n", collector.address));
-    let sums = ["1 + 1", "2 + 2"].iter().zip(2..).map(|(sum, id)| tools_call_request(id, "in_calc", json!({"expression": sum})));
-    let calls =
-        sums.chain([tools_call_request(4, "in_calc", json!({"expr": "not-to-be-told"})), tools_call_request(5, "made_up", json!({}))]);
+    let project = project_with_inner_upstream(&format!(
+        "undeclared = \"read\"\n[gateway.otlp]\nendpoint = \"{}\"\n",
+        collector.address
+    ));
+    let sums = ["1 + 1", "2 + 2"]
+        .iter()
+        .zip(2..)
+        .map(|(sum, id)| tools_call_request(id, "in_calc", json!({"expression": sum})));
+    let calls = sums.chain([
+        tools_call_request(4, "in_calc", json!({"expr": "not-to-be-told"})),
+        tools_call_request(5, "made_up", json!({})),
+    ]);
     // How things are is told while they are so, and as often as that.
-    let (code, ..) = project.run_with(&[("OTEL_METRIC_EXPORT_INTERVAL", "10")], &SERVE_ARGS, &stdio_input(&calls.collect::<Vec<_>>()));
+    let (code, ..) = project.run_with(
+        &[("OTEL_METRIC_EXPORT_INTERVAL", "10")],
+        &SERVE_ARGS,
+        &stdio_input(&calls.collect::<Vec<_>>()),
+    );
     assert_eq!(code, 0);
     let numbers = collector.metric_values();
     let calc = "gen_ai.agent.name=default gen_ai.tool.name=in_calc";
     let unknown = "gen_ai.agent.name=(unknown) gen_ai.tool.name=(unknown)";
     for (name, about, number) in [
         ("toolgate.calls", format!("{calc} toolgate.decision=succeeded toolgate.gate=run"), 2),
-        ("toolgate.calls", format!("error.type=invalid_arguments {calc} toolgate.decision=refused toolgate.gate=validate"), 1),
-        ("toolgate.calls", format!("error.type=unknown_tool {unknown} toolgate.decision=refused toolgate.gate=resolve"), 1),
+        (
+            "toolgate.calls",
+            format!(
+                "error.type=invalid_arguments {calc} toolgate.decision=refused toolgate.gate=validate"
+            ),
+            1,
+        ),
+        (
+            "toolgate.calls",
+            format!(
+                "error.type=unknown_tool {unknown} toolgate.decision=refused toolgate.gate=resolve"
+            ),
+            1,
+        ),
         ("toolgate.call.duration", calc.to_owned(), 3),
         ("toolgate.upstream.up", "toolgate.upstream.name=in".to_owned(), 1),
         ("toolgate.upstream.held_tools", "toolgate.upstream.name=in".to_owned(), 0),
         ("toolgate.canary.refused", String::new(), 1),
     ] {
-        assert!(numbers.get(&(name.to_owned(), about)).is_some_and(|told| told.contains(&number)), "{name}: {numbers:#?}");
+        assert!(
+            numbers.get(&(name.to_owned(), about)).is_some_and(|told| told.contains(&number)),
+            "{name}: {numbers:#?}"
+        );
     }
     for (_, body) in collector.requests_for("metrics") {
         assert!(!String::from_utf8_lossy(&body).contains("not-to-be-told"));
@@ -224,8 +331,10 @@ fn otel_variables_disable_exporters() {
         ("OTEL_METRICS_EXPORTER", "none", true, false),
     ] {
         let collector = OtlpCollector::start();
-        let project =
-            project_with_inner_upstream(&format!("undeclared = \"read\"\n[gateway.otlp]\nendpoint = \"{}\"\n", collector.address));
+        let project = project_with_inner_upstream(&format!(
+            "undeclared = \"read\"\n[gateway.otlp]\nendpoint = \"{}\"\n",
+            collector.address
+        ));
         let (code, ..) = project.run_with(
             &[(name, value)],
             &SERVE_ARGS,
@@ -233,7 +342,10 @@ fn otel_variables_disable_exporters() {
         );
         assert_eq!(code, 0);
         assert_eq!(
-            (!collector.requests_for("traces").is_empty(), !collector.requests_for("metrics").is_empty()),
+            (
+                !collector.requests_for("traces").is_empty(),
+                !collector.requests_for("metrics").is_empty()
+            ),
             (traces, metrics),
             "{name}"
         );

@@ -18,16 +18,24 @@ fn export_keeps_existing_part_file() {
     std::fs::write(at("mine.part"), "mine").unwrap();
     let before = std::fs::read(at("out.part")).unwrap();
     for out in ["out.jsonl", "mine.jsonl"] {
-        let (code, _, stderr) = project.run(&["audit", "export", "--out", out, "--store", "ledger.db"], "");
+        let (code, _, stderr) =
+            project.run(&["audit", "export", "--out", out, "--store", "ledger.db"], "");
         assert_eq!((code, stderr.as_str()), (0, ""), "{out}");
-        let mode = std::os::unix::fs::PermissionsExt::mode(&std::fs::metadata(at(out)).unwrap().permissions());
+        let mode = std::os::unix::fs::PermissionsExt::mode(
+            &std::fs::metadata(at(out)).unwrap().permissions(),
+        );
         assert_eq!(mode & 0o777, 0o600, "{out}");
     }
-    assert_eq!(std::fs::read(at("out.part")).unwrap(), before, "the ledger of that name is as it was");
+    assert_eq!(
+        std::fs::read(at("out.part")).unwrap(),
+        before,
+        "the ledger of that name is as it was"
+    );
     assert_eq!(std::fs::read_to_string(at("mine.part")).unwrap(), "mine");
     // Nothing is left of one that did not come to its end.
     let files = || std::fs::read_dir(at("")).unwrap().count();
-    let (was, code) = (files(), project.run(&["audit", "export", "--out", ".", "--store", "ledger.db"], "").0);
+    let (was, code) =
+        (files(), project.run(&["audit", "export", "--out", ".", "--store", "ledger.db"], "").0);
     assert_eq!((code, files()), (2, was));
 }
 
@@ -35,7 +43,8 @@ fn export_keeps_existing_part_file() {
 fn export_writes_through_links_and_pipes() {
     let project = demo_project();
     let at = |name: &str| project.path("project").join(name);
-    let export = |out: &str| project.run(&["audit", "export", "--out", out, "--store", "ledger.db"], "");
+    let export =
+        |out: &str| project.run(&["audit", "export", "--out", out, "--store", "ledger.db"], "");
     project.write("project/real.jsonl", "old");
     for (link, to) in [("link.jsonl", "real.jsonl"), ("ahead.jsonl", "later.jsonl")] {
         std::os::unix::fs::symlink(to, at(link)).unwrap();
@@ -52,7 +61,8 @@ fn export_writes_through_links_and_pipes() {
     // Where it was replaced, whoever reads it waits for ever.
     assert!(!at("pipe").is_file());
     assert_eq!(reader.join().unwrap(), 31);
-    // Whoever goes before it has all of it has not got it. What fits into the pipe may be written before that.
+    // Whoever goes before it has all of it has not got it. What fits into the pipe may be written
+    // before that.
     let cut_off = || {
         let (pipe, reader) = (
             at("pipe"),
@@ -63,10 +73,13 @@ fn export_writes_through_links_and_pipes() {
         );
         let said = export("pipe");
         reader.join().unwrap();
-        said.0 == 2 && said.2.contains(&pipe.display().to_string().rsplit('/').next().unwrap().to_owned())
+        said.0 == 2
+            && said.2.contains(&pipe.display().to_string().rsplit('/').next().unwrap().to_owned())
     };
     assert!((0..20).any(|_| cut_off()));
-    for (out, why) in [(".", ".: is a directory"), ("toolgate.toml", "toolgate.toml is a configuration")] {
+    for (out, why) in
+        [(".", ".: is a directory"), ("toolgate.toml", "toolgate.toml is a configuration")]
+    {
         let (code, _, stderr) = export(out);
         assert!(code == 2 && stderr.contains(why), "{stderr}");
     }
@@ -96,20 +109,33 @@ fn invalid_arguments_are_reported_with_input() {
     $ pause --agent a --principal p --because x [2]
     error: missing `--session`: add it, or leave out `--agent` or `--principal`
     ");
-    for args in [&["pause", "--agent", "a", "--because", " "][..], &["token", ""], &["-q", "pause", "--agent", "a", "--because", "x"]] {
+    for args in [
+        &["pause", "--agent", "a", "--because", " "][..],
+        &["token", ""],
+        &["-q", "pause", "--agent", "a", "--because", "x"],
+    ] {
         let (code, _, stderr) = project.run(args, "");
-        assert_eq!((code, stderr.is_empty()), if args[0] == "-q" { (0, true) } else { (2, false) }, "{args:?}: {stderr}");
+        assert_eq!(
+            (code, stderr.is_empty()),
+            if args[0] == "-q" { (0, true) } else { (2, false) },
+            "{args:?}: {stderr}"
+        );
     }
     project.write("project/toolgate.toml", crate::output_snapshots::CODER_CONFIG);
-    let (code, _, stderr) =
-        run_program(&project, "toolgate", &["hook", "--serve", "--config", "toolgate.toml", "--socket", "/nowhere/x.sock"], b"");
+    let (code, _, stderr) = run_program(
+        &project,
+        "toolgate",
+        &["hook", "--serve", "--config", "toolgate.toml", "--socket", "/nowhere/x.sock"],
+        b"",
+    );
     assert_eq!(code, 2);
     assert!(stderr.contains("/nowhere/x.sock: "), "{stderr}");
 }
 
 #[test]
 fn misplaced_subcommand_gets_suggestion() {
-    let said = transcript(&demo_project(), "query; list; init claude-code; lint sarif; doctor codex");
+    let said =
+        transcript(&demo_project(), "query; list; init claude-code; lint sarif; doctor codex");
     insta::assert_snapshot!(said, @"
     $ query [2]
     error: unrecognized subcommand 'query'
@@ -158,7 +184,10 @@ fn version_is_printed_and_invalid_numbers_are_explained() {
 #[test]
 fn file_of_wrong_kind_is_named_in_error() {
     let project = TestProject::with_config(crate::output_snapshots::CODER_CONFIG);
-    project.write("project/some.toml", &"x = \"no ledger, and long enough to have a header\"\n".repeat(40));
+    project.write(
+        "project/some.toml",
+        &"x = \"no ledger, and long enough to have a header\"\n".repeat(40),
+    );
     project.write("project/empty.json", "");
     project.write("project/pretty.jsonl", "{\n  \"tool\": \"bash\"\n}\n");
     std::fs::write(project.path("project/wide.jsonl"), b"\xff\xfe{\0\n\0").unwrap();
@@ -169,7 +198,10 @@ fn file_of_wrong_kind_is_named_in_error() {
         (&["pause", "--store", "."], "is a directory; name a file"),
         (&["audit", "query", "--store", "some.toml"], "not a toolgate ledger"),
         (&["demo", "--store", "some.toml"], "not a toolgate ledger"),
-        (&["demo", "--store", "nowhere/ledger.db"], "check that the directory exists and is writable"),
+        (
+            &["demo", "--store", "nowhere/ledger.db"],
+            "check that the directory exists and is writable",
+        ),
         (&["audit", "receipt", "empty.json", "--key", &key], "empty.json: not valid JSON"),
         (&["check", "."], ".: is a directory; name a file"),
         (&["check", "wide.jsonl"], "wide.jsonl, line 1: "),
@@ -179,15 +211,19 @@ fn file_of_wrong_kind_is_named_in_error() {
         let (code, _, stderr) = project.run(args, "");
         assert!(code == 2 && stderr.contains(why), "{args:?}: {stderr}");
     }
-    let (code, stdout, stderr) = project.run(&["check"], "\u{feff}{\"tool\": \"bash\", \"arguments\": {\"command\": \"ls\"}}\n");
+    let (code, stdout, stderr) = project
+        .run(&["check"], "\u{feff}{\"tool\": \"bash\", \"arguments\": {\"command\": \"ls\"}}\n");
     assert!(code == 0 && stdout.starts_with("allow"), "{stdout}{stderr}");
 }
 
 #[test]
 fn json_array_is_not_a_hook_event() {
     let project = TestProject::with_config(crate::output_snapshots::CODER_CONFIG);
-    for event in ["[]", " [1]", r#"["PreToolUse", "s", null, "Bash", {"command": "ls"}, null, null, null, null, null, null, false, null]"#]
-    {
+    for event in [
+        "[]",
+        " [1]",
+        r#"["PreToolUse", "s", null, "Bash", {"command": "ls"}, null, null, null, null, null, null, false, null]"#,
+    ] {
         let (code, _, stderr) = project.run(&["hook", "--config", "toolgate.toml"], event);
         assert_eq!(code, 2, "{event}");
         assert!(stderr.contains("a list, not a JSON object"), "{event}: {stderr}");
@@ -209,7 +245,11 @@ fn eject_removes_files_that_init_created() {
         assert_ne!(files(), before, "{client}");
         assert_eq!(project.run(&["eject"], "").0, 0, "{client}");
         assert_eq!(files(), before, "{client}");
-        assert_eq!(std::fs::read_dir(project.path("project")).unwrap().count(), 1, "{client}: no empty directory is left");
+        assert_eq!(
+            std::fs::read_dir(project.path("project")).unwrap().count(),
+            1,
+            "{client}: no empty directory is left"
+        );
     }
     let project = TestProject::new();
     assert_eq!(project.run(&["init", "--for", "claude-desktop"], "").0, 0);
@@ -237,7 +277,9 @@ fn init_draft_does_not_follow_project_symlink() {
         let path = project.path(written);
         assert!(path.is_file() && !path.is_symlink(), "{written}");
         // As private as the user has files, and not more.
-        let mode = |path: &std::path::Path| std::os::unix::fs::PermissionsExt::mode(&std::fs::metadata(path).unwrap().permissions());
+        let mode = |path: &std::path::Path| {
+            std::os::unix::fs::PermissionsExt::mode(&std::fs::metadata(path).unwrap().permissions())
+        };
         assert_eq!(mode(&path), mode(&project.path("mine")), "{written}");
     }
     assert_eq!(std::fs::read_dir(project.path("project")).unwrap().count(), 3, "no draft is left");
@@ -245,7 +287,9 @@ fn init_draft_does_not_follow_project_symlink() {
 
 #[test]
 fn eject_edits_symlink_target_and_keeps_link() {
-    for (client, file) in [("claude-code", ".claude/settings.json"), ("cursor", ".cursor/hooks.json")] {
+    for (client, file) in
+        [("claude-code", ".claude/settings.json"), ("cursor", ".cursor/hooks.json")]
+    {
         let project = TestProject::new();
         project.write("dotfiles/settings.json", "{}\n");
         let link = project.path("project").join(file);
@@ -255,17 +299,25 @@ fn eject_edits_symlink_target_and_keeps_link() {
         assert!(project.read("dotfiles/settings.json").contains("toolgate"), "{client}");
         let said = project.masked_output(&["eject"], "");
         assert!(said.contains(&format!("changed HOME/project/{file}")), "{client}: {said}");
-        assert!(link.is_symlink() && !project.read("dotfiles/settings.json").contains("toolgate"), "{client}");
-        assert!(project.masked_output(&["eject"], "").contains("no settings with toolgate found"), "{client}");
+        assert!(
+            link.is_symlink() && !project.read("dotfiles/settings.json").contains("toolgate"),
+            "{client}"
+        );
+        assert!(
+            project.masked_output(&["eject"], "").contains("no settings with toolgate found"),
+            "{client}"
+        );
     }
 }
 
 #[test]
 fn undeclared_tool_is_asked_and_its_result_recorded() {
-    let project = TestProject::with_config(&format!("{}\n[client]\nundeclared = \"ask\"\n", crate::output_snapshots::CODER_CONFIG));
+    let project = TestProject::with_config(&format!(
+        "{}\n[client]\nundeclared = \"ask\"\n",
+        crate::output_snapshots::CODER_CONFIG
+    ));
     let event = |name: &str, more: serde_json::Value| {
-        let mut event =
-            json!({"hook_event_name": name, "session_id": "s1", "tool_name": "mcp__x__y", "tool_use_id": "u1", "tool_input": {"a": 1}});
+        let mut event = json!({"hook_event_name": name, "session_id": "s1", "tool_name": "mcp__x__y", "tool_use_id": "u1", "tool_input": {"a": 1}});
         event.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
         project.run(&["hook", "--config", "toolgate.toml"], &event.to_string())
     };
@@ -277,16 +329,25 @@ fn undeclared_tool_is_asked_and_its_result_recorded() {
                 && stdout.contains("This tool is not declared. To declare it, add `[tools.mcp__x__y]` to the configuration."),
             "{stdout}"
         );
-        assert_eq!(event("PostToolUse", json!({"tool_response": {"done": true}})), (0, "{}\n".to_owned(), String::new()));
+        assert_eq!(
+            event("PostToolUse", json!({"tool_response": {"done": true}})),
+            (0, "{}\n".to_owned(), String::new())
+        );
     }
     // Not even that may look into the state of toolgate.
-    let path = json!({"tool_input": {"path": project.path("project/ledger.db")}, "tool_use_id": "u2"});
+    let path =
+        json!({"tool_input": {"path": project.path("project/ledger.db")}, "tool_use_id": "u2"});
     let (_, stdout, _) = event("PreToolUse", path);
     assert!(stdout.contains("\"deny\"") && stdout.contains("toolgate's own state"), "{stdout}");
     let rows = project.run(&["audit", "query", "--json"], "").1;
     let decisions: Vec<String> = rows
         .lines()
-        .map(|row| serde_json::from_str::<serde_json::Value>(row).unwrap()["row"]["decision"].as_str().unwrap().to_owned())
+        .map(|row| {
+            serde_json::from_str::<serde_json::Value>(row).unwrap()["row"]["decision"]
+                .as_str()
+                .unwrap()
+                .to_owned()
+        })
         .collect();
     assert_eq!(decisions, ["succeeded", "succeeded", "refused"], "{rows}");
     let first: serde_json::Value = serde_json::from_str(rows.lines().next().unwrap()).unwrap();
@@ -307,13 +368,17 @@ fn config_test_fails_if_given_call_is_refused() {
             "[[test]]\nname = \"t\"\ngiven = [{{ tool = \"verify\", {given} }}]\ncall = {{ tool = \"pay\", arguments = {{ id = \"C\" }} }}\nexpect = \"{expect}\"\n"
         );
         project.write("project/tests.toml", &text);
-        let (code, stdout, stderr) = project.run(&["check", "--config", "toolgate.toml", "--tests", "tests.toml"], "");
+        let (code, stdout, stderr) =
+            project.run(&["check", "--config", "toolgate.toml", "--tests", "tests.toml"], "");
         (code, stdout + &stderr)
     };
     let (code, said) = test("arguments = { id = \"C\" }, result = {}", "allow");
     assert_eq!(code, 0, "{said}");
     let (code, said) = test("arguments = { ident = \"C\" }, result = {}", "deny");
-    assert!(code == 1 && said.contains("call 1 of `given` is refused: invalid_arguments"), "{said}");
+    assert!(
+        code == 1 && said.contains("call 1 of `given` is refused: invalid_arguments"),
+        "{said}"
+    );
     let (code, said) = test("arguments = { ident = \"C\" }, refused = true", "deny");
     assert_eq!(code, 0, "{said}");
     let (code, said) = test("arguments = { id = \"C\" }, result = {}, refused = true", "allow");
@@ -326,10 +391,12 @@ fn rows_are_found_by_call_id_part_and_day_name() {
     let rows = project.run(&["audit", "query", "--json", "--store", "ledger.db"], "").1;
     let call = serde_json::from_str::<serde_json::Value>(rows.lines().next().unwrap()).unwrap()["row"]["call"].as_str().unwrap().to_owned();
     for part in [call.get(24..).unwrap(), call.get(28..).unwrap(), &call] {
-        let (code, stdout, stderr) = project.run(&["audit", "show", part, "--store", "ledger.db"], "");
+        let (code, stdout, stderr) =
+            project.run(&["audit", "show", part, "--store", "ledger.db"], "");
         assert!(code == 0 && stdout.contains(&call), "{part}: {stderr}");
     }
-    // A name begins with its time: six letters last for hours, eight for a minute, which may end between two calls.
+    // A name begins with its time: six letters last for hours, eight for a minute, which may end
+    // between two calls.
     for (part, why) in [
         (call.get(..6).unwrap(), "several calls match"),
         ("000000000000", "has no call `000000000000`"),
@@ -339,15 +406,35 @@ fn rows_are_found_by_call_id_part_and_day_name() {
         let (code, _, stderr) = project.run(&["audit", "show", part, "--store", "ledger.db"], "");
         assert!(code == 2 && stderr.contains(why), "{part}: {stderr}");
     }
-    let count = |args: &[&str]| project.run(&[&["audit", "query", "--json", "--store", "ledger.db"], args].concat(), "").1.lines().count();
-    assert_eq!((count(&["--since", "yesterday"]), count(&["--since", "2w"]), count(&["--until", "yesterday"])), (31, 31, 0));
+    let count = |args: &[&str]| {
+        project
+            .run(&[&["audit", "query", "--json", "--store", "ledger.db"], args].concat(), "")
+            .1
+            .lines()
+            .count()
+    };
+    assert_eq!(
+        (
+            count(&["--since", "yesterday"]),
+            count(&["--since", "2w"]),
+            count(&["--until", "yesterday"])
+        ),
+        (31, 31, 0)
+    );
     assert_eq!((count(&["--since", "2020-01-01"]), count(&["--since", "3 weeks"])), (31, 31));
     for (kept, wanted) in [("3w", 0), ("90 days", 0), ("1 day ago", 2), ("+3w", 2)] {
-        let (code, _, stderr) = project.run(&["audit", "prune", "--dry-run", "--older-than", kept, "--store", "ledger.db"], "");
+        let (code, _, stderr) = project.run(
+            &["audit", "prune", "--dry-run", "--older-than", kept, "--store", "ledger.db"],
+            "",
+        );
         assert_eq!(code, wanted, "{kept}: {stderr}");
     }
-    let (_, said, _) = project.run(&["audit", "query", "--entity", "customer=C-1001", "--store", "ledger.db"], "");
-    assert!(said.contains("no row has the entity `customer`, known entities: customer_id, order_id"), "{said}");
+    let (_, said, _) =
+        project.run(&["audit", "query", "--entity", "customer=C-1001", "--store", "ledger.db"], "");
+    assert!(
+        said.contains("no row has the entity `customer`, known entities: customer_id, order_id"),
+        "{said}"
+    );
 }
 
 #[test]
@@ -356,13 +443,17 @@ fn receipt_is_verified_without_ledger() {
     let said = |args: &[&str]| project.run(args, "").1;
     let rows = said(&["audit", "query", "--json", "--store", "ledger.db"]);
     let call = serde_json::from_str::<serde_json::Value>(rows.lines().next().unwrap()).unwrap()["row"]["call"].as_str().unwrap().to_owned();
-    project.write("elsewhere/receipt.json", &said(&["audit", "show", &call, "--receipt", "--store", "ledger.db"]));
+    project.write(
+        "elsewhere/receipt.json",
+        &said(&["audit", "show", &call, "--receipt", "--store", "ledger.db"]),
+    );
     let key = said(&["audit", "key", "--store", "ledger.db"]).trim().to_owned();
     // A ledger of somebody else stands here.
     std::fs::remove_dir_all(project.path("project/ledger.db.state")).unwrap();
     std::fs::remove_file(project.path("project/ledger.db")).unwrap();
     assert_eq!(project.run(&["demo", "--store", "ledger.db"], "").0, 0);
-    let (code, stdout, stderr) = project.run(&["audit", "receipt", "../elsewhere/receipt.json", "--key", &key], "");
+    let (code, stdout, stderr) =
+        project.run(&["audit", "receipt", "../elsewhere/receipt.json", "--key", &key], "");
     assert!(code == 0 && stdout.contains("the receipt is valid"), "{stdout}{stderr}");
 }
 
@@ -370,7 +461,15 @@ fn receipt_is_verified_without_ledger() {
 fn truncated_service_answer_is_refused() {
     let project = TestProject::with_config(crate::output_snapshots::CODER_CONFIG);
     let event = r#"{"hook_event_name": "PreToolUse", "session_id": "s", "tool_name": "Bash", "tool_input": {"command": "ls"}}"#;
-    for (reply, code) in [("0", 2), ("0{\"hookSpecific", 2), ("0{}", 2), ("", 2), ("1{}\n", 2), ("2no", 2), ("0{}\n", 0)] {
+    for (reply, code) in [
+        ("0", 2),
+        ("0{\"hookSpecific", 2),
+        ("0{}", 2),
+        ("", 2),
+        ("1{}\n", 2),
+        ("2no", 2),
+        ("0{}\n", 0),
+    ] {
         let socket = project.path("socket");
         let _ = std::fs::remove_file(&socket);
         let listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
@@ -379,7 +478,12 @@ fn truncated_service_answer_is_refused() {
             std::io::Read::read_to_end(&mut stream, &mut Vec::new()).unwrap();
             std::io::Write::write_all(&mut stream, reply.as_bytes()).unwrap();
         });
-        let (said, ..) = run_program(&project, "toolgate-hook", &["--socket", socket.to_str().unwrap()], event.as_bytes());
+        let (said, ..) = run_program(
+            &project,
+            "toolgate-hook",
+            &["--socket", socket.to_str().unwrap()],
+            event.as_bytes(),
+        );
         serving.join().unwrap();
         assert_eq!(said, code, "{reply}");
     }
@@ -401,25 +505,35 @@ fn paths_through_links_and_proc_ask() {
         ("Write", "src/main.rs", "{}"),
     ] {
         let event = json!({"hook_event_name": "PreToolUse", "session_id": "s", "tool_name": tool, "tool_use_id": path, "tool_input": {"file_path": path}});
-        let (_, stdout, stderr) = project.run(&["hook", "--config", "toolgate.toml"], &event.to_string());
+        let (_, stdout, stderr) =
+            project.run(&["hook", "--config", "toolgate.toml"], &event.to_string());
         assert!(stdout.contains(decision), "{path}: {stdout}{stderr}");
     }
 }
 
 #[test]
 fn long_tool_names_stay_distinct_after_truncation() {
-    let project = TestProject::with_config(&format!("{}\n[client]\nundeclared = \"ask\"\n", crate::output_snapshots::CODER_CONFIG));
+    let project = TestProject::with_config(&format!(
+        "{}\n[client]\nundeclared = \"ask\"\n",
+        crate::output_snapshots::CODER_CONFIG
+    ));
     let long = format!("mcp__server__{}", "a".repeat(70));
     let mut names = Vec::new();
     for name in [long.clone(), format!("{long}b")] {
         let event = json!({"hook_event_name": "PreToolUse", "session_id": "s1", "tool_name": name, "tool_use_id": name, "tool_input": {}});
-        let (code, stdout, stderr) = project.run(&["hook", "--config", "toolgate.toml"], &event.to_string());
+        let (code, stdout, stderr) =
+            project.run(&["hook", "--config", "toolgate.toml"], &event.to_string());
         assert!(code == 0 && stdout.contains("\"ask\""), "{stdout}{stderr}");
         let event = json!({"hook_event_name": "PostToolUse", "session_id": "s1", "tool_name": name, "tool_use_id": name, "tool_input": {}, "tool_response": {}});
         project.run(&["hook", "--config", "toolgate.toml"], &event.to_string());
     }
     for row in project.run(&["audit", "query", "--json"], "").1.lines() {
-        names.push(serde_json::from_str::<serde_json::Value>(row).unwrap()["row"]["tool"].as_str().unwrap().to_owned());
+        names.push(
+            serde_json::from_str::<serde_json::Value>(row).unwrap()["row"]["tool"]
+                .as_str()
+                .unwrap()
+                .to_owned(),
+        );
     }
     names.sort();
     names.dedup();
@@ -428,16 +542,23 @@ fn long_tool_names_stay_distinct_after_truncation() {
 
 #[test]
 fn similar_client_tool_names_stay_distinct() {
-    let declared = |name: &str| format!("[tools.{name}]\nkind = \"client\"\neffect = \"read\"\nskip_client_prompt = true\n");
+    let declared = |name: &str| {
+        format!("[tools.{name}]\nkind = \"client\"\neffect = \"read\"\nskip_client_prompt = true\n")
+    };
     // What `READ.ALL` is declared as.
     let told_apart = toolgate::tool::name::tool_name_from_client("READ.ALL");
-    let head = format!("{}\n[client]\nundeclared = \"ask\"\n{}", crate::output_snapshots::CODER_CONFIG, declared("read_all"));
+    let head = format!(
+        "{}\n[client]\nundeclared = \"ask\"\n{}",
+        crate::output_snapshots::CODER_CONFIG,
+        declared("read_all")
+    );
     let plain = TestProject::with_config(&head);
     let both = TestProject::with_config(&format!("{head}{}", declared(&told_apart)));
     let ask = |project: &TestProject, name: &str| {
         let mut event = json!({"hook_event_name": "PreToolUse", "session_id": "s1", "tool_name": name, "tool_use_id": name});
         event["tool_input"] = json!({"of": name});
-        let (code, stdout, stderr) = project.run(&["hook", "--config", "toolgate.toml"], &event.to_string());
+        let (code, stdout, stderr) =
+            project.run(&["hook", "--config", "toolgate.toml"], &event.to_string());
         assert_eq!(code, 0, "{stderr}");
         let said: serde_json::Value = serde_json::from_str(&stdout).unwrap();
         said["hookSpecificOutput"]["permissionDecision"].as_str().unwrap_or("none").to_owned()
@@ -453,16 +574,30 @@ fn similar_client_tool_names_stay_distinct() {
         (told_apart.as_str(), "ask", "ask"),
         ("..", "ask", "ask"),
     ] {
-        assert_eq!((ask(&plain, name), ask(&both, name)), (alone.to_owned(), beside.to_owned()), "{name}");
+        assert_eq!(
+            (ask(&plain, name), ask(&both, name)),
+            (alone.to_owned(), beside.to_owned()),
+            "{name}"
+        );
     }
-    // `check` says what the hook would, and whoever writes the client's name into the file is told the other.
-    let tried = both.masked_output(&["check", "--config", "toolgate.toml", r#"{"tool": "READ.ALL", "arguments": {}}"#], "");
+    // `check` says what the hook would, and whoever writes the client's name into the file is told
+    // the other.
+    let tried = both.masked_output(
+        &["check", "--config", "toolgate.toml", r#"{"tool": "READ.ALL", "arguments": {}}"#],
+        "",
+    );
     assert!(tried.contains(&told_apart) && !tried.contains("unknown_tool"), "{tried}");
     both.write("project/named.toml", &declared("\"READ.ALL\""));
-    let tried = both.masked_output(&["check", "--config", "named.toml", r#"{"tool": "bash", "arguments": {}}"#], "");
+    let tried = both.masked_output(
+        &["check", "--config", "named.toml", r#"{"tool": "bash", "arguments": {}}"#],
+        "",
+    );
     assert!(tried.contains(&format!("write `{told_apart}`")), "{tried}");
     // Whoever looks whether the gate is on asks for a tool by the name that a client has for it.
-    both.write("project/two.toml", &format!("store = \"two.db\"\n{}{}", declared(&told_apart), declared("write_all")));
+    both.write(
+        "project/two.toml",
+        &format!("store = \"two.db\"\n{}{}", declared(&told_apart), declared("write_all")),
+    );
     let seen = both.masked_output(&["doctor", "--config", "two.toml"], "");
     assert!(seen.contains("✓ canary"), "{seen}");
 }
@@ -485,7 +620,10 @@ fn init_and_eject_finish_if_stdout_is_closed() {
     // What cannot be done is not said to be done.
     std::os::unix::fs::symlink("nowhere", project.path("project/.claude")).unwrap();
     let (code, stdout, stderr) = project.run(&["init", "--for", "claude-code"], "");
-    assert!(code == 2 && !stdout.contains("wrote") && stderr.contains(".claude/settings.json: "), "{stdout}{stderr}");
+    assert!(
+        code == 2 && !stdout.contains("wrote") && stderr.contains(".claude/settings.json: "),
+        "{stdout}{stderr}"
+    );
 }
 
 #[test]
@@ -493,6 +631,10 @@ fn failed_pause_is_not_reported_as_paused() {
     let project = demo_project();
     // Its keys are not there: it can be read, and not written.
     std::fs::rename(project.path("project/ledger.db.state"), project.path("project/away")).unwrap();
-    let (code, stdout, stderr) = project.run(&["pause", "--tool", "unheard_of", "--because", "x"], "");
-    assert!(code == 2 && !stdout.contains("paused") && !stderr.contains("paused"), "{stdout}{stderr}");
+    let (code, stdout, stderr) =
+        project.run(&["pause", "--tool", "unheard_of", "--because", "x"], "");
+    assert!(
+        code == 2 && !stdout.contains("paused") && !stderr.contains("paused"),
+        "{stdout}{stderr}"
+    );
 }

@@ -58,29 +58,52 @@ type HttpToolParts = (HttpTool, Vec<u16>, Option<RetrySettings>);
 
 impl ConfigReader<'_> {
     /// Reads the request, the statuses that mean an empty result, and the retries.
-    pub(crate) fn read_http_tool(&self, table: &TomlTable<'_>, input: &Value) -> Option<HttpToolParts> {
+    pub(crate) fn read_http_tool(
+        &self,
+        table: &TomlTable<'_>,
+        input: &Value,
+    ) -> Option<HttpToolParts> {
         let method = table.text("method").unwrap_or("GET").to_ascii_uppercase();
         if !["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"].contains(&method.as_str()) {
-            let problem = Diagnostic::new(format!("unknown method `{}`", toolgate_text::escape_for_display(&method)));
-            table.report("method", problem.with_help("expected one of GET, HEAD, POST, PUT, PATCH, DELETE"));
+            let problem = Diagnostic::new(format!(
+                "unknown method `{}`",
+                toolgate_text::escape_for_display(&method)
+            ));
+            table.report(
+                "method",
+                problem.with_help("expected one of GET, HEAD, POST, PUT, PATCH, DELETE"),
+            );
         }
         let url = table.text("url");
         if !table.has_key("url") {
             let problem = Diagnostic::new("an HTTP tool needs a `url`");
-            table.report("kind", problem.with_help("like `url = \"https://api.example.com/orders/{/order_id}\"`"));
+            table.report(
+                "kind",
+                problem.with_help("like `url = \"https://api.example.com/orders/{/order_id}\"`"),
+            );
         }
         let url = url.map(Template::new);
         let host = url.as_ref().and_then(|url| fixed_host(table, url));
         let pairs = |key: &str| -> Vec<(String, Template)> {
             let Some(inner) = table.table(key) else { return Vec::new() };
-            inner.keys().into_iter().filter_map(|name| inner.text(&name).map(|text| (name.clone(), Template::new(text)))).collect()
+            inner
+                .keys()
+                .into_iter()
+                .filter_map(|name| {
+                    inner.text(&name).map(|text| (name.clone(), Template::new(text)))
+                })
+                .collect()
         };
         let (query, form) = (pairs("query"), pairs("form"));
         let form = table.has_key("form").then_some(form);
         let sends = matches!(method.as_str(), "POST" | "PUT" | "PATCH");
         let body = match (table.value("body"), form) {
             (Some(_), Some(_)) => {
-                table.report("form", Diagnostic::new("a request has a `body` or a `form`, not both").with_help("remove one of them"));
+                table.report(
+                    "form",
+                    Diagnostic::new("a request has a `body` or a `form`, not both")
+                        .with_help("remove one of them"),
+                );
                 HttpToolBody::None
             }
             (Some(json), None) => HttpToolBody::Json(json),
@@ -92,7 +115,10 @@ impl ConfigReader<'_> {
             HttpToolBody::Form(form) => form.iter().map(|(_, value)| value).collect::<Vec<_>>(),
             _ => Vec::new(),
         });
-        let mut paths: Vec<(&str, String)> = named.flat_map(Template::argument_paths).map(|path| ("url", path.to_string())).collect();
+        let mut paths: Vec<(&str, String)> = named
+            .flat_map(Template::argument_paths)
+            .map(|path| ("url", path.to_string()))
+            .collect();
         if let HttpToolBody::Json(json) = &body {
             collect_arguments(json, &mut paths);
         }
@@ -102,30 +128,57 @@ impl ConfigReader<'_> {
             if properties.is_none_or(|properties| !properties.contains_key(&first)) {
                 let problem = Diagnostic::new(format!("`{path}` is not an argument of this tool"));
                 let known = properties.into_iter().flat_map(|properties| properties.keys());
-                table.report(key, problem.with_suggestion(&first, known).with_default_help("declare it in `input`"));
+                table.report(
+                    key,
+                    problem
+                        .with_suggestion(&first, known)
+                        .with_default_help("declare it in `input`"),
+                );
             }
         }
         let headers = self.read_references(table, "headers");
         for (name, _) in &headers {
-            let legal = !name.is_empty() && name.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_".contains(&b));
-            if !legal || ["host", "content-length", "transfer-encoding", "connection"].contains(&name.to_ascii_lowercase().as_str()) {
-                let problem = Diagnostic::new(format!("the header `{}` cannot be set", toolgate_text::escape_for_display(name)));
+            let legal = !name.is_empty()
+                && name.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_".contains(&b));
+            if !legal
+                || ["host", "content-length", "transfer-encoding", "connection"]
+                    .contains(&name.to_ascii_lowercase().as_str())
+            {
+                let problem = Diagnostic::new(format!(
+                    "the header `{}` cannot be set",
+                    toolgate_text::escape_for_display(name)
+                ));
                 table.report(
                     "headers",
                     problem.with_help("use letters, digits, `_` and `-`; the host and the length are set automatically"),
                 );
             }
         }
-        let hosts = table.names("hosts").map(|names| names.into_iter().map(str::to_ascii_lowercase).collect());
-        let networks: Vec<String> = table.names("networks").unwrap_or_default().into_iter().map(str::to_owned).collect();
+        let hosts = table
+            .names("hosts")
+            .map(|names| names.into_iter().map(str::to_ascii_lowercase).collect());
+        let networks: Vec<String> =
+            table.names("networks").unwrap_or_default().into_iter().map(str::to_owned).collect();
         for network in networks.iter().filter(|network| !is_network(network)) {
-            let problem = Diagnostic::new(format!("`{}` is not a network", toolgate_text::escape_for_display(network)));
-            table.report("networks", problem.with_help("like `10.0.0.0/8`, `127.0.0.1` or `fd00::/8`"));
+            let problem = Diagnostic::new(format!(
+                "`{}` is not a network",
+                toolgate_text::escape_for_display(network)
+            ));
+            table.report(
+                "networks",
+                problem.with_help("like `10.0.0.0/8`, `127.0.0.1` or `fd00::/8`"),
+            );
         }
-        let most = table.bytes("max_response").and_then(|bytes| usize::try_from(bytes).ok()).unwrap_or(1 << 20);
+        let most = table
+            .bytes("max_response")
+            .and_then(|bytes| usize::try_from(bytes).ok())
+            .unwrap_or(1 << 20);
         let empty = read_statuses(table, "empty_on");
         let retry = table.table("retry").map(|retry| {
-            let (times, delay) = (retry.count("times"), retry.duration("delay").and_then(|delay| Duration::try_from(delay).ok()));
+            let (times, delay) = (
+                retry.count("times"),
+                retry.duration("delay").and_then(|delay| Duration::try_from(delay).ok()),
+            );
             retry.reject_unknown_keys("`retry`");
             // Missing keys have the defaults of [`RetrySettings`].
             let usual = RetrySettings::default();
@@ -133,7 +186,20 @@ impl ConfigReader<'_> {
             RetrySettings { times, delay: delay.unwrap_or(usual.delay) }
         });
         let hosts = hosts.unwrap_or_else(|| host.into_iter().collect());
-        Some((HttpTool { method, url: url?, query, headers, body, hosts, networks, max_response_bytes: most }, empty, retry))
+        Some((
+            HttpTool {
+                method,
+                url: url?,
+                query,
+                headers,
+                body,
+                hosts,
+                networks,
+                max_response_bytes: most,
+            },
+            empty,
+            retry,
+        ))
     }
 }
 
@@ -145,7 +211,8 @@ fn fixed_host(table: &TomlTable<'_>, url: &Template) -> Option<String> {
     let Some(rest) = rest else {
         table.report(
             "url",
-            Diagnostic::new("the URL must begin with `https://` or `http://`").with_help("like `https://api.example.com/orders`"),
+            Diagnostic::new("the URL must begin with `https://` or `http://`")
+                .with_help("like `https://api.example.com/orders`"),
         );
         return None;
     };
@@ -154,13 +221,17 @@ fn fixed_host(table: &TomlTable<'_>, url: &Template) -> Option<String> {
     // Without a `/` before it, an argument would extend the host.
     if end.is_none() && url.argument_paths().next().is_some() {
         let problem = Diagnostic::new("an argument must not be part of the host");
-        table.report("url", problem.with_help("the host is fixed; put arguments into the path or the query"));
+        table.report(
+            "url",
+            problem.with_help("the host is fixed; put arguments into the path or the query"),
+        );
         return None;
     }
     if authority.is_empty() || authority.contains('@') || head.contains('#') {
         table.report(
             "url",
-            Diagnostic::new("the URL has no host, or it contains a user or a fragment").with_help("like `https://api.example.com/orders`"),
+            Diagnostic::new("the URL has no host, or it contains a user or a fragment")
+                .with_help("like `https://api.example.com/orders`"),
         );
         return None;
     }
@@ -173,11 +244,22 @@ fn fixed_host(table: &TomlTable<'_>, url: &Template) -> Option<String> {
 
 /// Reads HTTP statuses.
 fn read_statuses(table: &TomlTable<'_>, key: &str) -> Vec<u16> {
-    let status = |value: &Value| value.as_u64().and_then(|status| u16::try_from(status).ok()).filter(|status| (100..600).contains(status));
+    let status = |value: &Value| {
+        value
+            .as_u64()
+            .and_then(|status| u16::try_from(status).ok())
+            .filter(|status| (100..600).contains(status))
+    };
     let written = table.values(key).unwrap_or_default();
     if let Some(wrong) = written.iter().find(|value| status(value).is_none()) {
-        let problem = Diagnostic::new(format!("`{}` is not an HTTP status", toolgate_text::escape_for_display(&wrong.to_string())));
-        table.report(key, problem.with_help(format!("use numbers from 100 to 599, like `{key} = [404]`")));
+        let problem = Diagnostic::new(format!(
+            "`{}` is not an HTTP status",
+            toolgate_text::escape_for_display(&wrong.to_string())
+        ));
+        table.report(
+            key,
+            problem.with_help(format!("use numbers from 100 to 599, like `{key} = [404]`")),
+        );
     }
     written.iter().filter_map(status).collect()
 }
@@ -185,7 +267,8 @@ fn read_statuses(table: &TomlTable<'_>, key: &str) -> Vec<u16> {
 /// Collects the arguments that a body contains.
 fn collect_arguments(value: &Value, paths: &mut Vec<(&str, String)>) {
     match value {
-        Value::String(text) => paths.extend(Template::new(text).argument_paths().map(|path| ("body", path.to_string()))),
+        Value::String(text) => paths
+            .extend(Template::new(text).argument_paths().map(|path| ("body", path.to_string()))),
         Value::Array(items) => items.iter().for_each(|item| collect_arguments(item, paths)),
         Value::Object(map) => map.values().for_each(|item| collect_arguments(item, paths)),
         _ => {}
@@ -193,7 +276,8 @@ fn collect_arguments(value: &Value, paths: &mut Vec<(&str, String)>) {
 }
 
 fn is_network(text: &str) -> bool {
-    let (address, bits) = text.split_once('/').map_or((text, None), |(address, bits)| (address, Some(bits)));
+    let (address, bits) =
+        text.split_once('/').map_or((text, None), |(address, bits)| (address, Some(bits)));
     let Ok(address) = address.parse::<std::net::IpAddr>() else { return false };
     let most = if address.is_ipv4() { 32 } else { 128 };
     bits.is_none_or(|bits| bits.parse::<u8>().is_ok_and(|bits| bits <= most))

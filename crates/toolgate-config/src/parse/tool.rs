@@ -13,9 +13,13 @@ use toolgate::policy::source::table_reader::TomlTable;
 use toolgate::tool::{CommandTool, Effect, ExtraArguments, ReconcileSpec, Tool};
 use toolgate_process::sandbox::Sandbox;
 
-const EFFECTS: [(&str, Effect); 3] = [("read", Effect::Read), ("write", Effect::Write), ("destructive", Effect::Destructive)];
-const EXTRA_MEMBER_MODES: [(&str, ExtraArguments); 3] =
-    [("refuse", ExtraArguments::Refuse), ("drop", ExtraArguments::Drop), ("pass", ExtraArguments::Pass)];
+const EFFECTS: [(&str, Effect); 3] =
+    [("read", Effect::Read), ("write", Effect::Write), ("destructive", Effect::Destructive)];
+const EXTRA_MEMBER_MODES: [(&str, ExtraArguments); 3] = [
+    ("refuse", ExtraArguments::Refuse),
+    ("drop", ExtraArguments::Drop),
+    ("pass", ExtraArguments::Pass),
+];
 
 /// What runs a tool.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -35,7 +39,11 @@ const TOOL_BACKEND_KINDS: [(&str, ToolBackendKind); 5] = [
     ("mcp", ToolBackendKind::Mcp),
 ];
 
-pub(crate) fn read_tool(name: &str, table: &TomlTable<'_>, reader: &ConfigReader<'_>) -> Option<(Tool, Option<ToolBackend>)> {
+pub(crate) fn read_tool(
+    name: &str,
+    table: &TomlTable<'_>,
+    reader: &ConfigReader<'_>,
+) -> Option<(Tool, Option<ToolBackend>)> {
     let kind = table.keyword("kind", &TOOL_BACKEND_KINDS);
     let description = table.text("description").unwrap_or(name);
     let (input, output) = (read_schema(name, table, "input"), read_schema(name, table, "output"));
@@ -52,21 +60,35 @@ pub(crate) fn read_tool(name: &str, table: &TomlTable<'_>, reader: &ConfigReader
             let input = input.unwrap_or_else(|| serde_json::json!({"type": "object"}));
             let (http, empty, retry) = reader.read_http_tool(table, &input)?;
             behind = Some(ToolBackend::Http(Box::new(http)));
-            let tool = empty.into_iter().fold(Tool::declare(name, description, input), Tool::empty_on_status);
+            let tool = empty
+                .into_iter()
+                .fold(Tool::declare(name, description, input), Tool::empty_on_status);
             retry.into_iter().fold(tool, |tool, retry| tool.retry(retry.times, retry.delay))
         }
         Some(ToolBackendKind::Mcp) => {
             behind = Some(read_remote(name, table)?);
             Tool::declare(name, description, serde_json::json!({"type": "object"}))
         }
-        None => Tool::declare(name, description, input.unwrap_or_else(|| serde_json::json!({"type": "object"}))),
+        None => Tool::declare(
+            name,
+            description,
+            input.unwrap_or_else(|| serde_json::json!({"type": "object"})),
+        ),
     };
-    if kind == Some(ToolBackendKind::Builtin) && (table.has_key("input") || table.has_key("output")) {
-        let problem = Diagnostic::new(format!("the built-in tool `{}` has its own schemas", toolgate_text::escape_for_display(name)));
+    if kind == Some(ToolBackendKind::Builtin) && (table.has_key("input") || table.has_key("output"))
+    {
+        let problem = Diagnostic::new(format!(
+            "the built-in tool `{}` has its own schemas",
+            toolgate_text::escape_for_display(name)
+        ));
         table.report("kind", problem.with_help("remove `input` and `output`"));
     }
     if kind == Some(ToolBackendKind::Mcp) && (table.has_key("input") || table.has_key("output")) {
-        table.report("kind", Diagnostic::new("the upstream defines the schemas of its tool").with_help("remove `input` and `output`"));
+        table.report(
+            "kind",
+            Diagnostic::new("the upstream defines the schemas of its tool")
+                .with_help("remove `input` and `output`"),
+        );
     }
     if let Some(schema) = output {
         tool = tool.output_schema(schema);
@@ -80,7 +102,11 @@ pub(crate) fn read_tool(name: &str, table: &TomlTable<'_>, reader: &ConfigReader
     if table.keyword("policy", &[("open", true)]) == Some(true) {
         tool = tool.open();
     }
-    for (key, set) in [("once", Tool::once as fn(Tool) -> Tool), ("idempotent", Tool::idempotent), ("untrusted", Tool::untrusted)] {
+    for (key, set) in [
+        ("once", Tool::once as fn(Tool) -> Tool),
+        ("idempotent", Tool::idempotent),
+        ("untrusted", Tool::untrusted),
+    ] {
         if table.bool(key) == Some(true) {
             tool = set(tool);
         }
@@ -88,7 +114,9 @@ pub(crate) fn read_tool(name: &str, table: &TomlTable<'_>, reader: &ConfigReader
     match table.positive_std_duration("timeout") {
         Some(timeout) => tool = tool.timeout(timeout),
         // A client may ask its user before it runs the tool, so it gets more time.
-        None if kind == Some(ToolBackendKind::Client) => tool = tool.timeout(Duration::from_secs(600)),
+        None if kind == Some(ToolBackendKind::Client) => {
+            tool = tool.timeout(Duration::from_secs(600))
+        }
         None => {}
     }
     for rule in table.tables("normalize") {
@@ -97,13 +125,18 @@ pub(crate) fn read_tool(name: &str, table: &TomlTable<'_>, reader: &ConfigReader
         }
     }
     for example in table.tables("examples") {
-        let (description, input, output) = (example.text("description"), example.value("input"), example.value("output"));
+        let (description, input, output) =
+            (example.text("description"), example.value("input"), example.value("output"));
         for (key, is_there, like) in [
             ("description", description.is_some(), "description = \"half of an order\""),
             ("input", input.is_some(), "input = { order_id = \"A-1\" }"),
         ] {
             if !is_there && !example.has_key(key) {
-                example.report(key, Diagnostic::new(format!("an example needs `{key}`")).with_help(format!("like `{like}`")));
+                example.report(
+                    key,
+                    Diagnostic::new(format!("an example needs `{key}`"))
+                        .with_help(format!("like `{like}`")),
+                );
             }
         }
         example.reject_unknown_keys("an example");
@@ -112,7 +145,10 @@ pub(crate) fn read_tool(name: &str, table: &TomlTable<'_>, reader: &ConfigReader
         }
     }
     if let Some(cost) = table.table("cost") {
-        let spend = Cost { tokens: cost.count("tokens").unwrap_or_default(), money: cost.non_negative("money").unwrap_or_default() };
+        let spend = Cost {
+            tokens: cost.count("tokens").unwrap_or_default(),
+            money: cost.non_negative("money").unwrap_or_default(),
+        };
         cost.reject_unknown_keys("`cost`");
         tool = tool.cost(spend);
     }
@@ -126,21 +162,35 @@ pub(crate) fn read_tool(name: &str, table: &TomlTable<'_>, reader: &ConfigReader
             }
         }
     }
-    tool = table.names("proves").unwrap_or_default().into_iter().fold(tool, |tool, path| tool.proves(path));
-    tool = table.names("secrets").unwrap_or_default().into_iter().fold(tool, |tool, path| tool.secret(path));
+    tool = table
+        .names("proves")
+        .unwrap_or_default()
+        .into_iter()
+        .fold(tool, |tool, path| tool.proves(path));
+    tool = table
+        .names("secrets")
+        .unwrap_or_default()
+        .into_iter()
+        .fold(tool, |tool, path| tool.secret(path));
     tool = table.names("revokes").unwrap_or_default().into_iter().fold(tool, Tool::revokes);
     tool = table.names("writes_to").unwrap_or_default().into_iter().fold(tool, Tool::keeps);
     if let Some(who) = table.names("visible_to") {
         tool = tool.visible_to(who);
     }
-    if let Some(reconcile) = table.table("reconcile").and_then(|reconcile| read_reconcile(&reconcile)) {
+    if let Some(reconcile) =
+        table.table("reconcile").and_then(|reconcile| read_reconcile(&reconcile))
+    {
         tool = tool.reconcile(reconcile);
     }
     if let Some(polling) = table.table("polling") {
         // Without an interval, the tool may be polled immediately.
-        let (interval, most) = (polling.duration("interval").unwrap_or_default(), polling.count("max_unchanged"));
+        let (interval, most) =
+            (polling.duration("interval").unwrap_or_default(), polling.count("max_unchanged"));
         polling.reject_unknown_keys("`polling`");
-        tool = tool.polling(Duration::try_from(interval).unwrap_or_default(), most.and_then(|most| u32::try_from(most).ok()).unwrap_or(10));
+        tool = tool.polling(
+            Duration::try_from(interval).unwrap_or_default(),
+            most.and_then(|most| u32::try_from(most).ok()).unwrap_or(10),
+        );
     }
     if let Some(bytes) = table.count("max_output").and_then(|bytes| usize::try_from(bytes).ok()) {
         tool = tool.max_output(bytes);
@@ -151,11 +201,18 @@ pub(crate) fn read_tool(name: &str, table: &TomlTable<'_>, reader: &ConfigReader
 /// Reads how to find out whether a call with unknown outcome took effect.
 fn read_reconcile(table: &TomlTable<'_>) -> Option<ReconcileSpec> {
     if !table.has_key("tool") {
-        table.report("tool", Diagnostic::new("`reconcile` needs a `tool`").with_help("like `tool = \"find_refund\"`"));
+        table.report(
+            "tool",
+            Diagnostic::new("`reconcile` needs a `tool`")
+                .with_help("like `tool = \"find_refund\"`"),
+        );
     }
-    let says_happened = table.is_table("happened") && table.table("happened").is_some_and(|fields| !fields.keys().is_empty());
+    let says_happened = table.is_table("happened")
+        && table.table("happened").is_some_and(|fields| !fields.keys().is_empty());
     if !says_happened && (table.is_table("happened") || !table.has_key("happened")) {
-        let problem = Diagnostic::new("`reconcile` needs `happened`: the result that means that the call took effect");
+        let problem = Diagnostic::new(
+            "`reconcile` needs `happened`: the result that means that the call took effect",
+        );
         table.report("happened", problem.with_help("like `happened = { \"/status\" = \"paid\" }`"));
     }
     let mut sound = table.has_key("tool") && says_happened;
@@ -181,7 +238,8 @@ fn read_reconcile(table: &TomlTable<'_>) -> Option<ReconcileSpec> {
                         sound = false;
                         fields.report(
                             &field,
-                            Diagnostic::new("a path into a result begins with `/`").with_help("like `{ \"/status\" = \"paid\" }`"),
+                            Diagnostic::new("a path into a result begins with `/`")
+                                .with_help("like `{ \"/status\" = \"paid\" }`"),
                         );
                     }
                 }
@@ -217,15 +275,28 @@ fn read_schema(name: &str, table: &TomlTable<'_>, key: &str) -> Option<serde_jso
 /// Reads which tool of which upstream runs the call.
 fn read_remote(name: &str, table: &TomlTable<'_>) -> Option<ToolBackend> {
     if !table.has_key("upstream") {
-        table.report("kind", Diagnostic::new("a tool of an MCP server needs its `upstream`").with_help("like `upstream = \"git\"`"));
+        table.report(
+            "kind",
+            Diagnostic::new("a tool of an MCP server needs its `upstream`")
+                .with_help("like `upstream = \"git\"`"),
+        );
     }
     let upstream = table.text("upstream")?.to_owned();
     let tools = match table.text("tool") {
         Some(tool) => vec![tool.to_owned()],
         // By default, the upstream's tool has the name it would have if it were undeclared.
-        None => [name].into_iter().chain(name.strip_prefix(&format!("{upstream}_"))).map(str::to_owned).collect(),
+        None => [name]
+            .into_iter()
+            .chain(name.strip_prefix(&format!("{upstream}_")))
+            .map(str::to_owned)
+            .collect(),
     };
-    Some(ToolBackend::Mcp { upstream, tools, has_description: table.has_key("description"), has_timeout: table.has_key("timeout") })
+    Some(ToolBackend::Mcp {
+        upstream,
+        tools,
+        has_description: table.has_key("description"),
+        has_timeout: table.has_key("timeout"),
+    })
 }
 
 /// Returns a built-in tool.
@@ -241,8 +312,16 @@ fn read_builtin(name: &str, table: &TomlTable<'_>) -> Option<Tool> {
     let found = known.get(name).map(|make| make());
     let names = known.keys().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
     if found.is_none() {
-        let problem = Diagnostic::new(format!("unknown built-in tool `{}`", toolgate_text::escape_for_display(name)));
-        table.report("kind", problem.with_help(format!("expected one of {names}")).with_suggestion(name, known.keys()));
+        let problem = Diagnostic::new(format!(
+            "unknown built-in tool `{}`",
+            toolgate_text::escape_for_display(name)
+        ));
+        table.report(
+            "kind",
+            problem
+                .with_help(format!("expected one of {names}"))
+                .with_suggestion(name, known.keys()),
+        );
     }
     found
 }
@@ -262,37 +341,56 @@ fn read_normalization(table: &TomlTable<'_>) -> Option<NormalizationRule> {
     ];
     if !table.has_key("op") {
         let all = known.iter().map(|(op, _)| format!("`{op}`")).collect::<Vec<_>>().join(", ");
-        table.report("op", Diagnostic::new("a normalization rule needs an `op`").with_help(format!("one of {all}")));
+        table.report(
+            "op",
+            Diagnostic::new("a normalization rule needs an `op`")
+                .with_help(format!("one of {all}")),
+        );
     }
     table.keyword("op", &known)?;
-    let fields: serde_json::Map<String, serde_json::Value> =
-        table.keys().into_iter().filter_map(|key| table.value(&key).map(|value| (key, value))).collect();
+    let fields: serde_json::Map<String, serde_json::Value> = table
+        .keys()
+        .into_iter()
+        .filter_map(|key| table.value(&key).map(|value| (key, value)))
+        .collect();
     match serde_json::from_value::<NormalizationRule>(serde_json::Value::Object(fields.clone())) {
         Ok(rule) => {
             let written = serde_json::to_value(&rule).unwrap_or_default();
             for key in fields.keys().filter(|key| written.get(key).is_none()) {
                 let known = written
                     .as_object()
-                    .map(|fields| fields.keys().map(|key| format!("`{key}`")).collect::<Vec<_>>().join(", "))
+                    .map(|fields| {
+                        fields.keys().map(|key| format!("`{key}`")).collect::<Vec<_>>().join(", ")
+                    })
                     .unwrap_or_default();
                 table.report(
                     key,
-                    Diagnostic::new(format!("unknown key `{}` in a rule with this `op`", toolgate_text::escape_for_display(key)))
-                        .with_help(format!("expected {known}")),
+                    Diagnostic::new(format!(
+                        "unknown key `{}` in a rule with this `op`",
+                        toolgate_text::escape_for_display(key)
+                    ))
+                    .with_help(format!("expected {known}")),
                 );
             }
             Some(rule)
         }
         Err(error) => {
             let problem = Diagnostic::new(format!("cannot read the normalization rule: {error}"));
-            table.report("op", problem.with_help("like `{ op = \"timestamp\", path = \"/created\" }`"));
+            table.report(
+                "op",
+                problem.with_help("like `{ op = \"timestamp\", path = \"/created\" }`"),
+            );
             None
         }
     }
 }
 
 /// Reads the program of a command tool, and its sandbox.
-fn read_command(table: &TomlTable<'_>, input: &serde_json::Value, reader: &ConfigReader<'_>) -> Option<CommandTool> {
+fn read_command(
+    table: &TomlTable<'_>,
+    input: &serde_json::Value,
+    reader: &ConfigReader<'_>,
+) -> Option<CommandTool> {
     let Some(program) = table.text("command") else {
         if !table.has_key("command") {
             table.report(
@@ -307,7 +405,11 @@ fn read_command(table: &TomlTable<'_>, input: &serde_json::Value, reader: &Confi
     let words = table.names("args").unwrap_or_default();
     reader.record_files_in_args(&words);
     tool = words.into_iter().fold(tool, CommandTool::arg);
-    tool = table.names("inherit_env").unwrap_or_default().into_iter().fold(tool, |tool, name| tool.inherit(name));
+    tool = table
+        .names("inherit_env")
+        .unwrap_or_default()
+        .into_iter()
+        .fold(tool, |tool, name| tool.inherit(name));
     if let Some(env) = table.table("env") {
         for name in env.keys() {
             if let Some((value, hidden)) = reader.read_secret(&env, &name) {
@@ -321,7 +423,10 @@ fn read_command(table: &TomlTable<'_>, input: &serde_json::Value, reader: &Confi
         if properties.is_none_or(|properties| !properties.contains_key(&first)) {
             let problem = Diagnostic::new(format!("`{path}` is not an argument of this tool"));
             let known = properties.into_iter().flat_map(|properties| properties.keys());
-            table.report("args", problem.with_suggestion(&first, known).with_default_help("declare it in `input`"));
+            table.report(
+                "args",
+                problem.with_suggestion(&first, known).with_default_help("declare it in `input`"),
+            );
         }
     }
     let room = table.table("sandbox").map(|room| read_sandbox(&room, reader)).unwrap_or_default();
@@ -330,7 +435,14 @@ fn read_command(table: &TomlTable<'_>, input: &serde_json::Value, reader: &Confi
 
 fn read_sandbox(table: &TomlTable<'_>, reader: &ConfigReader<'_>) -> Sandbox {
     let mut room = Sandbox::default();
-    let paths = |key: &str| table.names(key).unwrap_or_default().into_iter().map(|path| reader.base_dir.join(path)).collect();
+    let paths = |key: &str| {
+        table
+            .names(key)
+            .unwrap_or_default()
+            .into_iter()
+            .map(|path| reader.base_dir.join(path))
+            .collect()
+    };
     (room.read, room.write) = (paths("read"), paths("write"));
     room.network = table.bool("network").unwrap_or(false);
     for (key, slot) in [("memory", &mut room.memory), ("file_size", &mut room.file_size)] {

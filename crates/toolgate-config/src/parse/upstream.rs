@@ -136,7 +136,8 @@ pub struct ErrorPattern {
 
 /// Environment variables that a program inherits by default, enough to find itself and its
 /// interpreter.
-pub const UPSTREAM_ENVIRONMENT: [&str; 10] = ["PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "TZ", "TMPDIR", "TERM"];
+pub const UPSTREAM_ENVIRONMENT: [&str; 10] =
+    ["PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "TZ", "TMPDIR", "TERM"];
 
 impl UpstreamConfig {
     pub(crate) fn new(name: &str, reach: UpstreamTransport) -> Self {
@@ -164,26 +165,53 @@ impl UpstreamConfig {
         let shape = |upstream: &Self| {
             let patterns: (bool, Vec<String>) = (
                 upstream.detects_text_errors,
-                upstream.errors.iter().map(|one| format!("{} {} {:?} {:?}", one.matches, one.code, one.category, one.effects)).collect(),
+                upstream
+                    .errors
+                    .iter()
+                    .map(|one| {
+                        format!("{} {} {:?} {:?}", one.matches, one.code, one.category, one.effects)
+                    })
+                    .collect(),
             );
             let reach = match &upstream.transport {
                 UpstreamTransport::Command { program, env, inherit, directory, .. } => {
-                    format!("{program:?} {:?} {inherit:?} {directory:?}", env.iter().map(|(name, _)| name).collect::<Vec<_>>())
+                    format!(
+                        "{program:?} {:?} {inherit:?} {directory:?}",
+                        env.iter().map(|(name, _)| name).collect::<Vec<_>>()
+                    )
                 }
                 UpstreamTransport::Http { headers, credentials, sse, .. } => {
                     let how = match credentials {
                         Credentials::None => "none".to_owned(),
                         Credentials::Bearer(_) => "bearer".to_owned(),
-                        Credentials::ClientCredentials { source, scope, .. } => format!("{source:?} {scope:?}"),
+                        Credentials::ClientCredentials { source, scope, .. } => {
+                            format!("{source:?} {scope:?}")
+                        }
                     };
-                    format!("{:?} {sse:?} {how}", headers.iter().map(|(name, _)| name).collect::<Vec<_>>())
+                    format!(
+                        "{:?} {sse:?} {how}",
+                        headers.iter().map(|(name, _)| name).collect::<Vec<_>>()
+                    )
                 }
             };
-            let treated = (upstream.prefix.clone(), upstream.undeclared, upstream.exposes_prompts, upstream.exposes_resources);
-            (reach, patterns, upstream.timeout, upstream.max_concurrency, upstream.name.clone(), treated)
+            let treated = (
+                upstream.prefix.clone(),
+                upstream.undeclared,
+                upstream.exposes_prompts,
+                upstream.exposes_resources,
+            );
+            (
+                reach,
+                patterns,
+                upstream.timeout,
+                upstream.max_concurrency,
+                upstream.name.clone(),
+                treated,
+            )
         };
         let (own, theirs) = (self.secret_references(), other.secret_references());
-        let still = own.len() == theirs.len() && own.iter().zip(theirs).all(|(own, theirs)| own.is_unchanged(theirs));
+        let still = own.len() == theirs.len()
+            && own.iter().zip(theirs).all(|(own, theirs)| own.is_unchanged(theirs));
         still && shape(self) == shape(other)
     }
 
@@ -191,8 +219,10 @@ impl UpstreamConfig {
     /// names counts for both.
     fn is_same_server(&mut self, other: &Self) -> bool {
         let mut other = other.clone();
-        if let (UpstreamTransport::Http { sse: own, .. }, UpstreamTransport::Http { sse: theirs, .. }) =
-            (&mut self.transport, &mut other.transport)
+        if let (
+            UpstreamTransport::Http { sse: own, .. },
+            UpstreamTransport::Http { sse: theirs, .. },
+        ) = (&mut self.transport, &mut other.transport)
         {
             *own = own.or(*theirs);
             *theirs = theirs.or(*own);
@@ -206,13 +236,18 @@ impl UpstreamConfig {
     /// The result may contain characters that tool names do not allow.
     #[must_use]
     pub fn default_tool_name(&self, tool: &str) -> String {
-        if tool.starts_with(&self.prefix) { tool.to_owned() } else { format!("{}{tool}", self.prefix) }
+        if tool.starts_with(&self.prefix) {
+            tool.to_owned()
+        } else {
+            format!("{}{tool}", self.prefix)
+        }
     }
 
     /// Lists missing environment variables and files, each once, without revealing values.
     #[must_use]
     pub fn missing_references(&self) -> Vec<String> {
-        let mut missing: Vec<String> = self.all_references().filter_map(|reference| reference.resolve().err()).collect();
+        let mut missing: Vec<String> =
+            self.all_references().filter_map(|reference| reference.resolve().err()).collect();
         missing.sort();
         missing.dedup();
         missing
@@ -226,12 +261,16 @@ impl UpstreamConfig {
     /// Lists the references that may contain secrets.
     pub(crate) fn secret_references(&self) -> Vec<&SecretRef> {
         match &self.transport {
-            UpstreamTransport::Command { args, env, .. } => args.iter().chain(env.iter().map(|(_, value)| value)).collect(),
+            UpstreamTransport::Command { args, env, .. } => {
+                args.iter().chain(env.iter().map(|(_, value)| value)).collect()
+            }
             UpstreamTransport::Http { url, headers, credentials, .. } => {
                 let own: Vec<&SecretRef> = match credentials {
                     Credentials::None => Vec::new(),
                     Credentials::Bearer(token) => vec![token],
-                    Credentials::ClientCredentials { client_id, client_secret, .. } => vec![client_id, client_secret],
+                    Credentials::ClientCredentials { client_id, client_secret, .. } => {
+                        vec![client_id, client_secret]
+                    }
                 };
                 [url].into_iter().chain(headers.iter().map(|(_, value)| value)).chain(own).collect()
             }
@@ -261,17 +300,27 @@ impl ConfigReader<'_> {
             {
                 Ok(more) => {
                     for one in more {
-                        let Some(known) = found.iter_mut().find(|known| known.name == one.name) else {
+                        let Some(known) = found.iter_mut().find(|known| known.name == one.name)
+                        else {
                             files.insert(one.name.clone(), path.clone());
-                            found.push(UpstreamConfig { span: Some(table.span_of("mcp_servers")), ..one });
+                            found.push(UpstreamConfig {
+                                span: Some(table.span_of("mcp_servers")),
+                                ..one
+                            });
                             continue;
                         };
                         // This file takes precedence over other files, and identical servers in two
                         // files count as one.
-                        if let Some(file) = files.get(&one.name).filter(|_| !known.is_same_server(&one)) {
+                        if let Some(file) =
+                            files.get(&one.name).filter(|_| !known.is_same_server(&one))
+                        {
                             let (file, path, name) = (file.display(), path.display(), &one.name);
-                            let problem = Diagnostic::new(format!("{file} and {path} both define a server `{name}`, but differently"));
-                            let help = format!("rename one of them, or define the server here in `[upstreams.{name}]`");
+                            let problem = Diagnostic::new(format!(
+                                "{file} and {path} both define a server `{name}`, but differently"
+                            ));
+                            let help = format!(
+                                "rename one of them, or define the server here in `[upstreams.{name}]`"
+                            );
                             table.report("mcp_servers", problem.with_help(help));
                         }
                     }
@@ -290,7 +339,10 @@ impl ConfigReader<'_> {
 
     fn read_upstream(&self, name: &str, table: &TomlTable<'_>) -> Option<UpstreamConfig> {
         if !is_upstream_name(name) {
-            let problem = Diagnostic::new(format!("`{}` is not a valid upstream name", toolgate_text::escape_for_display(name)));
+            let problem = Diagnostic::new(format!(
+                "`{}` is not a valid upstream name",
+                toolgate_text::escape_for_display(name)
+            ));
             table.report("", problem.with_help("use 1 to 32 of a-z, 0-9, `_` and `-`"));
             table.mark_all_read();
             return None;
@@ -299,22 +351,30 @@ impl ConfigReader<'_> {
             (true, false) => self.read_child_transport(table),
             (false, true) => self.read_http_transport(table),
             (both, _) => {
-                let message =
-                    if both { "an upstream has a `command` or a `url`, not both" } else { "an upstream needs a `command` or a `url`" };
-                table.report(if both { "url" } else { "" }, Diagnostic::new(message).with_help("like `command = \"mcp-server-git\"`"));
+                let message = if both {
+                    "an upstream has a `command` or a `url`, not both"
+                } else {
+                    "an upstream needs a `command` or a `url`"
+                };
+                table.report(
+                    if both { "url" } else { "" },
+                    Diagnostic::new(message).with_help("like `command = \"mcp-server-git\"`"),
+                );
                 // Mark the keys of both transports, because either may be intended.
                 UPSTREAM_KEYS.into_iter().for_each(|key| table.mark_read(key));
                 None
             }
         };
-        let mut upstream = UpstreamConfig { span: Some(table.span_of("")), ..UpstreamConfig::new(name, reach?) };
+        let mut upstream =
+            UpstreamConfig { span: Some(table.span_of("")), ..UpstreamConfig::new(name, reach?) };
         if let Some(prefix) = table.text("prefix") {
             if prefix.is_empty() || is_upstream_name(prefix) {
                 upstream.prefix = prefix.to_owned();
             } else {
                 table.report(
                     "prefix",
-                    Diagnostic::new("a prefix may contain only a-z, 0-9, `_` and `-`").with_help("like `prefix = \"git_\"`, or `\"\"`"),
+                    Diagnostic::new("a prefix may contain only a-z, 0-9, `_` and `-`")
+                        .with_help("like `prefix = \"git_\"`, or `\"\"`"),
                 );
             }
         }
@@ -346,10 +406,13 @@ impl ConfigReader<'_> {
         for word in words {
             match SecretRef::parse(word) {
                 Ok(word) => args.push(word.with_span(table.span_of("args"))),
-                Err(why) => table.report("args", Diagnostic::new(why).with_help("like `${HOME}/notes`")),
+                Err(why) => {
+                    table.report("args", Diagnostic::new(why).with_help("like `${HOME}/notes`"))
+                }
             }
         }
-        let inherit = table.names("inherit_env").unwrap_or_default().into_iter().map(str::to_owned).collect();
+        let inherit =
+            table.names("inherit_env").unwrap_or_default().into_iter().map(str::to_owned).collect();
         let directory = table.text("directory").map(|path| self.base_dir.join(path));
         Some(UpstreamTransport::Command {
             program: self.resolve_program(program),
@@ -369,7 +432,11 @@ impl ConfigReader<'_> {
             (false, Some(oauth)) => self.read_oauth(&oauth),
             (true, Some(oauth)) => {
                 oauth.mark_all_read();
-                table.report("bearer", Diagnostic::new("an upstream has `bearer` or `oauth`, not both").with_help("remove one of them"));
+                table.report(
+                    "bearer",
+                    Diagnostic::new("an upstream has `bearer` or `oauth`, not both")
+                        .with_help("remove one of them"),
+                );
                 None
             }
             (false, None) => Some(Credentials::None),
@@ -381,7 +448,11 @@ impl ConfigReader<'_> {
     fn read_oauth(&self, table: &TomlTable<'_>) -> Option<Credentials> {
         for key in ["client_id", "client_secret"] {
             if !table.has_key(key) {
-                table.report(key, Diagnostic::new(format!("`oauth` needs a `{key}`")).with_help(format!("like `{key} = \"…\"`")));
+                table.report(
+                    key,
+                    Diagnostic::new(format!("`oauth` needs a `{key}`"))
+                        .with_help(format!("like `{key} = \"…\"`")),
+                );
             }
         }
         let source = match (table.text("issuer"), table.text("token_url")) {
@@ -389,24 +460,36 @@ impl ConfigReader<'_> {
             (None, Some(url)) => Some(TokenSource::Url(url.to_owned())),
             (None, None) => {
                 let problem = Diagnostic::new("`oauth` needs an `issuer` or a `token_url`");
-                table.report("issuer", problem.with_help("like `issuer = \"https://auth.example.com\"`"));
+                table.report(
+                    "issuer",
+                    problem.with_help("like `issuer = \"https://auth.example.com\"`"),
+                );
                 None
             }
             (Some(_), Some(_)) => {
                 table.report(
                     "token_url",
-                    Diagnostic::new("`oauth` has an `issuer` or a `token_url`, not both").with_help("remove one of them"),
+                    Diagnostic::new("`oauth` has an `issuer` or a `token_url`, not both")
+                        .with_help("remove one of them"),
                 );
                 None
             }
         };
         let (client_id, client_secret) = (
             table.has_key("client_id").then(|| self.read_reference(table, "client_id")).flatten(),
-            table.has_key("client_secret").then(|| self.read_reference(table, "client_secret")).flatten(),
+            table
+                .has_key("client_secret")
+                .then(|| self.read_reference(table, "client_secret"))
+                .flatten(),
         );
         let scope = table.text("scope").map(str::to_owned);
         table.reject_unknown_keys("`oauth`");
-        Some(Credentials::ClientCredentials { source: source?, client_id: client_id?, client_secret: client_secret?, scope })
+        Some(Credentials::ClientCredentials {
+            source: source?,
+            client_id: client_id?,
+            client_secret: client_secret?,
+            scope,
+        })
     }
 }
 
@@ -439,23 +522,37 @@ fn is_upstream_name(name: &str) -> bool {
 }
 
 fn read_error_pattern(table: &TomlTable<'_>) -> Option<ErrorPattern> {
-    for (key, example) in [("matches", "matches = 'not found'"), ("category", "category = \"BUSINESS\""), ("code", "code = \"not_found\"")]
-    {
+    for (key, example) in [
+        ("matches", "matches = 'not found'"),
+        ("category", "category = \"BUSINESS\""),
+        ("code", "code = \"not_found\""),
+    ] {
         if !table.has_key(key) {
-            table.report(key, Diagnostic::new(format!("a pattern of `errors` needs a `{key}`")).with_help(format!("like `{example}`")));
+            table.report(
+                key,
+                Diagnostic::new(format!("a pattern of `errors` needs a `{key}`"))
+                    .with_help(format!("like `{example}`")),
+            );
         }
     }
     let matches = table.text("matches").and_then(|text| match regex::Regex::new(text) {
         Ok(regex) => Some(regex),
         Err(_) => {
-            let problem = Diagnostic::new(format!("`{}` is not a valid regular expression", toolgate_text::escape_for_display(text)));
+            let problem = Diagnostic::new(format!(
+                "`{}` is not a valid regular expression",
+                toolgate_text::escape_for_display(text)
+            ));
             table.report("matches", problem.with_help("use the syntax of the `regex` crate"));
             None
         }
     });
     let category = table.category();
     let code = table.text("code").map(str::to_owned);
-    let words = [("none", CallEffects::None), ("done", CallEffects::Done), ("unknown", CallEffects::Unknown)];
+    let words = [
+        ("none", CallEffects::None),
+        ("done", CallEffects::Done),
+        ("unknown", CallEffects::Unknown),
+    ];
     let effects = table.keyword("effects", &words).unwrap_or(CallEffects::Done);
     table.reject_unknown_keys("a pattern of `errors`");
     Some(ErrorPattern { matches: matches?, category: category?, code: code?, effects })

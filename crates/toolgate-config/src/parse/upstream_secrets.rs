@@ -34,7 +34,9 @@ impl UpstreamConfig {
         let is_there = |value: &String| Path::new(value).is_absolute() && Path::new(value).exists();
         let (mut secrets, plain) = (self.secret_values(), self.non_secret_words());
         secrets.retain(|value| !is_there(value) && !plain.contains(value));
-        toolgate::redact::clean_document(said, &secrets, |secrets, text| toolgate::redact::remove_values(secrets, text))
+        toolgate::redact::clean_document(said, &secrets, |secrets, text| {
+            toolgate::redact::remove_values(secrets, text)
+        })
     }
 
     /// Lists referenced values and all configured values, because many files contain keys
@@ -54,9 +56,19 @@ impl UpstreamConfig {
                 headers.iter().map(|(_, value)| value).chain(own).collect()
             }
         };
-        let values = set.into_iter().flat_map(SecretRef::known_values).flat_map(with_and_without_scheme).chain(self.url_secrets());
-        let known = self.secret_references().into_iter().flat_map(SecretRef::secret_values).chain(self.fetched_tokens.values());
-        toolgate::redact::with_single_lines(known.chain(values.filter(|value| value.len() >= 8)).collect())
+        let values = set
+            .into_iter()
+            .flat_map(SecretRef::known_values)
+            .flat_map(with_and_without_scheme)
+            .chain(self.url_secrets());
+        let known = self
+            .secret_references()
+            .into_iter()
+            .flat_map(SecretRef::secret_values)
+            .chain(self.fetched_tokens.values());
+        toolgate::redact::with_single_lines(
+            known.chain(values.filter(|value| value.len() >= 8)).collect(),
+        )
     }
 
     /// Lists the user, password and query values of the URL, where many services expect a key.
@@ -70,13 +82,16 @@ impl UpstreamConfig {
     ///
     /// A word is secret if its key suggests a secret or if it comes from a reference.
     fn non_secret_words(&self) -> Vec<String> {
-        const SECRET_KEY_WORDS: &[&str] = &["auth", "cookie", "cred", "key", "pass", "pwd", "secret", "token"];
-        let (UpstreamTransport::Command { env: named, .. } | UpstreamTransport::Http { headers: named, .. }) = &self.transport;
+        const SECRET_KEY_WORDS: &[&str] =
+            &["auth", "cookie", "cred", "key", "pass", "pwd", "secret", "token"];
+        let (UpstreamTransport::Command { env: named, .. }
+        | UpstreamTransport::Http { headers: named, .. }) = &self.transport;
         let speaks = |name: &str| {
             let name = name.to_ascii_lowercase();
             SECRET_KEY_WORDS.iter().any(|part| name.contains(part))
         };
-        let is_secret = |name: &str, value: &SecretRef| speaks(name) || value.secret_values().next().is_some();
+        let is_secret =
+            |name: &str, value: &SecretRef| speaks(name) || value.secret_values().next().is_some();
         let set = named.iter().flat_map(|(name, value)| {
             let is_secret = is_secret(name, value);
             value.known_values().into_iter().map(move |value| (is_secret, value))
@@ -94,12 +109,21 @@ impl UpstreamConfig {
 fn secrets_of_url(address: &str) -> Vec<String> {
     let address = address.split('#').next().unwrap_or_default();
     let (place, query) = address.split_once('?').unwrap_or((address, ""));
-    let host = place.split_once("://").map_or(place, |(_, behind)| behind).split('/').next().unwrap_or_default();
+    let host = place
+        .split_once("://")
+        .map_or(place, |(_, behind)| behind)
+        .split('/')
+        .next()
+        .unwrap_or_default();
     let who = host.rsplit_once('@').map_or("", |(who, _)| who);
     let asked = query.split('&').map(|pair| pair.split_once('=').map_or(pair, |(_, value)| value));
     let both = |written: &str| {
         let meant = written.replace('+', " ");
-        [written.to_owned(), decode_percent(written).unwrap_or_default(), decode_percent(&meant).unwrap_or(meant)]
+        [
+            written.to_owned(),
+            decode_percent(written).unwrap_or_default(),
+            decode_percent(&meant).unwrap_or(meant),
+        ]
     };
     who.split(':').chain(asked).flat_map(both).collect()
 }

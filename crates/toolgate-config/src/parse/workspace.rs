@@ -35,7 +35,9 @@ impl ConfigDependencies {
 impl Config {
     /// Iterates over the directories that agents work on.
     pub fn workspaces(&self) -> impl Iterator<Item = &Path> {
-        self.agents.iter().filter_map(|declared| declared.files.as_ref().map(|(root, _)| root.as_path()))
+        self.agents
+            .iter()
+            .filter_map(|declared| declared.files.as_ref().map(|(root, _)| root.as_path()))
     }
 
     /// Opens the directories for the tools of agents.
@@ -43,14 +45,22 @@ impl Config {
     /// A directory that cannot be opened is reported at its `files` key. If `open` returns `None`,
     /// rules can still read the directory.
     #[must_use]
-    pub fn with_workspaces(mut self, open: impl Fn(&Path) -> std::io::Result<Option<Arc<dyn FileSystem>>>) -> Self {
+    pub fn with_workspaces(
+        mut self,
+        open: impl Fn(&Path) -> std::io::Result<Option<Arc<dyn FileSystem>>>,
+    ) -> Self {
         for declared in &mut self.agents {
             let Some((root, place)) = &declared.files else { continue };
             match open(root) {
                 Ok(files) => declared.open_files = files,
                 Err(error) => {
-                    let problem = Diagnostic::new(format!("cannot use the directory {}: {error}", root.display()));
-                    let problem = problem.with_help("`files` names a directory of its own for the tools, relative to this file");
+                    let problem = Diagnostic::new(format!(
+                        "cannot use the directory {}: {error}",
+                        root.display()
+                    ));
+                    let problem = problem.with_help(
+                        "`files` names a directory of its own for the tools, relative to this file",
+                    );
                     self.problems.push(Diagnostic { span: Some(place.clone()), ..problem });
                 }
             }
@@ -74,11 +84,22 @@ impl Config {
         &self.dependencies.value_files
     }
 
-    pub(crate) fn collect_dependencies(&self, name: &str, referenced: ReferencedFiles) -> ConfigDependencies {
+    pub(crate) fn collect_dependencies(
+        &self,
+        name: &str,
+        referenced: ReferencedFiles,
+    ) -> ConfigDependencies {
         let (certificate, key) = self.gateway.tls.clone().unzip();
-        let keys = self.gateway.jwt.as_ref().map(|jwt| PathBuf::from(&jwt.keys)).filter(|keys| !keys.to_string_lossy().contains("://"));
+        let keys = self
+            .gateway
+            .jwt
+            .as_ref()
+            .map(|jwt| PathBuf::from(&jwt.keys))
+            .filter(|keys| !keys.to_string_lossy().contains("://"));
         let programs = self.upstreams.iter().filter_map(|upstream| match &upstream.transport {
-            UpstreamTransport::Command { program, .. } if program.components().count() > 1 => Some(program.clone()),
+            UpstreamTransport::Command { program, .. } if program.components().count() > 1 => {
+                Some(program.clone())
+            }
             _ => None,
         });
         let values: Vec<PathBuf> = referenced.value_files.into_iter().chain(keys).collect();
@@ -87,7 +108,12 @@ impl Config {
             .chain(self.included_files.iter().cloned())
             .chain(values.iter().cloned())
             .chain(referenced.program_args);
-        let all = own.chain(certificate).chain(key).chain(programs).filter(|path| !path.as_os_str().is_empty()).collect();
+        let all = own
+            .chain(certificate)
+            .chain(key)
+            .chain(programs)
+            .filter(|path| !path.as_os_str().is_empty())
+            .collect();
         ConfigDependencies { files: all, value_files: values }
     }
 }

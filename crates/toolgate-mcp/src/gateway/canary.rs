@@ -18,10 +18,14 @@ const MAX_CANARY_AGE: Duration = Duration::from_secs(120);
 async fn check_canary_denied(gate: &Toolgate) -> Result<(), String> {
     let session = gate.session(CANARY, CANARY_PRINCIPAL, "canary");
     // The timestamp makes each call different: a repeated call would be denied as a loop.
-    let answer = session.call(CANARY, serde_json::json!({"at": Timestamp::now().to_string()})).await;
+    let answer =
+        session.call(CANARY, serde_json::json!({"at": Timestamp::now().to_string()})).await;
     match answer.outcome.error() {
         Some(error) if error.code == "canary" && answer.gate == toolgate::Gate::Policy => Ok(()),
-        Some(error) => Err(format!("the canary call failed with `{}` at another gate: {}", error.code, error.message)),
+        Some(error) => Err(format!(
+            "the canary call failed with `{}` at another gate: {}",
+            error.code, error.message
+        )),
         None => Err("the canary call was not denied".to_owned()),
     }
 }
@@ -120,7 +124,11 @@ mod tests {
             principal: principal.to_owned(),
             own_paths: Vec::new(),
         };
-        Gateway::open(|| Ok(Config::parse("toolgate.toml", "[tools.calc]\nkind = \"builtin\"\n")), options).await
+        Gateway::open(
+            || Ok(Config::parse("toolgate.toml", "[tools.calc]\nkind = \"builtin\"\n")),
+            options,
+        )
+        .await
     }
 
     #[tokio::test(flavor = "multi_thread")]
@@ -162,13 +170,24 @@ mod tests {
         ] {
             gate.pause(target.clone(), "an incident").await.unwrap();
             let tried = gateway.run_canary().await;
-            assert_eq!((tried.is_ok(), gateway.check_ready()), (is_tried, tried.clone()), "{target:?}");
-            assert!(tried.is_ok() || tried.unwrap_err().contains("paused by an operator: an incident"), "{target:?}");
+            assert_eq!(
+                (tried.is_ok(), gateway.check_ready()),
+                (is_tried, tried.clone()),
+                "{target:?}"
+            );
+            assert!(
+                tried.is_ok() || tried.unwrap_err().contains("paused by an operator: an incident"),
+                "{target:?}"
+            );
             gate.unpause(target).await.unwrap();
         }
         gateway.run_canary().await.unwrap();
         gateway.shut_down().await;
-        assert!(open(CANARY_PRINCIPAL).await.is_err_and(|error| error.to_string().contains("reserved for the self-test")));
+        assert!(
+            open(CANARY_PRINCIPAL)
+                .await
+                .is_err_and(|error| error.to_string().contains("reserved for the self-test"))
+        );
     }
 
     struct AllowAllTestEngine;
@@ -183,7 +202,11 @@ mod tests {
     async fn canary_fails_if_rules_are_not_enforced() {
         let sound = Toolgate::builder().agent(build_canary_agent().unwrap()).build().unwrap();
         assert_eq!(check_canary_denied(&sound).await, Ok(()));
-        let broken = Toolgate::builder().agent(build_canary_agent().unwrap()).policy_engine(AllowAllTestEngine).build().unwrap();
+        let broken = Toolgate::builder()
+            .agent(build_canary_agent().unwrap())
+            .policy_engine(AllowAllTestEngine)
+            .build()
+            .unwrap();
         let outcome = check_canary_denied(&broken).await;
         assert!(outcome.is_err());
         let gateway = open("ann").await.unwrap();

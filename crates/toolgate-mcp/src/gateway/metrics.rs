@@ -70,13 +70,23 @@ struct OtelInstruments {
 
 impl OtelInstruments {
     fn new(meter: &Meter) -> Self {
-        let calls = meter.u64_counter("toolgate.calls").with_unit("{call}").with_description("Calls by outcome");
-        let seconds = meter.f64_histogram("toolgate.call.duration").with_unit("s").with_boundaries(duration_buckets().collect());
+        let calls = meter
+            .u64_counter("toolgate.calls")
+            .with_unit("{call}")
+            .with_description("Calls by outcome");
+        let seconds = meter
+            .f64_histogram("toolgate.call.duration")
+            .with_unit("s")
+            .with_boundaries(duration_buckets().collect());
         let refused = meter.u64_counter("toolgate.requests.turned_away").with_unit("{request}");
         Self {
             calls: calls.build(),
-            durations: seconds.with_description("Duration of calls, from the request to the ledger row").build(),
-            rejected: refused.with_description("Requests that were rejected before they became calls").build(),
+            durations: seconds
+                .with_description("Duration of calls, from the request to the ledger row")
+                .build(),
+            rejected: refused
+                .with_description("Requests that were rejected before they became calls")
+                .build(),
         }
     }
 }
@@ -84,16 +94,33 @@ impl OtelInstruments {
 impl Metrics {
     pub(crate) fn new() -> Self {
         let calls = Family::<CallLabels, Counter>::default();
-        let seconds = Family::<AgentLabels, Histogram>::new_with_constructor(|| Histogram::new(duration_buckets()));
-        let (upstreams, held) = (Family::<UpstreamLabels, Gauge>::default(), Family::<UpstreamLabels, Gauge>::default());
+        let seconds = Family::<AgentLabels, Histogram>::new_with_constructor(|| {
+            Histogram::new(duration_buckets())
+        });
+        let (upstreams, held) = (
+            Family::<UpstreamLabels, Gauge>::default(),
+            Family::<UpstreamLabels, Gauge>::default(),
+        );
         let (canary, refused) = (Gauge::default(), Counter::default());
         let mut registry = Registry::with_prefix("toolgate");
         registry.register("calls", "Calls by outcome", calls.clone());
-        registry.register("call_seconds", "Duration of calls, from the request to the ledger row", seconds.clone());
+        registry.register(
+            "call_seconds",
+            "Duration of calls, from the request to the ledger row",
+            seconds.clone(),
+        );
         registry.register("upstream_up", "Whether an upstream is connected", upstreams.clone());
-        registry.register("upstream_held_tools", "Tools in quarantine until a person accepts them", held.clone());
+        registry.register(
+            "upstream_held_tools",
+            "Tools in quarantine until a person accepts them",
+            held.clone(),
+        );
         registry.register("canary_refused", "Whether the canary call was denied", canary.clone());
-        registry.register("requests_turned_away", "Requests that were rejected before they became calls", refused.clone());
+        registry.register(
+            "requests_turned_away",
+            "Requests that were rejected before they became calls",
+            refused.clone(),
+        );
         let told = OtelInstruments::new(&opentelemetry::global::meter("toolgate"));
         let (known, telling) = (Arc::default(), Arc::default());
         Self {
@@ -112,20 +139,36 @@ impl Metrics {
 
     /// Registers gauges that are read on demand, as long as the gateway exists.
     pub(crate) fn register_gauges(&self, gateway: Weak<Inner>) {
-        let (meter, canary, there) = (opentelemetry::global::meter("toolgate"), self.canary.clone(), gateway.clone());
-        let health = Arc::new(move || gateway.upgrade().map(|inner| Gateway(inner).health()).unwrap_or_default());
+        let (meter, canary, there) =
+            (opentelemetry::global::meter("toolgate"), self.canary.clone(), gateway.clone());
+        let health = Arc::new(move || {
+            gateway.upgrade().map(|inner| Gateway(inner).health()).unwrap_or_default()
+        });
         let up = |one: &UpstreamHealth| i64::from(matches!(one.status, UpstreamStatus::Up { .. }));
         let held = |one: &UpstreamHealth| i64::try_from(one.held.len()).unwrap_or(i64::MAX);
         for (name, about, of) in [
-            ("toolgate.upstream.up", "Whether an upstream is connected", up as fn(&UpstreamHealth) -> i64),
-            ("toolgate.upstream.held_tools", "Tools in quarantine until a person accepts them", held),
+            (
+                "toolgate.upstream.up",
+                "Whether an upstream is connected",
+                up as fn(&UpstreamHealth) -> i64,
+            ),
+            (
+                "toolgate.upstream.held_tools",
+                "Tools in quarantine until a person accepts them",
+                held,
+            ),
         ] {
             let health = Arc::clone(&health);
-            let tell = meter.i64_observable_gauge(name).with_description(about).with_callback(move |told| {
-                for one in health() {
-                    told.observe(of(&one), &[KeyValue::new("toolgate.upstream.name", one.name.clone())]);
-                }
-            });
+            let tell = meter.i64_observable_gauge(name).with_description(about).with_callback(
+                move |told| {
+                    for one in health() {
+                        told.observe(
+                            of(&one),
+                            &[KeyValue::new("toolgate.upstream.name", one.name.clone())],
+                        );
+                    }
+                },
+            );
             tell.build();
         }
         let tell = meter.i64_observable_gauge("toolgate.canary.refused");
@@ -156,7 +199,8 @@ impl Metrics {
             named = ("(unknown)".to_owned(), "(unknown)".to_owned());
         }
         let (agent, tool) = named;
-        let (gate, seconds) = (row.gate.name(), std::time::Duration::from_nanos(row.latency.total()).as_secs_f64());
+        let (gate, seconds) =
+            (row.gate.name(), std::time::Duration::from_nanos(row.latency.total()).as_secs_f64());
         let named = |name: &'static str, of: &str| KeyValue::new(name, Value::from(of.to_owned()));
         let about = [
             named("gen_ai.agent.name", &agent),
@@ -169,7 +213,15 @@ impl Metrics {
         let all = if code.is_empty() { about.len() - 1 } else { about.len() };
         self.otel.calls.add(1, about.get(..all).unwrap_or_default());
         self.otel.durations.record(seconds, about.get(..2).unwrap_or_default());
-        self.calls.get_or_create(&CallLabels { agent: agent.clone(), tool: tool.clone(), decision: row.decision.name(), gate, code }).inc();
+        self.calls
+            .get_or_create(&CallLabels {
+                agent: agent.clone(),
+                tool: tool.clone(),
+                decision: row.decision.name(),
+                gate,
+                code,
+            })
+            .inc();
         self.durations.get_or_create(&AgentLabels { agent, tool }).observe(seconds);
     }
 
@@ -190,8 +242,12 @@ impl Metrics {
         self.quarantined.clear();
         for one in health {
             let labels = UpstreamLabels { upstream: one.name.clone() };
-            self.upstreams.get_or_create(&labels).set(i64::from(matches!(one.status, UpstreamStatus::Up { .. })));
-            self.quarantined.get_or_create(&labels).set(i64::try_from(one.held.len()).unwrap_or(i64::MAX));
+            self.upstreams
+                .get_or_create(&labels)
+                .set(i64::from(matches!(one.status, UpstreamStatus::Up { .. })));
+            self.quarantined
+                .get_or_create(&labels)
+                .set(i64::try_from(one.held.len()).unwrap_or(i64::MAX));
         }
         let mut text = String::new();
         match encode(&mut text, &self.registry) {
@@ -208,11 +264,20 @@ mod tests {
     #[test]
     fn removed_upstream_is_not_exported() {
         let metrics = Metrics::new();
-        let health =
-            |name: &str| UpstreamHealth { name: name.to_owned(), status: UpstreamStatus::Starting, starts: 1, tools: 0, held: Vec::new() };
+        let health = |name: &str| UpstreamHealth {
+            name: name.to_owned(),
+            status: UpstreamStatus::Starting,
+            starts: 1,
+            tools: 0,
+            held: Vec::new(),
+        };
         let both = metrics.export(&[health("near"), health("far")]);
         assert!(both.contains("upstream=\"near\"") && both.contains("upstream=\"far\""), "{both}");
         let one = metrics.export(&[health("far")]);
-        assert!(!one.contains("upstream=\"near\"") && one.contains("toolgate_upstream_up{upstream=\"far\"} 0"), "{one}");
+        assert!(
+            !one.contains("upstream=\"near\"")
+                && one.contains("toolgate_upstream_up{upstream=\"far\"} 0"),
+            "{one}"
+        );
     }
 }

@@ -133,17 +133,32 @@ impl Gateway {
     ///
     /// # Errors
     /// The configuration does not load, or the canary call is not denied.
-    pub async fn open(config: impl Fn() -> io::Result<Config> + Send + Sync + 'static, options: GatewayOptions) -> io::Result<Self> {
+    pub async fn open(
+        config: impl Fn() -> io::Result<Config> + Send + Sync + 'static,
+        options: GatewayOptions,
+    ) -> io::Result<Self> {
         if options.principal == CANARY_PRINCIPAL {
-            return Err(io::Error::other(format!("principal name `{CANARY_PRINCIPAL}` is reserved for the self-test")));
+            return Err(io::Error::other(format!(
+                "principal name `{CANARY_PRINCIPAL}` is reserved for the self-test"
+            )));
         }
         let config: GatewayConfigLoader = Arc::new(config);
         let stop = CancellationToken::new();
         let (metrics, parked) = (Metrics::new(), SuspendedCalls::new(stop.clone())?);
         let read = config()?;
-        let upstreams = Upstreams::start(&read, &options.upstreams, options.upstream_start_timeout).await?;
+        let upstreams =
+            Upstreams::start(&read, &options.upstreams, options.upstream_start_timeout).await?;
         let workspaces = Arc::<Workspaces>::default();
-        let running = match ActiveConfig::build(read, &options, &workspaces, upstreams.clone(), &metrics, None).await {
+        let running = match ActiveConfig::build(
+            read,
+            &options,
+            &workspaces,
+            upstreams.clone(),
+            &metrics,
+            None,
+        )
+        .await
+        {
             Ok(running) => running,
             Err(error) => {
                 upstreams.stop_all().await;
@@ -194,14 +209,20 @@ impl Gateway {
     /// Returns the pin files, in which quarantined tools can be accepted.
     #[must_use]
     pub fn pin_files(&self) -> Vec<PathBuf> {
-        self.active_config().upstreams.supervisors().filter_map(|link| link.pin_file().map(std::path::Path::to_owned)).collect()
+        self.active_config()
+            .upstreams
+            .supervisors()
+            .filter_map(|link| link.pin_file().map(std::path::Path::to_owned))
+            .collect()
     }
 
     /// Returns the number of tools of each agent.
     #[must_use]
     pub fn tool_counts(&self) -> Vec<(String, usize)> {
         let running = self.active_config();
-        let count = |name: &String| (name.clone(), running.runtime.agent(name).map_or(0, |agent| agent.tools().count()));
+        let count = |name: &String| {
+            (name.clone(), running.runtime.agent(name).map_or(0, |agent| agent.tools().count()))
+        };
         running.agents.iter().map(count).collect()
     }
 
@@ -230,9 +251,15 @@ impl Gateway {
         // Upstreams are not started for a configuration that cannot load. All errors are reported
         // at once, with the tools that are known now.
         if let Err(error) = read.check() {
-            return Err(load_error(&read.with_backend(&before.upstreams).build_agents(None).err().unwrap_or(error)));
+            return Err(load_error(
+                &read.with_backend(&before.upstreams).build_agents(None).err().unwrap_or(error),
+            ));
         }
-        let enough = async { drop(tokio::time::timeout(self.0.options.upstream_start_timeout, stop.cancelled()).await) };
+        let enough = async {
+            drop(
+                tokio::time::timeout(self.0.options.upstream_start_timeout, stop.cancelled()).await,
+            )
+        };
         let upstreams = before.upstreams.reload(&read, &self.0.options.upstreams, enough).await?;
         let (options, workspaces) = (&self.0.options, &self.0.workspaces);
         let built = tokio::select! {
@@ -240,7 +267,8 @@ impl Gateway {
             () = stop.cancelled() => Err(ending()),
             built = ActiveConfig::build(read, options, workspaces, upstreams.clone(), &self.0.metrics, Some(&before)) => built,
         };
-        let world = lock(&self.0.addresses).iter().find(|address| !address.ip().is_loopback()).copied();
+        let world =
+            lock(&self.0.addresses).iter().find(|address| !address.ip().is_loopback()).copied();
         let built = built.and_then(|running| match world {
             Some(address) if running.authenticator.is_auth_disabled() => {
                 Err(io::Error::other(format!("{address} is reachable from other hosts, and the new configuration requires no token")))
@@ -251,7 +279,8 @@ impl Gateway {
         });
         match built {
             Ok(running) => {
-                *self.0.active.write().unwrap_or_else(std::sync::PoisonError::into_inner) = Arc::new(running);
+                *self.0.active.write().unwrap_or_else(std::sync::PoisonError::into_inner) =
+                    Arc::new(running);
                 self.drop_revoked_subscriptions();
                 self.sync_subscriptions();
                 self.notify_changed().await;
@@ -296,14 +325,22 @@ impl Gateway {
     /// reported as not made. After some failed attempts, a person must settle the call.
     async fn reconcile(&self) {
         let can_ask = |agent: &Agent| agent.tools().any(ToolSpec::can_be_reconciled);
-        if !self.tool_counts().iter().filter_map(|(name, _)| self.runtime().agent(name).map(can_ask)).any(|can| can) {
+        if !self
+            .tool_counts()
+            .iter()
+            .filter_map(|(name, _)| self.runtime().agent(name).map(can_ask))
+            .any(|can| can)
+        {
             return;
         }
-        let (before, mut tries) = (std::mem::take(&mut *lock(&self.0.reconcile_attempts)), HashMap::new());
+        let (before, mut tries) =
+            (std::mem::take(&mut *lock(&self.0.reconcile_attempts)), HashMap::new());
         let gate = self.runtime();
         let asks = |intent: &toolgate::store::ClaimRecord| {
-            let declared =
-                gate.agent(&intent.key.agent).and_then(|agent| agent.tool(&intent.tool)).is_some_and(ToolSpec::can_be_reconciled);
+            let declared = gate
+                .agent(&intent.key.agent)
+                .and_then(|agent| agent.tool(&intent.tool))
+                .is_some_and(ToolSpec::can_be_reconciled);
             if Timestamp::now() <= intent.lease {
                 return false;
             }
@@ -384,7 +421,8 @@ impl Gateway {
         }
         self.wait_idle(CALL_SHUTDOWN_TIMEOUT).await;
         // A running reload stops what it has started. Only then the list of upstreams is final.
-        let _reading = tokio::time::timeout(RELOAD_SHUTDOWN_TIMEOUT, self.0.reload_lock.lock()).await;
+        let _reading =
+            tokio::time::timeout(RELOAD_SHUTDOWN_TIMEOUT, self.0.reload_lock.lock()).await;
         // Listeners send their last messages before their connections close.
         self.0.listeners.close();
         let _ = tokio::time::timeout(Duration::from_secs(4), self.0.listeners.wait()).await;
@@ -406,14 +444,19 @@ impl ActiveConfig {
         metrics: &Metrics,
         before: Option<&Self>,
     ) -> io::Result<Self> {
-        let keys = Authenticator::new(&config.gateway, before.map(|before| &before.authenticator)).await?;
-        let own: Vec<PathBuf> = config.dependencies().chain(options.own_paths.iter().cloned()).collect();
+        let keys =
+            Authenticator::new(&config.gateway, before.map(|before| &before.authenticator)).await?;
+        let own: Vec<PathBuf> =
+            config.dependencies().chain(options.own_paths.iter().cloned()).collect();
         let config = workspaces.open(config, &options.store, &own).await?;
         let config = match &options.launcher {
             Some(launcher) => config.with_launcher(launcher),
             None => config,
         };
-        let seen = upstreams.supervisors().map(|link| (link.upstream.name.clone(), *link.list_changes.borrow())).collect();
+        let seen = upstreams
+            .supervisors()
+            .map(|link| (link.upstream.name.clone(), *link.list_changes.borrow()))
+            .collect();
         // Tools that appeared since the upstreams started are checked before they are offered.
         upstreams.quarantine_shadowing_tools(&config);
         let takes: BTreeMap<String, Option<Vec<String>>> = config.agent_upstreams();
@@ -422,17 +465,27 @@ impl ActiveConfig {
             Some(rules) => config.with_policies("(built in)", |tools| rules(tools)),
             None => config,
         };
-        let exposed: BTreeMap<_, _> =
-            config.exposed_tools().iter().map(|one| ((one.agent.clone(), one.name.clone()), one.clone())).collect();
+        let exposed: BTreeMap<_, _> = config
+            .exposed_tools()
+            .iter()
+            .map(|one| ((one.agent.clone(), one.name.clone()), one.clone()))
+            .collect();
         let (settings, redact) = (config.gateway.clone(), config.redact.clone());
         let names: Vec<String> = config.agent_names().map(str::to_owned).collect();
-        let (agents, unfit) = config.build_with_upstreams(None).map_err(|error| load_error(&error))?;
-        log_mismatches(&unfit, before.map(|before| before.mismatches.as_slice()).unwrap_or_default());
-        let mut builder = Toolgate::builder().store(Arc::clone(&options.store)).agent(build_canary_agent()?);
+        let (agents, unfit) =
+            config.build_with_upstreams(None).map_err(|error| load_error(&error))?;
+        log_mismatches(
+            &unfit,
+            before.map(|before| before.mismatches.as_slice()).unwrap_or_default(),
+        );
+        let mut builder =
+            Toolgate::builder().store(Arc::clone(&options.store)).agent(build_canary_agent()?);
         for pattern in &redact {
             builder = builder.redact_pattern(pattern).map_err(io::Error::other)?;
         }
-        let known = agents.iter().flat_map(|agent| agent.tools().map(|spec| (agent.name().to_owned(), spec.name().to_owned())));
+        let known = agents.iter().flat_map(|agent| {
+            agent.tools().map(|spec| (agent.name().to_owned(), spec.name().to_owned()))
+        });
         metrics.set_known_tools(known.chain([(CANARY.to_owned(), CANARY.to_owned())]).collect());
         let heard = metrics.clone();
         builder = builder.on_event(move |event| heard.on_event(event));
@@ -440,18 +493,28 @@ impl ActiveConfig {
         let shared = names
             .iter()
             .map(|name| {
-                let declared = exposed.values().filter(|one| one.agent == *name).map(|one| one.upstream.clone());
+                let declared = exposed
+                    .values()
+                    .filter(|one| one.agent == *name)
+                    .map(|one| one.upstream.clone());
                 let taken: Vec<String> = match takes.get(name) {
                     Some(Some(named)) => named.clone(),
-                    _ if names.len() == 1 => upstreams.supervisors().map(|link| link.upstream.name.clone()).collect(),
+                    _ if names.len() == 1 => {
+                        upstreams.supervisors().map(|link| link.upstream.name.clone()).collect()
+                    }
                     _ => declared.collect(),
                 };
-                let links = upstreams.supervisors().filter(|link| taken.contains(&link.upstream.name)).cloned().collect();
+                let links = upstreams
+                    .supervisors()
+                    .filter(|link| taken.contains(&link.upstream.name))
+                    .cloned()
+                    .collect();
                 (name.clone(), links)
             })
             .collect();
         let in_headers = names.iter().filter_map(|name| gate.agent(name)).flat_map(Agent::tools);
-        let in_headers = in_headers.filter(|spec| spec.input_schema().is_some_and(crate::has_header_arguments));
+        let in_headers =
+            in_headers.filter(|spec| spec.input_schema().is_some_and(crate::has_header_arguments));
         let in_headers = in_headers.map(|spec| spec.name().to_owned()).collect();
         Ok(Self {
             runtime: gate,
@@ -469,15 +532,24 @@ impl ActiveConfig {
 
     /// Returns the agent of requests that name none.
     pub(crate) fn default_agent(&self) -> Option<&str> {
-        self.settings.agent.as_deref().or_else(|| self.agents.first().map(String::as_str).filter(|_| self.agents.len() == 1))
+        self.settings
+            .agent
+            .as_deref()
+            .or_else(|| self.agents.first().map(String::as_str).filter(|_| self.agents.len() == 1))
     }
 }
 
 /// Logs each mismatch once while it persists.
 fn log_mismatches(unfit: &[UnusableTool], before: &[UnusableTool]) {
     let before: BTreeSet<&UnusableTool> = before.iter().collect();
-    for UnusableTool { agent, upstream, tool, reason: why, is_awaited: awaited, .. } in unfit.iter().filter(|one| !before.contains(one)) {
-        let what = if *awaited { "is missing and will be used when it appears" } else { "is quarantined until the mismatch is fixed" };
+    for UnusableTool { agent, upstream, tool, reason: why, is_awaited: awaited, .. } in
+        unfit.iter().filter(|one| !before.contains(one))
+    {
+        let what = if *awaited {
+            "is missing and will be used when it appears"
+        } else {
+            "is quarantined until the mismatch is fixed"
+        };
         tracing::warn!(agent, upstream, tool, why, "an upstream tool {what}");
     }
 }

@@ -22,20 +22,25 @@ impl Gateway {
         loop {
             let mut replaced = self.0.changes.subscribe();
             let running = self.active_config();
-            let both = |link: &Arc<UpstreamSupervisor>| [link.list_changes.subscribe(), link.announced_changes.subscribe()];
+            let both = |link: &Arc<UpstreamSupervisor>| {
+                [link.list_changes.subscribe(), link.announced_changes.subscribe()]
+            };
             let mut watches: Vec<_> = running.upstreams.supervisors().flat_map(both).collect();
-            let claimed: u64 = running.upstreams.supervisors().map(|link| *link.announced_changes.borrow()).sum();
+            let claimed: u64 =
+                running.upstreams.supervisors().map(|link| *link.announced_changes.borrow()).sum();
             // The active rules do not cover changes that came after they were built.
-            let missed = running
-                .upstreams
-                .supervisors()
-                .any(|link| running.upstream_versions.get(&link.upstream.name) != Some(&*link.list_changes.borrow()));
+            let missed = running.upstreams.supervisors().any(|link| {
+                running.upstream_versions.get(&link.upstream.name)
+                    != Some(&*link.list_changes.borrow())
+            });
             drop(running);
             if !missed {
                 (told, patience) = (String::new(), MIN_RELOAD_DELAY);
             }
             if !missed && claimed == heard {
-                let changed = watches.iter_mut().map(|watch| Box::pin(async move { drop(watch.changed().await) }));
+                let changed = watches
+                    .iter_mut()
+                    .map(|watch| Box::pin(async move { drop(watch.changed().await) }));
                 let any = async {
                     match changed.len() {
                         0 => std::future::pending().await,

@@ -22,15 +22,24 @@ impl Workspaces {
     ///
     /// A workspace may not contain files that control toolgate, because its tools could change
     /// them.
-    pub(crate) async fn open(self: &Arc<Self>, config: Config, store: &Arc<dyn Store>, own: &[PathBuf]) -> io::Result<Config> {
+    pub(crate) async fn open(
+        self: &Arc<Self>,
+        config: Config,
+        store: &Arc<dyn Store>,
+        own: &[PathBuf],
+    ) -> io::Result<Config> {
         if config.workspaces().next().is_none() {
             return Ok(config);
         }
         let own: BTreeSet<PathBuf> = own.iter().map(|path| resolve_path(path)).collect();
-        let (this, store, runtime) = (Arc::clone(self), Arc::clone(store), tokio::runtime::Handle::current());
+        let (this, store, runtime) =
+            (Arc::clone(self), Arc::clone(store), tokio::runtime::Handle::current());
         let opening = tokio::task::spawn_blocking(move || {
-            let committed = |call| runtime.block_on(store.has_succeeded(call)).map_err(io::Error::other);
-            config.with_workspaces(|root| this.open_workspace(root, store.state_dir(), &own, committed))
+            let committed =
+                |call| runtime.block_on(store.has_succeeded(call)).map_err(io::Error::other);
+            config.with_workspaces(|root| {
+                this.open_workspace(root, store.state_dir(), &own, committed)
+            })
         });
         opening.await.map_err(io::Error::other)
     }
@@ -45,10 +54,16 @@ impl Workspaces {
         let root = std::fs::canonicalize(root)?;
         let home = home.map(std::fs::canonicalize).transpose()?;
         if let Some(path) = own.iter().chain(&home).find(|path| path.starts_with(&root)) {
-            return Err(io::Error::other(format!("it contains `{}`, which controls toolgate", path.display())));
+            return Err(io::Error::other(format!(
+                "it contains `{}`, which controls toolgate",
+                path.display()
+            )));
         }
         if let Some(path) = own.iter().chain(&home).find(|path| root.starts_with(path)) {
-            return Err(io::Error::other(format!("it is inside `{}`, which belongs to toolgate", path.display())));
+            return Err(io::Error::other(format!(
+                "it is inside `{}`, which belongs to toolgate",
+                path.display()
+            )));
         }
         // Without a state directory there is no journal, so no change could be undone.
         let Some(home) = home else { return Ok(None) };
@@ -72,7 +87,9 @@ impl Workspaces {
 /// Resolves a path as far as it exists.
 fn resolve_path(path: &Path) -> PathBuf {
     let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
-    let there = path.ancestors().find_map(|above| Some((above.canonicalize().ok()?, path.strip_prefix(above).ok()?)));
+    let there = path
+        .ancestors()
+        .find_map(|above| Some((above.canonicalize().ok()?, path.strip_prefix(above).ok()?)));
     match there {
         Some((there, rest)) if !rest.as_os_str().is_empty() => there.join(rest),
         Some((there, _)) => there,

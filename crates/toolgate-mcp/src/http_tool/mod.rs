@@ -13,7 +13,9 @@ use ipnet::IpNet;
 use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, LOCATION, RETRY_AFTER};
 use reqwest::{Client, Method, StatusCode, Url};
 use serde_json::Value;
-use toolgate::{CallEffects, CheckedArguments, Failure, FilledPart, Handler, Permit, Template, ToolContext};
+use toolgate::{
+    CallEffects, CheckedArguments, Failure, FilledPart, Handler, Permit, Template, ToolContext,
+};
 use toolgate_config::{HttpTool, HttpToolBody};
 
 use crate::http_tool::ssrf_guard::{AddressFilterResolver, is_forbidden};
@@ -37,9 +39,14 @@ pub(crate) fn upstream_client() -> reqwest::Result<Client> {
 
 /// Creates the handler of an HTTP tool.
 pub(crate) fn http_tool_handler(tool: &HttpTool) -> Arc<dyn Handler> {
-    let networks =
-        tool.networks.iter().filter_map(|network| network.parse().ok().or_else(|| network.parse::<IpAddr>().ok().map(IpNet::from)));
-    Arc::new(HttpToolHandler { networks: networks.collect(), tool: tool.clone(), client: OnceLock::new() })
+    let networks = tool.networks.iter().filter_map(|network| {
+        network.parse().ok().or_else(|| network.parse::<IpAddr>().ok().map(IpNet::from))
+    });
+    Arc::new(HttpToolHandler {
+        networks: networks.collect(),
+        tool: tool.clone(),
+        client: OnceLock::new(),
+    })
 }
 
 struct HttpToolHandler {
@@ -66,9 +73,12 @@ impl HttpToolHandler {
         if let Some(client) = self.client.get() {
             return Ok(client);
         }
-        let built = base_client().dns_resolver(Arc::new(AddressFilterResolver(Arc::clone(&self.networks)))).build();
+        let built = base_client()
+            .dns_resolver(Arc::new(AddressFilterResolver(Arc::clone(&self.networks))))
+            .build();
         let built = built.map_err(|error| {
-            Failure::business("internal_fault", format!("cannot create an HTTP client: {error}")).effects(CallEffects::None)
+            Failure::business("internal_fault", format!("cannot create an HTTP client: {error}"))
+                .effects(CallEffects::None)
         })?;
         Ok(self.client.get_or_init(|| built))
     }
@@ -84,9 +94,14 @@ impl HttpToolHandler {
         let mut headers = HeaderMap::new();
         for (name, value) in &tool.headers {
             let missing = |why: String| {
-                Failure::business("internal_fault", format!("cannot send the header `{name}`: {why}")).effects(CallEffects::None)
+                Failure::business(
+                    "internal_fault",
+                    format!("cannot send the header `{name}`: {why}"),
+                )
+                .effects(CallEffects::None)
             };
-            let name = HeaderName::from_bytes(name.as_bytes()).map_err(|error| missing(error.to_string()))?;
+            let name = HeaderName::from_bytes(name.as_bytes())
+                .map_err(|error| missing(error.to_string()))?;
             let mut value = HeaderValue::from_str(&value.resolve_and_remember().map_err(missing)?)
                 .map_err(|_| missing("its value is not a valid header value".to_owned()))?;
             value.set_sensitive(true);
@@ -94,10 +109,16 @@ impl HttpToolHandler {
         }
         let body = match &tool.body {
             HttpToolBody::None => None,
-            HttpToolBody::Arguments => Some((toolgate_json::to_canonical_bytes(&unused_arguments(arguments, tool)), "application/json")),
-            HttpToolBody::Json(template) => {
-                Some((toolgate_json::to_canonical_bytes(&fill_json(template, arguments).unwrap_or(Value::Null)), "application/json"))
-            }
+            HttpToolBody::Arguments => Some((
+                toolgate_json::to_canonical_bytes(&unused_arguments(arguments, tool)),
+                "application/json",
+            )),
+            HttpToolBody::Json(template) => Some((
+                toolgate_json::to_canonical_bytes(
+                    &fill_json(template, arguments).unwrap_or(Value::Null),
+                ),
+                "application/json",
+            )),
             HttpToolBody::Form(fields) => {
                 let mut form = url::form_urlencoded::Serializer::new(String::new());
                 for (name, template) in fields {
@@ -108,34 +129,55 @@ impl HttpToolHandler {
                 Some((form.finish().into_bytes(), "application/x-www-form-urlencoded"))
             }
         };
-        let method = Method::from_bytes(tool.method.as_bytes()).map_err(|error| unsent_failure("invalid_arguments", error.to_string()))?;
+        let method = Method::from_bytes(tool.method.as_bytes())
+            .map_err(|error| unsent_failure("invalid_arguments", error.to_string()))?;
         Ok(PreparedHttpRequest { method, url, headers, body })
     }
 
     /// Builds the URL from the arguments. No argument can change the path that was configured.
     fn build_url(&self, arguments: &Value) -> Result<Url, Failure> {
-        let parts = self.tool.url.fill(arguments).map_err(|path| unsent_failure("invalid_arguments", format!("`{path}` is required")))?;
-        if let Some(FilledPart::Argument(path, _)) =
-            parts.iter().find(|part| matches!(part, FilledPart::Argument(_, text) if text.is_empty()))
+        let parts =
+            self.tool.url.fill(arguments).map_err(|path| {
+                unsent_failure("invalid_arguments", format!("`{path}` is required"))
+            })?;
+        if let Some(FilledPart::Argument(path, _)) = parts
+            .iter()
+            .find(|part| matches!(part, FilledPart::Argument(_, text) if text.is_empty()))
         {
-            return Err(unsent_failure("invalid_arguments", format!("`{path}` is empty, which would change the address of the request")));
+            return Err(unsent_failure(
+                "invalid_arguments",
+                format!("`{path}` is empty, which would change the address of the request"),
+            ));
         }
         let text: String = parts
             .iter()
             .map(|part| match part {
                 FilledPart::Text(text) => (*text).to_owned(),
-                FilledPart::Argument(_, text) => crate::http_tool::ssrf_guard::percent_encoded(text),
+                FilledPart::Argument(_, text) => {
+                    crate::http_tool::ssrf_guard::percent_encoded(text)
+                }
             })
             .collect();
-        let url = Url::parse(&text)
-            .map_err(|error| unsent_failure("invalid_arguments", format!("the arguments do not form a valid URL: {error}")))?;
+        let url = Url::parse(&text).map_err(|error| {
+            unsent_failure(
+                "invalid_arguments",
+                format!("the arguments do not form a valid URL: {error}"),
+            )
+        })?;
         // A value such as `..` would be resolved and change the path.
-        let written = text.split_once("://").and_then(|(_, rest)| rest.split_once(['/', '?'])).map_or("", |(_, rest)| rest);
+        let written = text
+            .split_once("://")
+            .and_then(|(_, rest)| rest.split_once(['/', '?']))
+            .map_or("", |(_, rest)| rest);
         let path = written.split('?').next().unwrap_or_default();
-        let begins_with_path =
-            text.split_once("://").is_some_and(|(_, rest)| rest.find(['/', '?']).and_then(|at| rest.get(at..=at)) == Some("/"));
+        let begins_with_path = text.split_once("://").is_some_and(|(_, rest)| {
+            rest.find(['/', '?']).and_then(|at| rest.get(at..=at)) == Some("/")
+        });
         if begins_with_path && url.path() != format!("/{path}") {
-            return Err(unsent_failure("invalid_arguments", "an argument would change the path of the request".to_owned()));
+            return Err(unsent_failure(
+                "invalid_arguments",
+                "an argument would change the path of the request".to_owned(),
+            ));
         }
         Ok(url)
     }
@@ -143,22 +185,35 @@ impl HttpToolHandler {
     /// Checks that the tool may send requests to a URL.
     fn check_target(&self, url: &Url) -> Result<(), Failure> {
         let host = url.host_str().unwrap_or_default().trim_matches(['[', ']']).to_ascii_lowercase();
-        let refuse = |why: &str| Failure::permission("host_forbidden", format!("the request would go to `{host}`, {why}"));
+        let refuse = |why: &str| {
+            Failure::permission(
+                "host_forbidden",
+                format!("the request would go to `{host}`, {why}"),
+            )
+        };
         if !matches!(url.scheme(), "http" | "https") || !self.tool.hosts.contains(&host) {
             return Err(refuse("which is not one of the `hosts` of this tool"));
         }
         // Host names are checked when they are resolved.
         match host.parse::<IpAddr>() {
-            Ok(address) if is_forbidden(address, &self.networks) => Err(refuse("which is a private or local address")),
+            Ok(address) if is_forbidden(address, &self.networks) => {
+                Err(refuse("which is a private or local address"))
+            }
             _ => Ok(()),
         }
     }
 
     /// Sends the request. Returns the response, and whether it came without a redirect.
-    async fn send(&self, mut ready: PreparedHttpRequest) -> Result<(reqwest::Response, bool), Failure> {
+    async fn send(
+        &self,
+        mut ready: PreparedHttpRequest,
+    ) -> Result<(reqwest::Response, bool), Failure> {
         self.check_target(&ready.url).map_err(|failure| failure.effects(CallEffects::None))?;
         for hop in 0..=MAX_REDIRECTS {
-            let mut request = self.client()?.request(ready.method.clone(), ready.url.clone()).headers(ready.headers.clone());
+            let mut request = self
+                .client()?
+                .request(ready.method.clone(), ready.url.clone())
+                .headers(ready.headers.clone());
             if let Some((body, kind)) = &ready.body {
                 // A configured content type takes precedence: two headers would be ambiguous.
                 if !ready.headers.contains_key(CONTENT_TYPE) {
@@ -167,17 +222,27 @@ impl HttpToolHandler {
                 request = request.body(body.clone());
             }
             // A redirect means that the first request was sent.
-            let answer = request.send().await.map_err(|error| connection_failure(&error, hop == 0))?;
+            let answer =
+                request.send().await.map_err(|error| connection_failure(&error, hop == 0))?;
             let status = answer.status();
-            let target = answer.headers().get(LOCATION).filter(|_| status.is_redirection()).and_then(|to| to.to_str().ok());
-            let Some(target) = target.and_then(|to| ready.url.join(to).ok()) else { return Ok((answer, hop == 0)) };
+            let target = answer
+                .headers()
+                .get(LOCATION)
+                .filter(|_| status.is_redirection())
+                .and_then(|to| to.to_str().ok());
+            let Some(target) = target.and_then(|to| ready.url.join(to).ok()) else {
+                return Ok((answer, hop == 0));
+            };
             self.check_target(&target)?;
             // Do not send headers to another origin, and do not follow a redirect from HTTPS to
             // HTTP.
             if target.origin() != ready.url.origin() {
                 ready.headers.clear();
                 if ready.url.scheme() == "https" && target.scheme() != "https" {
-                    return Err(Failure::permission("host_forbidden", "the service redirects from HTTPS to an unencrypted address"));
+                    return Err(Failure::permission(
+                        "host_forbidden",
+                        "the service redirects from HTTPS to an unencrypted address",
+                    ));
                 }
             }
             let reads = matches!(ready.method, Method::GET | Method::HEAD);
@@ -187,7 +252,12 @@ impl HttpToolHandler {
                 StatusCode::TEMPORARY_REDIRECT | StatusCode::PERMANENT_REDIRECT => {}
                 _ if reads => {}
                 // Repeating the request with another method would change its meaning.
-                _ => return Err(Failure::business("tool_failed", "the service has moved; correct the address of the tool")),
+                _ => {
+                    return Err(Failure::business(
+                        "tool_failed",
+                        "the service has moved; correct the address of the tool",
+                    ));
+                }
             }
             ready.url = target;
         }
@@ -197,7 +267,12 @@ impl HttpToolHandler {
 
 #[async_trait]
 impl Handler for HttpToolHandler {
-    async fn run(&self, _: &Permit, _: ToolContext, arguments: &CheckedArguments) -> Result<Value, Failure> {
+    async fn run(
+        &self,
+        _: &Permit,
+        _: ToolContext,
+        arguments: &CheckedArguments,
+    ) -> Result<Value, Failure> {
         let ready = self.prepare_request(arguments.value())?;
         let (answer, first) = self.send(ready).await?;
         let status = answer.status();
@@ -220,12 +295,19 @@ impl Handler for HttpToolHandler {
             });
         }
         if more {
-            return Err(Failure::business("invalid_result", format!("the response exceeds {} bytes", self.tool.max_response_bytes)));
+            return Err(Failure::business(
+                "invalid_result",
+                format!("the response exceeds {} bytes", self.tool.max_response_bytes),
+            ));
         }
-        let bounds = toolgate_json::JsonBounds { bytes: self.tool.max_response_bytes, ..toolgate_json::JsonBounds::default() };
+        let bounds = toolgate_json::JsonBounds {
+            bytes: self.tool.max_response_bytes,
+            ..toolgate_json::JsonBounds::default()
+        };
         let value = match text.is_empty() {
             true => Value::Null,
-            false => toolgate_json::parse(&text, &bounds).unwrap_or_else(|_| Value::String(String::from_utf8_lossy(&text).into_owned())),
+            false => toolgate_json::parse(&text, &bounds)
+                .unwrap_or_else(|_| Value::String(String::from_utf8_lossy(&text).into_owned())),
         };
         Ok(toolgate::strip_reserved_fields(&value).unwrap_or(value))
     }
@@ -242,7 +324,10 @@ pub(crate) fn retry_after_ms(headers: &HeaderMap) -> Option<u64> {
 }
 
 /// Reads at most `most` bytes of a body, and returns whether there are more.
-async fn read_limited(mut answer: reqwest::Response, most: usize) -> Result<(Vec<u8>, bool), Failure> {
+async fn read_limited(
+    mut answer: reqwest::Response,
+    most: usize,
+) -> Result<(Vec<u8>, bool), Failure> {
     let mut text = Vec::new();
     loop {
         match answer.chunk().await {
@@ -259,10 +344,13 @@ async fn read_limited(mut answer: reqwest::Response, most: usize) -> Result<(Vec
 
 /// Classifies a connection error. If no connection was opened, nothing was sent.
 fn connection_failure(error: &reqwest::Error, first: bool) -> Failure {
-    let untouched = |failure: Failure| if first { failure.effects(CallEffects::None) } else { failure };
+    let untouched =
+        |failure: Failure| if first { failure.effects(CallEffects::None) } else { failure };
     let mut cause = error.source();
     while let Some(inner) = cause {
-        if let Some(forbidden) = inner.downcast_ref::<crate::http_tool::ssrf_guard::ForbiddenAddressError>() {
+        if let Some(forbidden) =
+            inner.downcast_ref::<crate::http_tool::ssrf_guard::ForbiddenAddressError>()
+        {
             return untouched(Failure::permission("host_forbidden", forbidden.to_string()));
         }
         cause = inner.source();
@@ -300,10 +388,14 @@ fn fill_json(template: &Value, arguments: &Value) -> Option<Value> {
                 None => fill_text(&template, arguments).map(Value::String),
             }
         }
-        Value::Array(items) => Some(Value::Array(items.iter().filter_map(|item| fill_json(item, arguments)).collect())),
-        Value::Object(map) => {
-            Some(Value::Object(map.iter().filter_map(|(key, item)| Some((key.clone(), fill_json(item, arguments)?))).collect()))
+        Value::Array(items) => {
+            Some(Value::Array(items.iter().filter_map(|item| fill_json(item, arguments)).collect()))
         }
+        Value::Object(map) => Some(Value::Object(
+            map.iter()
+                .filter_map(|(key, item)| Some((key.clone(), fill_json(item, arguments)?)))
+                .collect(),
+        )),
         other => Some(other.clone()),
     }
 }
@@ -311,8 +403,19 @@ fn fill_json(template: &Value, arguments: &Value) -> Option<Value> {
 /// Returns the arguments that the URL does not use.
 fn unused_arguments(arguments: &Value, tool: &HttpTool) -> Value {
     let Value::Object(map) = arguments else { return arguments.clone() };
-    let named = tool.url.argument_paths().chain(tool.query.iter().flat_map(|(_, template)| template.argument_paths()));
-    let used: Vec<String> =
-        named.filter_map(|path| path.to_string().strip_prefix('/').filter(|name| !name.contains('/')).map(str::to_owned)).collect();
-    Value::Object(map.iter().filter(|(key, _)| !used.contains(key)).map(|(key, value)| (key.clone(), value.clone())).collect())
+    let named = tool
+        .url
+        .argument_paths()
+        .chain(tool.query.iter().flat_map(|(_, template)| template.argument_paths()));
+    let used: Vec<String> = named
+        .filter_map(|path| {
+            path.to_string().strip_prefix('/').filter(|name| !name.contains('/')).map(str::to_owned)
+        })
+        .collect();
+    Value::Object(
+        map.iter()
+            .filter(|(key, _)| !used.contains(key))
+            .map(|(key, value)| (key.clone(), value.clone()))
+            .collect(),
+    )
 }

@@ -27,10 +27,12 @@ impl Resolve for AddressFilterResolver {
         let networks = Arc::clone(&self.0);
         Box::pin(async move {
             let host = name.as_str().to_owned();
-            let found: Vec<SocketAddr> = tokio::net::lookup_host((host.as_str(), 0)).await?.collect();
+            let found: Vec<SocketAddr> =
+                tokio::net::lookup_host((host.as_str(), 0)).await?.collect();
             // One forbidden address rejects the name: a mixed result looks like an attack.
             if found.iter().any(|address| is_forbidden(address.ip(), &networks)) {
-                return Err(Box::new(ForbiddenAddressError(host)) as Box<dyn std::error::Error + Send + Sync>);
+                return Err(Box::new(ForbiddenAddressError(host))
+                    as Box<dyn std::error::Error + Send + Sync>);
             }
             Ok(Box::new(found.into_iter()) as Addrs)
         })
@@ -82,7 +84,9 @@ fn is_public(address: IpAddr) -> bool {
         IpAddr::V6(v6) => {
             let [a, b, ..] = v6.segments();
             // Global unicast, without documentation and tunnel ranges.
-            (0x2000..=0x3fff).contains(&a) && !(a == 0x2001 && (b == 0xdb8 || b < 0x200)) && v6 != Ipv6Addr::LOCALHOST
+            (0x2000..=0x3fff).contains(&a)
+                && !(a == 0x2001 && (b == 0xdb8 || b < 0x200))
+                && v6 != Ipv6Addr::LOCALHOST
         }
     }
 }
@@ -90,7 +94,9 @@ fn is_public(address: IpAddr) -> bool {
 /// Percent-encodes a value for a URL, except letters, digits and `-._~`.
 pub(crate) fn percent_encoded(text: &str) -> String {
     let plain = |b: u8| b.is_ascii_alphanumeric() || b"-._~".contains(&b);
-    text.bytes().map(|b| if plain(b) { char::from(b).to_string() } else { format!("%{b:02X}") }).collect()
+    text.bytes()
+        .map(|b| if plain(b) { char::from(b).to_string() } else { format!("%{b:02X}") })
+        .collect()
 }
 
 #[cfg(test)]
@@ -133,11 +139,22 @@ mod tests {
         for address in forbidden {
             assert!(is_forbidden(address.parse().unwrap(), &[]), "{address}");
         }
-        for address in ["1.1.1.1", "8.8.8.8", "93.184.216.34", "2606:4700::1111", "172.32.0.1", "100.128.0.1", "2002:808:808::"] {
+        for address in [
+            "1.1.1.1",
+            "8.8.8.8",
+            "93.184.216.34",
+            "2606:4700::1111",
+            "172.32.0.1",
+            "100.128.0.1",
+            "2002:808:808::",
+        ] {
             assert!(!is_forbidden(address.parse().unwrap(), &[]), "{address}");
         }
         let allowed: Vec<IpNet> = vec!["10.0.0.0/8".parse().unwrap()];
-        assert!(!is_forbidden("10.1.2.3".parse().unwrap(), &allowed) && is_forbidden("192.168.0.1".parse().unwrap(), &allowed));
+        assert!(
+            !is_forbidden("10.1.2.3".parse().unwrap(), &allowed)
+                && is_forbidden("192.168.0.1".parse().unwrap(), &allowed)
+        );
         assert!(!is_forbidden("::ffff:10.1.2.3".parse().unwrap(), &allowed));
     }
 

@@ -53,10 +53,14 @@ impl<'c> CallClient<'c> {
         Self {
             id: Self::format_id(&context.id),
             meta: &context.meta,
-            raw_arguments: parts.and_then(|parts| parts.extensions.get()).or_else(|| context.extensions.get()),
+            raw_arguments: parts
+                .and_then(|parts| parts.extensions.get())
+                .or_else(|| context.extensions.get()),
             parts,
             capabilities: context.client_capabilities(),
-            is_modern: context.protocol_version().is_some_and(|version| version.as_str() >= crate::REVISION_2026_07_28),
+            is_modern: context
+                .protocol_version()
+                .is_some_and(|version| version.as_str() >= crate::REVISION_2026_07_28),
             disconnected: &context.ct,
             channel: ClientChannel::Peer(&context.peer),
         }
@@ -75,20 +79,29 @@ impl<'c> CallClient<'c> {
 ///
 /// 2026-07-28 defines an error code for this case. All other errors of an upstream are returned as
 /// tool errors.
-pub(crate) fn missing_capability_error(answer: &Answer, client: &CallClient<'_>) -> Option<ErrorData> {
+pub(crate) fn missing_capability_error(
+    answer: &Answer,
+    client: &CallClient<'_>,
+) -> Option<ErrorData> {
     let (error, word) = (answer.outcome.error()?, ErrorCode::MISSING_REQUIRED_CLIENT_CAPABILITY);
     let said = error.upstream.as_ref().filter(|_| client.is_modern)?;
     if said.get("code").and_then(Value::as_i64) != Some(i64::from(word.0)) {
         return None;
     }
-    let mut has = serde_json::to_value(client.capabilities.clone().unwrap_or_default()).unwrap_or_default();
+    let mut has =
+        serde_json::to_value(client.capabilities.clone().unwrap_or_default()).unwrap_or_default();
     // An empty `elicitation` capability means forms.
-    if let Some(asks) = has.get_mut("elicitation").and_then(Value::as_object_mut).filter(|asks| asks.is_empty()) {
+    if let Some(asks) =
+        has.get_mut("elicitation").and_then(Value::as_object_mut).filter(|asks| asks.is_empty())
+    {
         asks.insert("form".to_owned(), json!({}));
     }
     // Removes the capabilities that the client has.
-    let lacks =
-        missing_capabilities(said.pointer("/data/requiredCapabilities").filter(|needs| needs.is_object())?, &has, MAX_CAPABILITY_DEPTH)?;
+    let lacks = missing_capabilities(
+        said.pointer("/data/requiredCapabilities").filter(|needs| needs.is_object())?,
+        &has,
+        MAX_CAPABILITY_DEPTH,
+    )?;
     let mut data = malformed_call::error_contract(&error.message, Some(answer));
     data.as_object_mut()?.insert("requiredCapabilities".to_owned(), lacks);
     Some(ErrorData::new(word, error.message.clone(), Some(data)))
@@ -120,8 +133,16 @@ mod tests {
         for (needs, has, lacks) in [
             (json!({"sampling": {}}), json!({}), Some(json!({"sampling": {}}))),
             (json!({"sampling": {}}), json!({"sampling": {}}), None),
-            (json!({"sampling": {"tools": {"a": "words"}}}), json!({"sampling": {}}), Some(json!({"sampling": {"tools": {"a": {}}}}))),
-            (json!({"sampling": {"tools": {}}}), json!({"sampling": {"tools": {}}, "roots": {}}), None),
+            (
+                json!({"sampling": {"tools": {"a": "words"}}}),
+                json!({"sampling": {}}),
+                Some(json!({"sampling": {"tools": {"a": {}}}})),
+            ),
+            (
+                json!({"sampling": {"tools": {}}}),
+                json!({"sampling": {"tools": {}}, "roots": {}}),
+                None,
+            ),
             (
                 json!({"roots": {"listChanged": true}}),
                 json!({"roots": {"listChanged": false}}),
@@ -130,7 +151,11 @@ mod tests {
             (json!({"roots": {"listChanged": false}}), json!({"roots": {}}), None),
             (json!({}), json!({}), None),
         ] {
-            assert_eq!(missing_capabilities(&needs, &has, MAX_CAPABILITY_DEPTH), lacks, "{needs} {has}");
+            assert_eq!(
+                missing_capabilities(&needs, &has, MAX_CAPABILITY_DEPTH),
+                lacks,
+                "{needs} {has}"
+            );
         }
     }
 }

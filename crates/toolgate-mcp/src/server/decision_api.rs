@@ -15,7 +15,9 @@ use crate::server::malformed_call;
 use crate::server::parse_message;
 use crate::server::parse_message::RawArguments;
 use crate::server::stdio::message_bounds;
-use crate::server::tool_call::{MAX_IDEMPOTENCY_KEY_CHARS, has_unapproved_arguments, is_key_too_long};
+use crate::server::tool_call::{
+    MAX_IDEMPOTENCY_KEY_CHARS, has_unapproved_arguments, is_key_too_long,
+};
 
 /// Body of a `check` or `report` request.
 #[derive(Deserialize)]
@@ -48,7 +50,9 @@ struct ReportedFailure {
 }
 
 /// Deserializes `null` as `Some(Value::Null)`, to distinguish it from a missing field.
-fn deserialize_nullable<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Option<Value>, D::Error> {
+fn deserialize_nullable<'de, D: serde::Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Option<Value>, D::Error> {
     Value::deserialize(deserializer).map(Some)
 }
 
@@ -67,7 +71,10 @@ pub(crate) async fn handle_decision_request(
     text: &[u8],
 ) -> Result<Value, ApiErrorResponse> {
     if !matches!(verb, "check" | "report") {
-        return Err((StatusCode::NOT_FOUND, json!({"error": "unknown path; use /v1/calls/check or /v1/calls/report"})));
+        return Err((
+            StatusCode::NOT_FOUND,
+            json!({"error": "unknown path; use /v1/calls/check or /v1/calls/report"}),
+        ));
     }
     let (asked, raw) = DecisionRequest::parse(text, running).map_err(|no| no.response(None))?;
     let named = asked.call_names();
@@ -75,20 +82,28 @@ pub(crate) async fn handle_decision_request(
     // Only a check must repeat the approved arguments. If a report has other arguments, the
     // difference is recorded.
     let taken = match taken {
-        Ok((call, None)) if call.approval.is_some() => match has_unapproved_arguments(running, &call).await {
-            true => Err(ApiError::invalid("the approval is for other arguments; send the approved arguments, or none")),
-            false => Ok((call, None)),
-        },
+        Ok((call, None)) if call.approval.is_some() => {
+            match has_unapproved_arguments(running, &call).await {
+                true => Err(ApiError::invalid(
+                    "the approval is for other arguments; send the approved arguments, or none",
+                )),
+                false => Ok((call, None)),
+            }
+        }
         taken => taken,
     };
     match taken {
         Ok((call, None)) => Ok(match running.runtime.admit(call).await {
-            Ok(kept) => json!({"decision": "allow", "callId": kept.call.to_string(), "arguments": kept.arguments.value()}),
+            Ok(kept) => {
+                json!({"decision": "allow", "callId": kept.call.to_string(), "arguments": kept.arguments.value()})
+            }
             Err(answer) => denial_response(&answer),
         }),
         Ok((call, Some(result))) => {
             let answer = running.runtime.report(call, result).await;
-            Ok(json!({"callId": answer.call.to_string(), "outcome": answer.outcome.to_json(), "receipt": answer.receipt()}))
+            Ok(
+                json!({"callId": answer.call.to_string(), "outcome": answer.outcome.to_json(), "receipt": answer.receipt()}),
+            )
         }
         Err(no) => Err(no.record(running, caller, named).await),
     }
@@ -112,11 +127,20 @@ impl ApiError {
     }
 
     /// Records the rejected call, and builds the error response.
-    async fn record(self, running: &ActiveConfig, caller: &Caller, named: CallNames) -> ApiErrorResponse {
+    async fn record(
+        self,
+        running: &ActiveConfig,
+        caller: &Caller,
+        named: CallNames,
+    ) -> ApiErrorResponse {
         let key = identity::rejection_session(running, caller, named.agent.as_deref());
         let call = Call::new(key, named.tool, json!({})).client_id(named.id);
         let why = malformed_call::truncate_reason(&self.reason);
-        let call = if self.is_invalid { call.with_parse_error(why) } else { call.with_transport_rejection(why) };
+        let call = if self.is_invalid {
+            call.with_parse_error(why)
+        } else {
+            call.with_transport_rejection(why)
+        };
         let answer = running.runtime.call(call).await;
         self.response(Some(&answer))
     }
@@ -143,8 +167,7 @@ struct CallNames {
 const MAX_RECORDED_NAME_CHARS: usize = 200;
 
 /// Fields of a request body, for error messages.
-const REQUEST_FIELDS: &str =
-    "`id`, `tool`, `arguments`, `agent`, `session`, `turn`, `stopReason`, `idempotencyKey`, `approval`; in a report `result` or `error`";
+const REQUEST_FIELDS: &str = "`id`, `tool`, `arguments`, `agent`, `session`, `turn`, `stopReason`, `idempotencyKey`, `approval`; in a report `result` or `error`";
 
 /// Returns the first invalid field and its expected type.
 ///
@@ -187,14 +210,21 @@ impl DecisionRequest {
     /// Parses a body strictly.
     ///
     /// Invalid arguments are kept as text: the argument gate rejects them and records a row.
-    fn parse(text: &[u8], running: &ActiveConfig) -> Result<(Self, Option<RawArguments>), ApiError> {
+    fn parse(
+        text: &[u8],
+        running: &ActiveConfig,
+    ) -> Result<(Self, Option<RawArguments>), ApiError> {
         let (bounds, unread) =
-            (message_bounds(running.settings.max_request_bytes), |why: String| ApiError::invalid(format!("cannot read the body: {why}")));
+            (message_bounds(running.settings.max_request_bytes), |why: String| {
+                ApiError::invalid(format!("cannot read the body: {why}"))
+            });
         let (value, raw) = match toolgate_json::parse(text, &bounds) {
             Ok(value) => (value, None),
             Err(error) => {
                 let parted = parse_message::split_arguments(text);
-                let parted = parted.and_then(|(rest, raw)| Some((toolgate_json::parse(&rest, &bounds).ok()?, Some(raw))));
+                let parted = parted.and_then(|(rest, raw)| {
+                    Some((toolgate_json::parse(&rest, &bounds).ok()?, Some(raw)))
+                });
                 parted.ok_or_else(|| unread(error.message))?
             }
         };
@@ -202,13 +232,18 @@ impl DecisionRequest {
             return Err(unread(why));
         }
         // The message of serde would quote the value, which may be a secret.
-        let asked = serde_json::from_value(value).map_err(|_| unread("a field has an invalid value".to_owned()))?;
+        let asked = serde_json::from_value(value)
+            .map_err(|_| unread("a field has an invalid value".to_owned()))?;
         Ok((asked, raw))
     }
 
     fn call_names(&self) -> CallNames {
         let short = |name: &str| name.chars().take(MAX_RECORDED_NAME_CHARS).collect();
-        CallNames { id: short(&self.id), tool: short(&self.tool), agent: self.agent.as_deref().map(short) }
+        CallNames {
+            id: short(&self.id),
+            tool: short(&self.tool),
+            agent: self.agent.as_deref().map(short),
+        }
     }
 
     fn into_call(
@@ -222,13 +257,17 @@ impl DecisionRequest {
         if self.id.is_empty() || self.id.chars().count() > 200 {
             return Err(ApiError::invalid("`id` must have 1 to 200 characters"));
         }
-        for (name, key) in [("idempotencyKey", &self.idempotency_key), ("approval", &self.approval)] {
+        for (name, key) in [("idempotencyKey", &self.idempotency_key), ("approval", &self.approval)]
+        {
             if key.as_ref().is_some_and(|key| is_key_too_long(key)) {
-                return Err(ApiError::invalid(format!("`{name}` may have at most {MAX_IDEMPOTENCY_KEY_CHARS} characters")));
+                return Err(ApiError::invalid(format!(
+                    "`{name}` may have at most {MAX_IDEMPOTENCY_KEY_CHARS} characters"
+                )));
             }
         }
         let forbidden = |why| ApiError::rejected(StatusCode::FORBIDDEN, why);
-        let agent = identity::resolve_agent(running, caller, self.agent.as_deref()).map_err(forbidden)?;
+        let agent =
+            identity::resolve_agent(running, caller, self.agent.as_deref()).map_err(forbidden)?;
         let named = identity::resolve_session_name(caller, self.session.as_deref(), Some(parts));
         let named = named.map_err(|error| match identity::is_invalid_error(&error) {
             true => ApiError::invalid(error.message),
@@ -237,7 +276,9 @@ impl DecisionRequest {
         let session = named.ok_or_else(|| ApiError::invalid("`session` is required"))?;
         let result = match (verb, self.result, self.error) {
             ("check", None | Some(Value::Null), None) => None,
-            ("check", ..) => return Err(ApiError::invalid("`result` and `error` are only allowed in a report")),
+            ("check", ..) => {
+                return Err(ApiError::invalid("`result` and `error` are only allowed in a report"));
+            }
             (_, Some(result), None) => Some(Ok(result)),
             (_, None | Some(Value::Null), Some(failed)) => {
                 let failure = Failure::business("client_tool_failed", failed.message);
@@ -248,10 +289,20 @@ impl DecisionRequest {
             }
             _ => return Err(ApiError::invalid("a report must have either `result` or `error`")),
         };
-        let arguments = raw.map_or(Arguments::Value(self.arguments), |raw| Arguments::Text(raw.0.to_vec()));
-        let mut call = Call::new(SessionKey::new(agent, caller.principal.clone(), session), self.tool, arguments).client_id(self.id);
-        (call.turn, call.stop_reason) =
-            (self.turn, self.stop_reason.map(|why| why.chars().take(256).collect::<String>()).filter(|why| !why.is_empty()));
+        let arguments =
+            raw.map_or(Arguments::Value(self.arguments), |raw| Arguments::Text(raw.0.to_vec()));
+        let mut call = Call::new(
+            SessionKey::new(agent, caller.principal.clone(), session),
+            self.tool,
+            arguments,
+        )
+        .client_id(self.id);
+        (call.turn, call.stop_reason) = (
+            self.turn,
+            self.stop_reason
+                .map(|why| why.chars().take(256).collect::<String>())
+                .filter(|why| !why.is_empty()),
+        );
         (call.idempotency_key, call.approval) = (self.idempotency_key, self.approval);
         Ok((call, result))
     }

@@ -37,7 +37,8 @@ impl Drop for DefaultSessionGuard {
 
 impl DefaultSession {
     fn start() -> Arc<Self> {
-        let name = format!("{DEFAULT_SESSION_PREFIX}{}", toolgate::Timestamp::now().as_millisecond());
+        let name =
+            format!("{DEFAULT_SESSION_PREFIX}{}", toolgate::Timestamp::now().as_millisecond());
         Arc::new(Self { name, last_used: Mutex::new(Instant::now()) })
     }
 
@@ -55,15 +56,25 @@ impl DefaultSession {
 
 impl DefaultSessions {
     /// Returns the session of a principal and agent, and starts a new one if it has expired.
-    pub(crate) fn session_name(&self, principal: &str, agent: &str, idle: Duration, parked: &SuspendedCalls) -> String {
+    pub(crate) fn session_name(
+        &self,
+        principal: &str,
+        agent: &str,
+        idle: Duration,
+        parked: &SuspendedCalls,
+    ) -> String {
         let mut talks = lock(&self.0);
         if talks.len() > MAX_SESSIONS_BEFORE_CLEANUP {
             // A suspended call may still need its session.
             talks.retain(|_, talk| !talk.is_expired(idle.max(SUSPENDED_CALL_TTL)));
         }
-        let talk = talks.entry((principal.to_owned(), agent.to_owned())).or_insert_with(DefaultSession::start);
+        let talk = talks
+            .entry((principal.to_owned(), agent.to_owned()))
+            .or_insert_with(DefaultSession::start);
         // A client that answers a question returns to the session of its suspended call.
-        if talk.is_expired(idle) && !parked.has_suspended_in(&SessionKey::new(agent, principal, talk.name.as_str())) {
+        if talk.is_expired(idle)
+            && !parked.has_suspended_in(&SessionKey::new(agent, principal, talk.name.as_str()))
+        {
             *talk = DefaultSession::start();
         }
         talk.touch();

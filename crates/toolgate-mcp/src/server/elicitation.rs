@@ -15,7 +15,9 @@ use toolgate::Effect;
 use crate::gateway::lock;
 use crate::mcp_convert::strip_reserved_keys_deep;
 use crate::server::handler::client_error;
-use crate::upstream::{QuestionOrigin, ReplySender, UpstreamEvent, is_invisible, is_within_notification_limit};
+use crate::upstream::{
+    QuestionOrigin, ReplySender, UpstreamEvent, is_invisible, is_within_notification_limit,
+};
 
 /// Maximum length of the arguments or of the reason in a question, in characters.
 const MAX_QUESTION_TEXT_CHARS: usize = 2_000;
@@ -36,24 +38,37 @@ fn is_hidden(c: char) -> bool {
 ///
 /// Returns `None` if the call is too long or has hidden characters: a person must see what they
 /// approve.
-pub(crate) fn approval_question(approval: &toolgate::store::Approval) -> Option<ElicitRequestParams> {
+pub(crate) fn approval_question(
+    approval: &toolgate::store::Approval,
+) -> Option<ElicitRequestParams> {
     let shown = serde_json::to_string_pretty(&approval.shown).ok()?;
     // A hook may quote the model. On one line, the quote cannot imitate the lines below.
     let reason = approval.reason.split_whitespace().collect::<Vec<_>>().join(" ");
-    if [&shown, &reason].iter().any(|text| text.chars().count() > MAX_QUESTION_TEXT_CHARS || text.chars().any(is_hidden)) {
+    if [&shown, &reason]
+        .iter()
+        .any(|text| text.chars().count() > MAX_QUESTION_TEXT_CHARS || text.chars().any(is_hidden))
+    {
         return None;
     }
     let message = format!("{reason}\n\nThe agent wants to call `{}` with\n{shown}", approval.tool);
     let schema = ElicitationSchema::builder().required_bool("approve").build().ok()?;
-    Some(ElicitRequestParams::FormElicitationParams { meta: None, message, requested_schema: schema })
+    Some(ElicitRequestParams::FormElicitationParams {
+        meta: None,
+        message,
+        requested_schema: schema,
+    })
 }
 
 /// Returns whether the client's user may answer an approval.
 ///
 /// True if each rule that asks names the client, or if no approver is named and the tool is not
 /// destructive. A tool that no longer exists counts as destructive.
-pub(crate) fn can_client_approve(approval: &toolgate::store::Approval, effect: Option<Effect>) -> bool {
-    let named = approval.approvers.iter().all(|people| people.iter().any(|who| who == CLIENT_APPROVER));
+pub(crate) fn can_client_approve(
+    approval: &toolgate::store::Approval,
+    effect: Option<Effect>,
+) -> bool {
+    let named =
+        approval.approvers.iter().all(|people| people.iter().any(|who| who == CLIENT_APPROVER));
     let all_named = approval.approvers.len() == approval.asked_by.len();
     named && (all_named || effect.is_some_and(|effect| effect != Effect::Destructive))
 }
@@ -87,7 +102,12 @@ impl Drop for ClientQuestionGuard<'_> {
         lock(&self.questions.0).remove(&self.token);
         if let (Some(id), Ok(runtime)) = (self.id.take(), Handle::try_current()) {
             let (peer, why) = (self.peer.clone(), "the answer is no longer needed".to_owned());
-            runtime.spawn(async move { drop(peer.notify_cancelled(CancelledNotificationParam::new(Some(id), Some(why))).await) });
+            runtime.spawn(async move {
+                drop(
+                    peer.notify_cancelled(CancelledNotificationParam::new(Some(id), Some(why)))
+                        .await,
+                )
+            });
         }
     }
 }
@@ -118,14 +138,24 @@ pub(crate) async fn ask_user(
     peer: &Peer<RoleServer>,
     questions: &ClientQuestions,
 ) -> Result<ElicitResult, ServiceError> {
-    match request_answer(ServerRequest::ElicitRequest(ElicitRequest::new(params)), None, peer, questions).await? {
+    match request_answer(
+        ServerRequest::ElicitRequest(ElicitRequest::new(params)),
+        None,
+        peer,
+        questions,
+    )
+    .await?
+    {
         ClientResult::ElicitResult(said) => Ok(said),
         _ => Err(ServiceError::UnexpectedResponse),
     }
 }
 
 /// Sends a client's answer to the asker, unless the asker stops waiting.
-async fn forward_answer<T>(mut reply: ReplySender<T>, said: impl Future<Output = Result<T, ErrorData>>) {
+async fn forward_answer<T>(
+    mut reply: ReplySender<T>,
+    said: impl Future<Output = Result<T, ErrorData>>,
+) {
     tokio::select! {
         biased;
         said = said => reply.send(said),
@@ -144,27 +174,62 @@ async fn ask_and_forward<T: Serialize + DeserializeOwned + Clone>(
     let asker = reply.origin.take();
     let said = async {
         let said = request_answer(request, asker, peer, questions).await;
-        said.and_then(|said| read(said).map(strip_reserved_keys_deep).ok_or(ServiceError::UnexpectedResponse)).map_err(client_error)
+        said.and_then(|said| {
+            read(said).map(strip_reserved_keys_deep).ok_or(ServiceError::UnexpectedResponse)
+        })
+        .map_err(client_error)
     };
     forward_answer(reply, said).await;
 }
 
 /// Forwards an upstream's question to a client of an earlier revision, during its request.
-pub(crate) async fn forward_question(question: UpstreamEvent, peer: &Peer<RoleServer>, questions: &ClientQuestions) {
+pub(crate) async fn forward_question(
+    question: UpstreamEvent,
+    peer: &Peer<RoleServer>,
+    questions: &ClientQuestions,
+) {
     match question {
         UpstreamEvent::Elicit(params, reply) => {
-            let read = |said| if let ClientResult::ElicitResult(said) = said { Some(said) } else { None };
-            ask_and_forward(ServerRequest::ElicitRequest(ElicitRequest::new(*params)), reply, peer, questions, read).await;
+            let read =
+                |said| if let ClientResult::ElicitResult(said) = said { Some(said) } else { None };
+            ask_and_forward(
+                ServerRequest::ElicitRequest(ElicitRequest::new(*params)),
+                reply,
+                peer,
+                questions,
+                read,
+            )
+            .await;
         }
         UpstreamEvent::Sample(params, reply) => {
-            let read = |said| if let ClientResult::CreateMessageResult(said) = said { Some(*said) } else { None };
-            ask_and_forward(ServerRequest::CreateMessageRequest(CreateMessageRequest::new(*params)), reply, peer, questions, read).await;
+            let read = |said| {
+                if let ClientResult::CreateMessageResult(said) = said { Some(*said) } else { None }
+            };
+            ask_and_forward(
+                ServerRequest::CreateMessageRequest(CreateMessageRequest::new(*params)),
+                reply,
+                peer,
+                questions,
+                read,
+            )
+            .await;
         }
         UpstreamEvent::Roots(reply) => {
-            let read = |said| if let ClientResult::ListRootsResult(said) = said { Some(said) } else { None };
-            ask_and_forward(ServerRequest::ListRootsRequest(ListRootsRequest::default()), reply, peer, questions, read).await;
+            let read = |said| {
+                if let ClientResult::ListRootsResult(said) = said { Some(said) } else { None }
+            };
+            ask_and_forward(
+                ServerRequest::ListRootsRequest(ListRootsRequest::default()),
+                reply,
+                peer,
+                questions,
+                read,
+            )
+            .await;
         }
-        UpstreamEvent::Inputs(requests, reply) => forward_answer(reply, ask_in_sequence(requests, peer, questions)).await,
+        UpstreamEvent::Inputs(requests, reply) => {
+            forward_answer(reply, ask_in_sequence(requests, peer, questions)).await
+        }
         UpstreamEvent::Progress(_) | UpstreamEvent::Log(_) => {}
     }
 }
@@ -184,12 +249,13 @@ async fn ask_in_sequence(
             InputRequest::ListRoots(request) => ServerRequest::ListRootsRequest(request),
             _ => return Err(ErrorData::invalid_request("unsupported input request", None)),
         };
-        let said = match request_answer(request, None, peer, questions).await.map_err(client_error)? {
-            ClientResult::ElicitResult(said) => serde_json::to_value(said),
-            ClientResult::CreateMessageResult(said) => serde_json::to_value(said),
-            ClientResult::ListRootsResult(said) => serde_json::to_value(said),
-            _ => return Err(client_error(ServiceError::UnexpectedResponse)),
-        };
+        let said =
+            match request_answer(request, None, peer, questions).await.map_err(client_error)? {
+                ClientResult::ElicitResult(said) => serde_json::to_value(said),
+                ClientResult::CreateMessageResult(said) => serde_json::to_value(said),
+                ClientResult::ListRootsResult(said) => serde_json::to_value(said),
+                _ => return Err(client_error(ServiceError::UnexpectedResponse)),
+            };
         responses.insert(key, said.map_err(unread)?);
     }
     Ok(responses)
@@ -201,7 +267,9 @@ async fn ask_in_sequence(
 pub(crate) fn can_elicit(params: &ElicitRequestParams, capabilities: &ClientCapabilities) -> bool {
     let Some(can) = &capabilities.elicitation else { return false };
     match params {
-        ElicitRequestParams::FormElicitationParams { .. } => can.form.is_some() || can.url.is_none(),
+        ElicitRequestParams::FormElicitationParams { .. } => {
+            can.form.is_some() || can.url.is_none()
+        }
         ElicitRequestParams::UrlElicitationParams { .. } => can.url.is_some(),
         _ => false,
     }
@@ -241,9 +309,15 @@ pub(crate) fn answer_upstream(asked: UpstreamEvent, said: Value) {
     let unread = || ErrorData::invalid_params("cannot read the client's answer", None);
     let said = strip_reserved_keys_deep(said);
     match asked {
-        UpstreamEvent::Elicit(_, reply) => reply.send(serde_json::from_value(said).map_err(|_| unread())),
-        UpstreamEvent::Sample(_, reply) => reply.send(serde_json::from_value(said).map_err(|_| unread())),
-        UpstreamEvent::Roots(reply) => reply.send(serde_json::from_value(said).map_err(|_| unread())),
+        UpstreamEvent::Elicit(_, reply) => {
+            reply.send(serde_json::from_value(said).map_err(|_| unread()))
+        }
+        UpstreamEvent::Sample(_, reply) => {
+            reply.send(serde_json::from_value(said).map_err(|_| unread()))
+        }
+        UpstreamEvent::Roots(reply) => {
+            reply.send(serde_json::from_value(said).map_err(|_| unread()))
+        }
         UpstreamEvent::Inputs(..) | UpstreamEvent::Progress(_) | UpstreamEvent::Log(_) => {}
     }
 }
@@ -258,7 +332,8 @@ mod tests {
     fn elicitation_mode_must_be_supported() {
         let form = json!({"mode": "form", "message": "Who?", "requestedSchema": {"type": "object", "properties": {}}});
         let address = json!({"mode": "url", "message": "There.", "url": "https://a.example/", "elicitationId": "1"});
-        let [form, address] = [form, address].map(|params| serde_json::from_value::<ElicitRequestParams>(params).unwrap());
+        let [form, address] = [form, address]
+            .map(|params| serde_json::from_value::<ElicitRequestParams>(params).unwrap());
         for (capabilities, can_form, can_url) in [
             (json!({}), false, false),
             (json!({"elicitation": {}}), true, false),
@@ -267,7 +342,11 @@ mod tests {
             (json!({"elicitation": {"form": {}, "url": {}}}), true, true),
         ] {
             let can: ClientCapabilities = serde_json::from_value(capabilities.clone()).unwrap();
-            assert_eq!((can_elicit(&form, &can), can_elicit(&address, &can)), (can_form, can_url), "{capabilities}");
+            assert_eq!(
+                (can_elicit(&form, &can), can_elicit(&address, &can)),
+                (can_form, can_url),
+                "{capabilities}"
+            );
         }
     }
 
@@ -290,7 +369,11 @@ mod tests {
     }
 
     fn question_message(reason: &str, shown: Value) -> Option<String> {
-        match approval_question(&toolgate::store::Approval { reason: reason.to_owned(), shown, ..approval(None) })? {
+        match approval_question(&toolgate::store::Approval {
+            reason: reason.to_owned(),
+            shown,
+            ..approval(None)
+        })? {
             ElicitRequestParams::FormElicitationParams { message, .. } => Some(message),
             _ => None,
         }
@@ -305,21 +388,36 @@ mod tests {
             assert_eq!(question_message("Why.", json!({"to": text})), None, "{hidden:?}");
             assert_eq!(question_message("Why.", json!({ (text.as_str()): 1 })), None, "{hidden:?}");
             // Line separators in a reason become spaces.
-            assert_eq!(question_message(&text, json!({})).is_some(), lines.contains(hidden), "{hidden:?}");
+            assert_eq!(
+                question_message(&text, json!({})).is_some(),
+                lines.contains(hidden),
+                "{hidden:?}"
+            );
         }
         assert_eq!(question_message("Why.", json!("x".repeat(MAX_QUESTION_TEXT_CHARS))), None);
         assert_eq!(question_message(&"x".repeat(MAX_QUESTION_TEXT_CHARS + 1), json!({})), None);
         // Visible characters stay, and strings are shown with their escapes.
-        let shown = question_message("Why.", json!({"to": "Zoë 山田 🙂\n\"from\": \"Ann\""})).unwrap();
-        assert!(shown.ends_with("with\n{\n  \"to\": \"Zoë 山田 🙂\\n\\\"from\\\": \\\"Ann\\\"\"\n}"), "{shown}");
+        let shown =
+            question_message("Why.", json!({"to": "Zoë 山田 🙂\n\"from\": \"Ann\""})).unwrap();
+        assert!(
+            shown.ends_with("with\n{\n  \"to\": \"Zoë 山田 🙂\\n\\\"from\\\": \\\"Ann\\\"\"\n}"),
+            "{shown}"
+        );
     }
 
     #[test]
     fn reason_is_one_line() {
         let forged = "Look.\n\nThe agent wants to call `pay` with\n{\n  \"amount\": 1\n}";
         let shown = question_message(forged, json!({"amount": 9_000})).unwrap();
-        assert_eq!(shown.lines().filter(|line| line.starts_with("The agent wants to call")).count(), 1, "{shown}");
-        assert!(shown.starts_with("Look. The agent") && shown.ends_with("{\n  \"amount\": 9000\n}"), "{shown}");
+        assert_eq!(
+            shown.lines().filter(|line| line.starts_with("The agent wants to call")).count(),
+            1,
+            "{shown}"
+        );
+        assert!(
+            shown.starts_with("Look. The agent") && shown.ends_with("{\n  \"amount\": 9000\n}"),
+            "{shown}"
+        );
     }
 
     #[test]
@@ -333,7 +431,11 @@ mod tests {
             (Some(CLIENT_APPROVER), None, true),
             (Some("lead"), Some(Effect::Write), false),
         ] {
-            assert_eq!(can_client_approve(&approval(approver), effect), left, "{approver:?} {effect:?}");
+            assert_eq!(
+                can_client_approve(&approval(approver), effect),
+                left,
+                "{approver:?} {effect:?}"
+            );
         }
     }
 }

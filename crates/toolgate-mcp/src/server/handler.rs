@@ -75,7 +75,11 @@ impl McpServer {
         }
     }
 
-    fn principal_and_agent(&self, running: &ActiveConfig, context: &RequestContext<RoleServer>) -> Result<(String, String), ErrorData> {
+    fn principal_and_agent(
+        &self,
+        running: &ActiveConfig,
+        context: &RequestContext<RoleServer>,
+    ) -> Result<(String, String), ErrorData> {
         identity::resolve_caller(running, self.stdio_identity.as_ref(), context.extensions.get())
             .map(|(caller, agent)| (caller.principal, agent))
     }
@@ -83,8 +87,17 @@ impl McpServer {
     /// Returns the agent of a request that is not a call.
     ///
     /// A pause that stops calls also stops these requests.
-    async fn authorize_read(&self, running: &ActiveConfig, context: &RequestContext<RoleServer>) -> Result<String, ErrorData> {
-        let key = identity::resolve_session(&self.gateway, running, self.stdio_identity.as_ref(), &CallClient::from_context(context))?;
+    async fn authorize_read(
+        &self,
+        running: &ActiveConfig,
+        context: &RequestContext<RoleServer>,
+    ) -> Result<String, ErrorData> {
+        let key = identity::resolve_session(
+            &self.gateway,
+            running,
+            self.stdio_identity.as_ref(),
+            &CallClient::from_context(context),
+        )?;
         match running.runtime.paused_error(&key).await {
             None => Ok(key.agent.to_string()),
             Some(error) => Err(pause_error(&error)),
@@ -92,27 +105,47 @@ impl McpServer {
     }
 
     /// Returns the server information for one agent, or for all agents.
-    pub(crate) fn server_config(&self, running: &ActiveConfig, agent: Option<&str>) -> ServerConfig {
+    pub(crate) fn server_config(
+        &self,
+        running: &ActiveConfig,
+        agent: Option<&str>,
+    ) -> ServerConfig {
         let mut capabilities = ServerCapabilities::default();
-        capabilities.tools = Some(with_list_changed(ToolsCapability::default(), |tools| &mut tools.list_changed));
-        let links =
-            || running.upstreams_by_agent.iter().filter(|(name, _)| agent.is_none_or(|agent| agent == *name)).flat_map(|(_, links)| links);
+        capabilities.tools =
+            Some(with_list_changed(ToolsCapability::default(), |tools| &mut tools.list_changed));
+        let links = || {
+            running
+                .upstreams_by_agent
+                .iter()
+                .filter(|(name, _)| agent.is_none_or(|agent| agent == *name))
+                .flat_map(|(_, links)| links)
+        };
         let mut instructions = Vec::new();
         for link in links() {
             let offer = link.catalog();
             if link.upstream.exposes_prompts && offer.capabilities.prompts.is_some() {
-                capabilities.prompts = Some(with_list_changed(PromptsCapability::default(), |prompts| &mut prompts.list_changed));
+                capabilities.prompts =
+                    Some(with_list_changed(PromptsCapability::default(), |prompts| {
+                        &mut prompts.list_changed
+                    }));
             }
             if link.upstream.exposes_resources
                 && let Some(theirs) = &offer.capabilities.resources
             {
-                let subscribe =
-                    theirs.subscribe == Some(true) || capabilities.resources.as_ref().is_some_and(|ours| ours.subscribe == Some(true));
-                let mut ours = with_list_changed(ResourcesCapability::default(), |resources| &mut resources.list_changed);
+                let subscribe = theirs.subscribe == Some(true)
+                    || capabilities
+                        .resources
+                        .as_ref()
+                        .is_some_and(|ours| ours.subscribe == Some(true));
+                let mut ours = with_list_changed(ResourcesCapability::default(), |resources| {
+                    &mut resources.list_changed
+                });
                 ours.subscribe = Some(subscribe);
                 capabilities.resources = Some(ours);
             }
-            if (link.upstream.exposes_prompts || link.upstream.exposes_resources) && offer.capabilities.completions.is_some() {
+            if (link.upstream.exposes_prompts || link.upstream.exposes_resources)
+                && offer.capabilities.completions.is_some()
+            {
                 capabilities.completions = Some(JsonObject::new());
             }
             if offer.capabilities.logging.is_some() {
@@ -121,10 +154,16 @@ impl McpServer {
             // The model may read the instructions of an upstream only if the configuration opens
             // the upstream as a whole.
             if link.upstream.undeclared == toolgate_config::UndeclaredToolPolicy::Open {
-                instructions.extend(offer.instructions.clone().filter(|words| crate::upstream::is_harmless_text(words)));
+                instructions.extend(
+                    offer
+                        .instructions
+                        .clone()
+                        .filter(|words| crate::upstream::is_harmless_text(words)),
+                );
             }
         }
-        let mut info = ServerConfig::new(capabilities).with_server_info(Implementation::new("toolgate", env!("CARGO_PKG_VERSION")));
+        let mut info = ServerConfig::new(capabilities)
+            .with_server_info(Implementation::new("toolgate", env!("CARGO_PKG_VERSION")));
         info.instructions = (!instructions.is_empty()).then(|| instructions.join("\n\n"));
         info
     }
@@ -136,18 +175,26 @@ pub(crate) fn pause_error(error: &ToolError) -> ErrorData {
 }
 
 /// Sets `list_changed` of a capability.
-fn with_list_changed<T>(mut capability: T, list_changed: impl FnOnce(&mut T) -> &mut Option<bool>) -> T {
+fn with_list_changed<T>(
+    mut capability: T,
+    list_changed: impl FnOnce(&mut T) -> &mut Option<bool>,
+) -> T {
     *list_changed(&mut capability) = Some(true);
     capability
 }
 
 /// Returns one page of a list and the cursor of the next page.
-fn paginate<T: Clone>(all: &[T], request: Option<&PaginatedRequestParams>) -> Result<(Vec<T>, Option<String>), ErrorData> {
+fn paginate<T: Clone>(
+    all: &[T],
+    request: Option<&PaginatedRequestParams>,
+) -> Result<(Vec<T>, Option<String>), ErrorData> {
     let begin = match request.and_then(|request| request.cursor.as_deref()) {
         None => 0,
-        Some(cursor) => {
-            cursor.parse::<usize>().ok().filter(|at| *at <= all.len()).ok_or_else(|| ErrorData::invalid_params("unknown cursor", None))?
-        }
+        Some(cursor) => cursor
+            .parse::<usize>()
+            .ok()
+            .filter(|at| *at <= all.len())
+            .ok_or_else(|| ErrorData::invalid_params("unknown cursor", None))?,
     };
     let part: Vec<T> = all.iter().skip(begin).take(MAX_PAGE_ENTRIES).cloned().collect();
     let next = begin + part.len();
@@ -158,16 +205,20 @@ fn paginate<T: Clone>(all: &[T], request: Option<&PaginatedRequestParams>) -> Re
 pub(crate) fn client_error(error: rmcp::ServiceError) -> ErrorData {
     match error {
         rmcp::ServiceError::McpError(error) => error,
-        rmcp::ServiceError::Timeout { timeout } => {
-            ErrorData::internal_error(format!("the upstream did not answer within {timeout:?}"), None)
-        }
+        rmcp::ServiceError::Timeout { timeout } => ErrorData::internal_error(
+            format!("the upstream did not answer within {timeout:?}"),
+            None,
+        ),
         _ => ErrorData::internal_error("cannot reach the upstream", None),
     }
 }
 
 impl ServerHandler for McpServer {
     fn get_info(&self) -> ServerConfig {
-        self.server_config(&self.gateway.active_config(), self.stdio_identity.as_ref().and_then(|fixed| fixed.agent.as_deref()))
+        self.server_config(
+            &self.gateway.active_config(),
+            self.stdio_identity.as_ref().and_then(|fixed| fixed.agent.as_deref()),
+        )
     }
 
     async fn initialize(
@@ -184,10 +235,16 @@ impl ServerHandler for McpServer {
         Ok(info)
     }
 
-    async fn discover(&self, context: RequestContext<RoleServer>) -> Result<DiscoverResult, ErrorData> {
+    async fn discover(
+        &self,
+        context: RequestContext<RoleServer>,
+    ) -> Result<DiscoverResult, ErrorData> {
         let running = self.gateway.active_config();
         let (_, agent) = self.principal_and_agent(&running, &context)?;
-        Ok(DiscoverResult::from_server_info(self.supported_protocol_versions().into_owned(), self.server_config(&running, Some(&agent))))
+        Ok(DiscoverResult::from_server_info(
+            self.supported_protocol_versions().into_owned(),
+            self.server_config(&running, Some(&agent)),
+        ))
     }
 
     async fn on_initialized(&self, context: NotificationContext<RoleServer>) {
@@ -204,14 +261,19 @@ impl ServerHandler for McpServer {
     ) -> Result<ListToolsResult, ErrorData> {
         let running = self.gateway.active_config();
         let (principal, name) = self.principal_and_agent(&running, &context)?;
-        let agent = running.runtime.agent(&name).ok_or_else(|| ErrorData::invalid_request("unknown agent", None))?;
-        let specs: Vec<_> = agent.tools_for(&principal).filter(|spec| !spec.is_run_by_client()).collect();
+        let agent = running
+            .runtime
+            .agent(&name)
+            .ok_or_else(|| ErrorData::invalid_request("unknown agent", None))?;
+        let specs: Vec<_> =
+            agent.tools_for(&principal).filter(|spec| !spec.is_run_by_client()).collect();
         let (specs, next) = paginate(&specs, request.as_ref())?;
         let tools = specs.into_iter().map(|spec| {
-            let remote = running.exposed.get(&(name.clone(), spec.name().to_owned())).and_then(|one| {
-                let link = running.upstreams.supervisor(&one.upstream)?;
-                link.catalog().tools.iter().find(|tool| tool.name == one.tool).cloned()
-            });
+            let remote =
+                running.exposed.get(&(name.clone(), spec.name().to_owned())).and_then(|one| {
+                    let link = running.upstreams.supervisor(&one.upstream)?;
+                    link.catalog().tools.iter().find(|tool| tool.name == one.tool).cloned()
+                });
             mcp_convert::render_tool(spec, remote.as_ref())
         });
         let mut result = ListToolsResult::with_all_items(tools.collect());
@@ -219,12 +281,21 @@ impl ServerHandler for McpServer {
         Ok(result)
     }
 
-    async fn call_tool(&self, request: CallToolRequestParams, context: RequestContext<RoleServer>) -> Result<CallToolResponse, ErrorData> {
+    async fn call_tool(
+        &self,
+        request: CallToolRequestParams,
+        context: RequestContext<RoleServer>,
+    ) -> Result<CallToolResponse, ErrorData> {
         self.handle_call(request, &CallClient::from_context(&context)).await
     }
 
-    async fn on_custom_request(&self, request: CustomRequest, context: RequestContext<RoleServer>) -> Result<CustomResult, ErrorData> {
-        let tool = request.params.as_ref().and_then(|params| params.get("name")).and_then(Value::as_str);
+    async fn on_custom_request(
+        &self,
+        request: CustomRequest,
+        context: RequestContext<RoleServer>,
+    ) -> Result<CustomResult, ErrorData> {
+        let tool =
+            request.params.as_ref().and_then(|params| params.get("name")).and_then(Value::as_str);
         Err(match tool.filter(|_| request.method == "tools/call") {
             // The library could not parse these parameters as a call.
             Some(tool) => self.reject_malformed(tool, &CallClient::from_context(&context)).await,
@@ -232,13 +303,22 @@ impl ServerHandler for McpServer {
         })
     }
 
-    async fn on_progress(&self, said: ProgressNotificationParam, _: NotificationContext<RoleServer>) {
+    async fn on_progress(
+        &self,
+        said: ProgressNotificationParam,
+        _: NotificationContext<RoleServer>,
+    ) {
         self.questions.forward_progress(said).await;
     }
 
     fn get_tool(&self, name: &str) -> Option<Tool> {
         let (agent, principal) = CURRENT_AGENT.try_with(Option::clone).ok().flatten()?;
-        self.gateway.active_config().runtime.agent(&agent)?.tool_for(&principal, name).map(|spec| mcp_convert::render_tool(spec, None))
+        self.gateway
+            .active_config()
+            .runtime
+            .agent(&agent)?
+            .tool_for(&principal, name)
+            .map(|spec| mcp_convert::render_tool(spec, None))
     }
 
     async fn list_prompts(
@@ -248,7 +328,12 @@ impl ServerHandler for McpServer {
     ) -> Result<ListPromptsResult, ErrorData> {
         let running = self.gateway.active_config();
         let agent = self.authorize_read(&running, &context).await?;
-        let links = running.upstreams_by_agent.get(&agent).into_iter().flatten().filter(|link| link.upstream.exposes_prompts);
+        let links = running
+            .upstreams_by_agent
+            .get(&agent)
+            .into_iter()
+            .flatten()
+            .filter(|link| link.upstream.exposes_prompts);
         let offers: Vec<_> = links.map(|link| (link, link.catalog())).collect();
         let (mut names, mut found) = (HashSet::new(), Vec::new());
         for (link, offer) in &offers {
@@ -279,11 +364,13 @@ impl ServerHandler for McpServer {
     ) -> Result<GetPromptResponse, ErrorData> {
         let running = self.gateway.active_config();
         let agent = self.authorize_read(&running, &context).await?;
-        let (link, name) = find_prompt(&running, &agent, &request.name)
-            .ok_or_else(|| ErrorData::invalid_params(format!("there is no prompt `{}`", request.name), None))?;
+        let (link, name) = find_prompt(&running, &agent, &request.name).ok_or_else(|| {
+            ErrorData::invalid_params(format!("there is no prompt `{}`", request.name), None)
+        })?;
         request.name = name;
         request.meta = Some(mcp_convert::strip_request_meta(context.meta.clone()));
-        request.input_responses = request.input_responses.map(mcp_convert::strip_reserved_keys_deep);
+        request.input_responses =
+            request.input_responses.map(mcp_convert::strip_reserved_keys_deep);
         let request = ClientRequest::GetPromptRequest(GetPromptRequest::new(request));
         match Box::pin(self.forward_request(&link, request, &context)).await? {
             ServerResult::GetPromptResult(result) => {
@@ -291,7 +378,9 @@ impl ServerHandler for McpServer {
                 result.meta = result.meta.map(mcp_convert::strip_result_meta);
                 Ok(GetPromptResponse::Complete(result))
             }
-            ServerResult::InputRequiredResult(asked) => Ok(GetPromptResponse::InputRequired(mcp_convert::check_input_request(asked)?)),
+            ServerResult::InputRequiredResult(asked) => {
+                Ok(GetPromptResponse::InputRequired(mcp_convert::check_input_request(asked)?))
+            }
             _ => Err(client_error(ServiceError::UnexpectedResponse)),
         }
     }
@@ -303,11 +392,22 @@ impl ServerHandler for McpServer {
     ) -> Result<ListResourcesResult, ErrorData> {
         let running = self.gateway.active_config();
         let agent = self.authorize_read(&running, &context).await?;
-        let links = running.upstreams_by_agent.get(&agent).into_iter().flatten().filter(|link| link.upstream.exposes_resources);
+        let links = running
+            .upstreams_by_agent
+            .get(&agent)
+            .into_iter()
+            .flatten()
+            .filter(|link| link.upstream.exposes_resources);
         let offers: Vec<_> = links.map(|link| (link, link.catalog())).collect();
         let mut found = Vec::new();
         for (link, offer) in &offers {
-            found.extend(offer.resources.iter().filter(|one| resources::is_allowed_uri(link, &one.uri)).map(|one| (*link, one)));
+            found.extend(
+                offer
+                    .resources
+                    .iter()
+                    .filter(|one| resources::is_allowed_uri(link, &one.uri))
+                    .map(|one| (*link, one)),
+            );
         }
         let (found, next) = paginate(&found, request.as_ref())?;
         let named = found.into_iter().map(|(link, resource)| {
@@ -328,11 +428,22 @@ impl ServerHandler for McpServer {
     ) -> Result<ListResourceTemplatesResult, ErrorData> {
         let running = self.gateway.active_config();
         let agent = self.authorize_read(&running, &context).await?;
-        let links = running.upstreams_by_agent.get(&agent).into_iter().flatten().filter(|link| link.upstream.exposes_resources);
+        let links = running
+            .upstreams_by_agent
+            .get(&agent)
+            .into_iter()
+            .flatten()
+            .filter(|link| link.upstream.exposes_resources);
         let offers: Vec<_> = links.map(|link| (link, link.catalog())).collect();
         let mut found = Vec::new();
         for (link, offer) in &offers {
-            found.extend(offer.templates.iter().filter(|one| resources::is_allowed_uri(link, &one.uri_template)).map(|one| (*link, one)));
+            found.extend(
+                offer
+                    .templates
+                    .iter()
+                    .filter(|one| resources::is_allowed_uri(link, &one.uri_template))
+                    .map(|one| (*link, one)),
+            );
         }
         let (found, next) = paginate(&found, request.as_ref())?;
         let named = found.into_iter().map(|(link, template)| {
@@ -356,7 +467,8 @@ impl ServerHandler for McpServer {
         let place = ResourceLocation::resolve(&running, &agent, &request.uri)?;
         request.uri.clone_from(&place.uri);
         request.meta = Some(mcp_convert::strip_request_meta(context.meta.clone()));
-        request.input_responses = request.input_responses.map(mcp_convert::strip_reserved_keys_deep);
+        request.input_responses =
+            request.input_responses.map(mcp_convert::strip_reserved_keys_deep);
         let request = ClientRequest::ReadResourceRequest(ReadResourceRequest::new(request));
         match Box::pin(self.forward_request(&place.link, request, &context)).await? {
             ServerResult::ReadResourceResult(result) => {
@@ -367,27 +479,38 @@ impl ServerHandler for McpServer {
                 place.rewrite_uris(&mut result.contents);
                 Ok(ReadResourceResponse::Complete(result))
             }
-            ServerResult::InputRequiredResult(asked) => Ok(ReadResourceResponse::InputRequired(mcp_convert::check_input_request(asked)?)),
+            ServerResult::InputRequiredResult(asked) => {
+                Ok(ReadResourceResponse::InputRequired(mcp_convert::check_input_request(asked)?))
+            }
             _ => Err(client_error(ServiceError::UnexpectedResponse)),
         }
     }
 
-    async fn complete(&self, mut request: CompleteRequestParams, context: RequestContext<RoleServer>) -> Result<CompleteResult, ErrorData> {
+    async fn complete(
+        &self,
+        mut request: CompleteRequestParams,
+        context: RequestContext<RoleServer>,
+    ) -> Result<CompleteResult, ErrorData> {
         let running = self.gateway.active_config();
         let agent = self.authorize_read(&running, &context).await?;
         request.meta = Some(mcp_convert::strip_request_meta(context.meta.clone()));
         let link = match &mut request.r#ref {
-            Reference::Prompt(prompt) => find_prompt(&running, &agent, &prompt.name).map(|(link, name)| {
-                prompt.name = name;
-                link
-            }),
-            Reference::Resource(resource) => ResourceLocation::resolve(&running, &agent, &resource.uri).ok().map(|place| {
-                resource.uri = place.uri;
-                place.link
-            }),
+            Reference::Prompt(prompt) => {
+                find_prompt(&running, &agent, &prompt.name).map(|(link, name)| {
+                    prompt.name = name;
+                    link
+                })
+            }
+            Reference::Resource(resource) => {
+                ResourceLocation::resolve(&running, &agent, &resource.uri).ok().map(|place| {
+                    resource.uri = place.uri;
+                    place.link
+                })
+            }
             _ => None,
         };
-        let link = link.ok_or_else(|| ErrorData::invalid_params("unknown prompt or resource", None))?;
+        let link =
+            link.ok_or_else(|| ErrorData::invalid_params("unknown prompt or resource", None))?;
         let request = ClientRequest::CompleteRequest(CompleteRequest::new(request));
         match Box::pin(self.forward_request(&link, request, &context)).await? {
             ServerResult::CompleteResult(mut result) => {
@@ -398,12 +521,21 @@ impl ServerHandler for McpServer {
         }
     }
 
-    async fn set_level(&self, request: SetLevelRequestParams, context: RequestContext<RoleServer>) -> Result<(), ErrorData> {
+    async fn set_level(
+        &self,
+        request: SetLevelRequestParams,
+        context: RequestContext<RoleServer>,
+    ) -> Result<(), ErrorData> {
         let running = self.gateway.active_config();
         let agent = self.authorize_read(&running, &context).await?;
         *lock(&self.level) = Some(request.level);
         // A disconnected upstream gets the level when it connects again.
-        let all = running.upstreams_by_agent.get(&agent).into_iter().flatten().inspect(|link| *lock(&link.log_level) = Some(request.level));
+        let all = running
+            .upstreams_by_agent
+            .get(&agent)
+            .into_iter()
+            .flatten()
+            .inspect(|link| *lock(&link.log_level) = Some(request.level));
         let links = all.filter(|link| link.catalog().capabilities.logging.is_some());
         let tell = |link: &Arc<crate::upstream::UpstreamSupervisor>| {
             let (link, request) = (Arc::clone(link), request.clone());
@@ -417,25 +549,41 @@ impl ServerHandler for McpServer {
         Ok(())
     }
 
-    async fn subscribe(&self, request: SubscribeRequestParams, context: RequestContext<RoleServer>) -> Result<(), ErrorData> {
+    async fn subscribe(
+        &self,
+        request: SubscribeRequestParams,
+        context: RequestContext<RoleServer>,
+    ) -> Result<(), ErrorData> {
         let running = self.gateway.active_config();
         let listener = self.create_listener(&running, &context, true).await?;
         let place = ResourceLocation::resolve(&running, &listener.agent, &request.uri)?;
         self.has_subscriptions.store(true, Ordering::Relaxed);
-        self.gateway.subscribe(&place, self.connection_id, &listener, Some(context.peer.clone())).await
+        self.gateway
+            .subscribe(&place, self.connection_id, &listener, Some(context.peer.clone()))
+            .await
     }
 
-    async fn unsubscribe(&self, request: UnsubscribeRequestParams, _: RequestContext<RoleServer>) -> Result<(), ErrorData> {
+    async fn unsubscribe(
+        &self,
+        request: UnsubscribeRequestParams,
+        _: RequestContext<RoleServer>,
+    ) -> Result<(), ErrorData> {
         self.gateway.unsubscribe(self.connection_id, &request.uri).await
     }
 
-    fn accepted_subscription_filter(&self, requested: &SubscriptionFilter) -> Option<SubscriptionFilter> {
+    fn accepted_subscription_filter(
+        &self,
+        requested: &SubscriptionFilter,
+    ) -> Option<SubscriptionFilter> {
         // Over HTTP the caller is unknown here. Unsupported entries were removed from the request
         // before.
         let Some(fixed) = &self.stdio_identity else { return Some(requested.clone()) };
         let running = self.gateway.active_config();
         let agent = identity::resolve_agent(&running, &fixed.caller, fixed.agent.as_deref());
-        Some(agent.map_or_else(|_| SubscriptionFilter::new(), |agent| self.supported_subset(&running, &fixed.caller, &agent, requested)))
+        Some(agent.map_or_else(
+            |_| SubscriptionFilter::new(),
+            |agent| self.supported_subset(&running, &fixed.caller, &agent, requested),
+        ))
     }
 
     async fn listen(&self, context: SubscriptionContext) -> Result<(), ErrorData> {
@@ -444,9 +592,22 @@ impl ServerHandler for McpServer {
 }
 
 /// Finds the upstream that has a prompt, and the name of the prompt there.
-fn find_prompt(running: &ActiveConfig, agent: &str, name: &str) -> Option<(Arc<crate::upstream::UpstreamSupervisor>, String)> {
-    running.upstreams_by_agent.get(agent)?.iter().filter(|link| link.upstream.exposes_prompts).find_map(|link| {
-        let bare = name.strip_prefix(&link.upstream.prefix)?;
-        link.catalog().prompts.iter().any(|prompt| prompt.name == bare).then(|| (Arc::clone(link), bare.to_owned()))
-    })
+fn find_prompt(
+    running: &ActiveConfig,
+    agent: &str,
+    name: &str,
+) -> Option<(Arc<crate::upstream::UpstreamSupervisor>, String)> {
+    running
+        .upstreams_by_agent
+        .get(agent)?
+        .iter()
+        .filter(|link| link.upstream.exposes_prompts)
+        .find_map(|link| {
+            let bare = name.strip_prefix(&link.upstream.prefix)?;
+            link.catalog()
+                .prompts
+                .iter()
+                .any(|prompt| prompt.name == bare)
+                .then(|| (Arc::clone(link), bare.to_owned()))
+        })
 }

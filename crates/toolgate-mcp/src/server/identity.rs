@@ -39,7 +39,9 @@ impl Caller {
 /// Returns whether both name the same agents, in any order.
 pub(crate) fn is_same_agents(one: Option<&[String]>, other: Option<&[String]>) -> bool {
     match (one, other) {
-        (Some(one), Some(other)) => one.iter().collect::<BTreeSet<_>>() == other.iter().collect::<BTreeSet<_>>(),
+        (Some(one), Some(other)) => {
+            one.iter().collect::<BTreeSet<_>>() == other.iter().collect::<BTreeSet<_>>()
+        }
         _ => one == other,
     }
 }
@@ -121,15 +123,22 @@ pub(crate) fn is_invalid_error(error: &ErrorData) -> bool {
 }
 
 /// Returns the caller of a request and the agent that it names.
-fn caller_and_named_agent(fixed: Option<&StdioIdentity>, parts: Option<&Parts>) -> Result<(Caller, Option<String>), ErrorData> {
+fn caller_and_named_agent(
+    fixed: Option<&StdioIdentity>,
+    parts: Option<&Parts>,
+) -> Result<(Caller, Option<String>), ErrorData> {
     let caller = match (fixed, parts) {
         (Some(fixed), _) => fixed.caller.clone(),
-        (None, Some(parts)) => {
-            parts.extensions.get::<Caller>().cloned().ok_or_else(|| forbidden_error("the request is not authenticated"))?
-        }
+        (None, Some(parts)) => parts
+            .extensions
+            .get::<Caller>()
+            .cloned()
+            .ok_or_else(|| forbidden_error("the request is not authenticated"))?,
         (None, None) => return Err(forbidden_error("unknown caller")),
     };
-    let asked = parts.and_then(|parts| parts.extensions.get::<PathSelector>()).and_then(|asked| asked.agent.clone());
+    let asked = parts
+        .and_then(|parts| parts.extensions.get::<PathSelector>())
+        .and_then(|asked| asked.agent.clone());
     Ok((caller, asked.or_else(|| fixed.and_then(|fixed| fixed.agent.clone()))))
 }
 
@@ -140,26 +149,42 @@ pub(crate) fn resolve_caller(
     parts: Option<&Parts>,
 ) -> Result<(Caller, String), ErrorData> {
     let (caller, asked) = caller_and_named_agent(fixed, parts)?;
-    resolve_agent(running, &caller, asked.as_deref()).map(|agent| (caller, agent)).map_err(forbidden_error)
+    resolve_agent(running, &caller, asked.as_deref())
+        .map(|agent| (caller, agent))
+        .map_err(forbidden_error)
 }
 
 /// Returns the session in which a rejected request is recorded.
 ///
 /// Clients cannot name this session. The name of an unknown agent is not recorded.
-pub(crate) fn rejection_session(running: &ActiveConfig, caller: &Caller, asked: Option<&str>) -> SessionKey {
-    let agent = asked.or_else(|| running.default_agent()).filter(|agent| running.agents.iter().any(|known| known == agent));
+pub(crate) fn rejection_session(
+    running: &ActiveConfig,
+    caller: &Caller,
+    asked: Option<&str>,
+) -> SessionKey {
+    let agent = asked
+        .or_else(|| running.default_agent())
+        .filter(|agent| running.agents.iter().any(|known| known == agent));
     SessionKey::new(agent.unwrap_or("(unknown)"), caller.principal.clone(), "(turned away)")
 }
 
 /// Returns the agent that a caller acts as.
-pub(crate) fn resolve_agent(running: &ActiveConfig, caller: &Caller, asked: Option<&str>) -> Result<String, String> {
+pub(crate) fn resolve_agent(
+    running: &ActiveConfig,
+    caller: &Caller,
+    asked: Option<&str>,
+) -> Result<String, String> {
     let may = |agent: &str| {
         caller.agents.as_ref().is_none_or(|agents| agents.iter().any(|named| named == agent))
-            && running.runtime.agent(agent).is_some_and(|agent| agent.can_be_used_by(&caller.principal))
+            && running
+                .runtime
+                .agent(agent)
+                .is_some_and(|agent| agent.can_be_used_by(&caller.principal))
     };
     let Some(agent) = asked.or_else(|| running.default_agent()) else {
         // The error does not reveal agents that the caller may not act as.
-        let own: Vec<&str> = running.agents.iter().map(String::as_str).filter(|agent| may(agent)).collect();
+        let own: Vec<&str> =
+            running.agents.iter().map(String::as_str).filter(|agent| may(agent)).collect();
         return Err(match own.as_slice() {
             [] => format!("`{}` may not act as any agent", caller.principal),
             own => format!("name an agent in the URL, as in /mcp/{{agent}}: {}", own.join(", ")),
@@ -174,17 +199,28 @@ pub(crate) fn resolve_agent(running: &ActiveConfig, caller: &Caller, asked: Opti
 }
 
 /// Returns a tool of the agent that a caller acts as, if the caller may see it.
-pub(crate) fn find_visible_tool<'r>(running: &'r ActiveConfig, caller: &Caller, asked: Option<&str>, name: &str) -> Option<&'r ToolSpec> {
-    running.runtime.agent(&resolve_agent(running, caller, asked).ok()?)?.tool_for(&caller.principal, name)
+pub(crate) fn find_visible_tool<'r>(
+    running: &'r ActiveConfig,
+    caller: &Caller,
+    asked: Option<&str>,
+    name: &str,
+) -> Option<&'r ToolSpec> {
+    running
+        .runtime
+        .agent(&resolve_agent(running, caller, asked).ok()?)?
+        .tool_for(&caller.principal, name)
 }
 
 /// Returns whether a caller may act as all agents and see all their tools.
 ///
 /// A token that names agents excludes agents that are added later.
 pub(crate) fn can_see_all(running: &ActiveConfig, caller: &Caller) -> bool {
-    let sees =
-        |agent: &Agent| agent.can_be_used_by(&caller.principal) && agent.tools_for(&caller.principal).count() == agent.tools().count();
-    caller.agents.is_none() && running.agents.iter().filter_map(|name| running.runtime.agent(name)).all(sees)
+    let sees = |agent: &Agent| {
+        agent.can_be_used_by(&caller.principal)
+            && agent.tools_for(&caller.principal).count() == agent.tools().count()
+    };
+    caller.agents.is_none()
+        && running.agents.iter().filter_map(|name| running.runtime.agent(name)).all(sees)
 }
 
 fn printable_name(text: &str) -> String {
@@ -216,7 +252,10 @@ pub(crate) fn resolve_session(
     let name = match (name, fixed) {
         (Some(name), _) => name,
         (None, Some(fixed)) => fixed.session.clone(),
-        (None, None) => match parts.and_then(|parts| parts.headers.get("mcp-session-id")).and_then(|id| id.to_str().ok()) {
+        (None, None) => match parts
+            .and_then(|parts| parts.headers.get("mcp-session-id"))
+            .and_then(|id| id.to_str().ok())
+        {
             Some(id) => id.to_owned(),
             None => gateway.0.default_sessions.session_name(
                 &caller.principal,
@@ -244,23 +283,34 @@ pub(crate) fn is_session_name(session: &str) -> bool {
 }
 
 /// Returns the session that the token, metadata, a header or the URL names. All must agree.
-pub(crate) fn resolve_session_name(caller: &Caller, meta: Option<&str>, parts: Option<&Parts>) -> Result<Option<String>, ErrorData> {
+pub(crate) fn resolve_session_name(
+    caller: &Caller,
+    meta: Option<&str>,
+    parts: Option<&Parts>,
+) -> Result<Option<String>, ErrorData> {
     let mut values = parts.into_iter().flat_map(|parts| parts.headers.get_all(SESSION_HEADER));
     let text = |value: &HeaderValue| {
-        value.to_str().map(str::to_owned).map_err(|_| invalid_error(format!("the header `{SESSION_HEADER}` is not valid text")))
+        value
+            .to_str()
+            .map(str::to_owned)
+            .map_err(|_| invalid_error(format!("the header `{SESSION_HEADER}` is not valid text")))
     };
     let header = values.next().map(text).transpose()?;
     if values.next().is_some() {
         return Err(invalid_error(format!("the header `{SESSION_HEADER}` occurs twice")));
     }
-    let path = parts.and_then(|parts| parts.extensions.get::<PathSelector>()).and_then(|asked| asked.session.as_deref());
+    let path = parts
+        .and_then(|parts| parts.extensions.get::<PathSelector>())
+        .and_then(|asked| asked.session.as_deref());
     let mut said = [caller.session.as_deref(), meta, header.as_deref(), path].into_iter().flatten();
     let Some(first) = said.next() else { return Ok(None) };
     if said.any(|other| other != first) {
         return Err(forbidden_error("the request names two sessions; name one"));
     }
     if !is_session_name(first) {
-        return Err(invalid_error("a session name must have 1 to 128 ASCII letters, digits or punctuation characters"));
+        return Err(invalid_error(
+            "a session name must have 1 to 128 ASCII letters, digits or punctuation characters",
+        ));
     }
     Ok(Some(first.to_owned()))
 }
@@ -289,7 +339,11 @@ mod tests {
         ] {
             let other = caller(agents);
             assert_eq!(
-                (own.has_same_rights(&other), other.has_same_rights(&own), other.has_same_rights(&other)),
+                (
+                    own.has_same_rights(&other),
+                    other.has_same_rights(&own),
+                    other.has_same_rights(&other)
+                ),
                 (same, same, true),
                 "{agents:?}"
             );

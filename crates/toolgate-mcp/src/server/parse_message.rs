@@ -46,7 +46,9 @@ impl MessageReadError {
     pub(crate) fn message(&self) -> &str {
         match self {
             Self::Invalid(why) => why,
-            Self::Batch => "JSON-RPC batches are not supported; send each message in a request of its own",
+            Self::Batch => {
+                "JSON-RPC batches are not supported; send each message in a request of its own"
+            }
         }
     }
 }
@@ -55,7 +57,10 @@ impl MessageReadError {
 ///
 /// # Errors
 /// The reason why the message is invalid.
-pub(crate) fn parse_message(text: Bytes, bounds: &JsonBounds) -> Result<ParsedMessage, MessageReadError> {
+pub(crate) fn parse_message(
+    text: Bytes,
+    bounds: &JsonBounds,
+) -> Result<ParsedMessage, MessageReadError> {
     let parsed = parse(&text, bounds);
     let is_odd = match &parsed {
         Ok(Value::Array(_)) => return Err(MessageReadError::Batch),
@@ -79,7 +84,8 @@ pub(crate) fn parse_message(text: Bytes, bounds: &JsonBounds) -> Result<ParsedMe
 /// They may be kept as long as a session or a stream, while arguments are dropped after the answer.
 pub(crate) fn metadata_size_error(message: &Value) -> Option<String> {
     let params = message.get("params");
-    let about = ["_meta", "capabilities", "clientInfo", "protocolVersion"].map(|name| params.and_then(|params| params.get(name)));
+    let about = ["_meta", "capabilities", "clientInfo", "protocolVersion"]
+        .map(|name| params.and_then(|params| params.get(name)));
     let mut said = message.get("id").into_iter().chain(about.into_iter().flatten());
     let fits = said.try_fold((MAX_METADATA_BYTES, MAX_METADATA_VALUES), remaining_room).is_some();
     (!fits).then(|| {
@@ -98,9 +104,11 @@ fn remaining_room((text, values): (usize, usize), value: &Value) -> Option<(usiz
         Value::Number(number) => Some((text.checked_sub(number.as_str().len())?, values)),
         Value::String(said) => Some((text.checked_sub(said.len())?, values)),
         Value::Array(all) => all.iter().try_fold((text, values), remaining_room),
-        Value::Object(all) => all
-            .iter()
-            .try_fold((text, values), |(text, values), (name, value)| remaining_room((text.checked_sub(name.len())?, values), value)),
+        Value::Object(all) => {
+            all.iter().try_fold((text, values), |(text, values), (name, value)| {
+                remaining_room((text.checked_sub(name.len())?, values), value)
+            })
+        }
     }
 }
 
@@ -111,7 +119,8 @@ pub(crate) fn split_arguments(text: &[u8]) -> Option<(Vec<u8>, RawArguments)> {
         #[serde(borrow)]
         arguments: &'d RawValue,
     }
-    let document: ArgumentsDocument<'_> = serde_json::from_str(std::str::from_utf8(text).ok()?).ok()?;
+    let document: ArgumentsDocument<'_> =
+        serde_json::from_str(std::str::from_utf8(text).ok()?).ok()?;
     let arguments = document.arguments.get().as_bytes();
     let begin = arguments.as_ptr().addr().checked_sub(text.as_ptr().addr())?;
     let (before, after) = (text.get(..begin)?, text.get(begin.checked_add(arguments.len())?..)?);
@@ -151,7 +160,10 @@ fn split_call_arguments(text: &[u8]) -> Option<(Vec<u8>, RawArguments)> {
     if message.method != "tools/call" {
         return None;
     }
-    Some((serde_json::to_vec(&message).ok()?, RawArguments(Bytes::copy_from_slice(message.params.arguments.get().as_bytes()))))
+    Some((
+        serde_json::to_vec(&message).ok()?,
+        RawArguments(Bytes::copy_from_slice(message.params.arguments.get().as_bytes())),
+    ))
 }
 
 /// Returns whether a message is a call whose arguments are not an object.
@@ -179,8 +191,9 @@ mod tests {
     fn invalid_arguments_are_separated() {
         let deep = format!("{}1{}", "[".repeat(500), "]".repeat(500));
         for arguments in [r#"{"x":1,"x":2}"#, "1e400", r#""\ud800""#, "[]", &deep] {
-            let text =
-                format!(r#"{{"jsonrpc":"2.0","id":7,"method":"tools/call","params":{{"name":"t","arguments":{arguments},"_meta":{{}}}}}}"#);
+            let text = format!(
+                r#"{{"jsonrpc":"2.0","id":7,"method":"tools/call","params":{{"name":"t","arguments":{arguments},"_meta":{{}}}}}}"#
+            );
             let (rest, raw) = split_call_arguments(text.as_bytes()).unwrap();
             assert_eq!(raw.0, arguments.as_bytes());
             assert_eq!(rest, br#"{"jsonrpc":"2.0","id":7,"method":"tools/call","params":{"name":"t","_meta":{}}}"#);
@@ -195,14 +208,32 @@ mod tests {
             assert!(split_call_arguments(text.as_bytes()).is_none(), "{text}");
         }
         let bounds = JsonBounds { bytes: 1 << 20, depth: 96, nodes: 400_000 };
-        for (text, error) in [(r#"[{"jsonrpc":"2.0","method":"n"}]"#, MessageReadError::Batch), ("[]", MessageReadError::Batch)] {
-            assert_eq!(parse_message(Bytes::from_static(text.as_bytes()), &bounds).err(), Some(error), "{text}");
+        for (text, error) in [
+            (r#"[{"jsonrpc":"2.0","method":"n"}]"#, MessageReadError::Batch),
+            ("[]", MessageReadError::Batch),
+        ] {
+            assert_eq!(
+                parse_message(Bytes::from_static(text.as_bytes()), &bounds).err(),
+                Some(error),
+                "{text}"
+            );
         }
-        assert!(matches!(parse_message(Bytes::from_static(b"[{]"), &bounds), Err(MessageReadError::Invalid(_))));
-        let (rest, raw) = split_arguments(br#"{"tool": "t", "arguments" : {"x":1,"x":2} , "id": "a"}"#).unwrap();
-        assert_eq!((&*rest, &*raw.0), (&br#"{"tool": "t", "arguments" : {} , "id": "a"}"#[..], &br#"{"x":1,"x":2}"#[..]));
+        assert!(matches!(
+            parse_message(Bytes::from_static(b"[{]"), &bounds),
+            Err(MessageReadError::Invalid(_))
+        ));
+        let (rest, raw) =
+            split_arguments(br#"{"tool": "t", "arguments" : {"x":1,"x":2} , "id": "a"}"#).unwrap();
         assert_eq!(
-            (find_request_id(br#"{"id":7,"x":{"a":1,"a":2}}"#), find_request_id(br#"{"id":"#), find_request_id(b"[]")),
+            (&*rest, &*raw.0),
+            (&br#"{"tool": "t", "arguments" : {} , "id": "a"}"#[..], &br#"{"x":1,"x":2}"#[..])
+        );
+        assert_eq!(
+            (
+                find_request_id(br#"{"id":7,"x":{"a":1,"a":2}}"#),
+                find_request_id(br#"{"id":"#),
+                find_request_id(b"[]")
+            ),
             (7.into(), Value::Null, Value::Null)
         );
     }

@@ -28,10 +28,17 @@ impl McpServer {
         if self.gateway.0.stop.is_cancelled() {
             return Err(ErrorData::internal_error("the gateway is shutting down", None));
         }
-        let peer = link.peer().ok_or_else(|| ErrorData::internal_error("the upstream is not connected", None))?;
+        let peer = link
+            .peer()
+            .ok_or_else(|| ErrorData::internal_error("the upstream is not connected", None))?;
         let client = CallClient::from_context(context);
         let (line, mut heard) = mpsc::channel(CLIENT_CHANNEL_CAPACITY);
-        let mut asked = pin!(link.send_request(link.forward_request(peer, request, line, self.log_level(&client))));
+        let mut asked = pin!(link.send_request(link.forward_request(
+            peer,
+            request,
+            line,
+            self.log_level(&client)
+        )));
         let cancelled = || ErrorData::invalid_request("the request was cancelled", None);
         // The timeout of the upstream also runs while the client receives a notification.
         let mut telling = None;

@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use rmcp::model::{ClientJsonRpcMessage, ClientRequest, ErrorCode, JsonRpcMessage, ServerJsonRpcMessage};
+use rmcp::model::{
+    ClientJsonRpcMessage, ClientRequest, ErrorCode, JsonRpcMessage, ServerJsonRpcMessage,
+};
 use rmcp::transport::Transport;
 use rmcp::{RoleServer, ServiceExt};
 use serde_json::Value;
@@ -94,7 +96,11 @@ impl<R: AsyncRead + Unpin + Send, W: AsyncWrite + Unpin + Send + 'static> LineTr
             let line = match self.read_line().await? {
                 Ok(line) => Bytes::from(line),
                 Err(why) => {
-                    return Some(Err(LineRejection { id: Value::Null, code: ErrorCode::INVALID_REQUEST, reason: why.to_owned() }));
+                    return Some(Err(LineRejection {
+                        id: Value::Null,
+                        code: ErrorCode::INVALID_REQUEST,
+                        reason: why.to_owned(),
+                    }));
                 }
             };
             if line.iter().all(u8::is_ascii_whitespace) {
@@ -105,7 +111,10 @@ impl<R: AsyncRead + Unpin + Send, W: AsyncWrite + Unpin + Send + 'static> LineTr
                 code: error.code(),
                 reason: error.message().to_owned(),
             };
-            return Some(parse_message::parse_message(line.clone(), &message_bounds(self.max_line_bytes)).map_err(unread));
+            return Some(
+                parse_message::parse_message(line.clone(), &message_bounds(self.max_line_bytes))
+                    .map_err(unread),
+            );
         }
     }
 
@@ -117,7 +126,13 @@ impl<R: AsyncRead + Unpin + Send, W: AsyncWrite + Unpin + Send + 'static> LineTr
         tracing::debug!(code = code.0, "line rejected");
         let place = Arc::clone(&self.rejection_permits).try_acquire_owned();
         self.rejections.spawn(async move {
-            drop(write_line(&output, malformed_call::rejection_message(code, id, &why).to_string().into_bytes()).await);
+            drop(
+                write_line(
+                    &output,
+                    malformed_call::rejection_message(code, id, &why).to_string().into_bytes(),
+                )
+                .await,
+            );
             drop(place);
         });
     }
@@ -137,7 +152,10 @@ where
 {
     type Error = io::Error;
 
-    fn send(&mut self, item: ServerJsonRpcMessage) -> impl Future<Output = io::Result<()>> + Send + 'static {
+    fn send(
+        &mut self,
+        item: ServerJsonRpcMessage,
+    ) -> impl Future<Output = io::Result<()>> + Send + 'static {
         let output = Arc::clone(&self.output);
         async move { write_line(&output, serde_json::to_vec(&item)?).await }
     }
@@ -163,7 +181,9 @@ where
                 Ok(mut message) => {
                     if let JsonRpcMessage::Request(request) = &mut message {
                         match (&mut request.request, raw) {
-                            (ClientRequest::CallToolRequest(call), Some(raw)) => drop(call.extensions.insert(raw)),
+                            (ClientRequest::CallToolRequest(call), Some(raw)) => {
+                                drop(call.extensions.insert(raw))
+                            }
                             (ClientRequest::SubscriptionsListenRequest(listen), _) => {
                                 resources::limit_addresses(&mut listen.params.notifications)
                             }
@@ -177,7 +197,11 @@ where
                     if value.get("id").is_some() || value.get("method").is_none() {
                         let id = value.get("id").cloned().unwrap_or_default();
                         let why = "not a valid message of the protocol".to_owned();
-                        self.reject(LineRejection { id, code: ErrorCode::INVALID_REQUEST, reason: why });
+                        self.reject(LineRejection {
+                            id,
+                            code: ErrorCode::INVALID_REQUEST,
+                            reason: why,
+                        });
                     }
                 }
             }
@@ -210,10 +234,15 @@ impl Gateway {
         output: impl AsyncWrite + Send + Unpin + 'static,
         agent: Option<String>,
     ) -> io::Result<()> {
-        let caller =
-            Caller { principal: self.default_principal().to_owned(), agents: None, session: None, auth_method: AuthMethod::Anonymous };
+        let caller = Caller {
+            principal: self.default_principal().to_owned(),
+            agents: None,
+            session: None,
+            auth_method: AuthMethod::Anonymous,
+        };
         // The session lasts as long as the process.
-        let session = format!("stdio-{}-{}", std::process::id(), toolgate::Timestamp::now().as_millisecond());
+        let session =
+            format!("stdio-{}-{}", std::process::id(), toolgate::Timestamp::now().as_millisecond());
         let most = self.active_config().settings.max_request_bytes;
         let fixed = StdioIdentity { caller, agent, session };
         let door = McpServer::new(self.clone(), Some(fixed.clone()));

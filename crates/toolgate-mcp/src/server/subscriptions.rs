@@ -28,10 +28,25 @@ impl McpServer {
         context: &RequestContext<RoleServer>,
         lasting: bool,
     ) -> Result<Arc<ChangeListener>, ErrorData> {
-        let key = identity::resolve_session(&self.gateway, running, self.stdio_identity.as_ref(), &CallClient::from_context(context))?;
-        let (caller, agent) = identity::resolve_caller(running, self.stdio_identity.as_ref(), context.extensions.get())?;
+        let key = identity::resolve_session(
+            &self.gateway,
+            running,
+            self.stdio_identity.as_ref(),
+            &CallClient::from_context(context),
+        )?;
+        let (caller, agent) = identity::resolve_caller(
+            running,
+            self.stdio_identity.as_ref(),
+            context.extensions.get(),
+        )?;
         match running.runtime.paused_error(&key).await {
-            None => Ok(Arc::new(ChangeListener { caller, agent, key, is_local: self.stdio_identity.is_some(), has_session: lasting })),
+            None => Ok(Arc::new(ChangeListener {
+                caller,
+                agent,
+                key,
+                is_local: self.stdio_identity.is_some(),
+                has_session: lasting,
+            })),
             Some(error) => Err(pause_error(&error)),
         }
     }
@@ -50,13 +65,29 @@ impl McpServer {
         lists.tools_list_changed = wanted.tools_list_changed;
         lists.prompts_list_changed = wanted.prompts_list_changed;
         lists.resources_list_changed = wanted.resources_list_changed;
-        let mut honoured = lists.supported_by(&self.server_config(running, Some(agent)).capabilities);
+        let mut honoured =
+            lists.supported_by(&self.server_config(running, Some(agent)).capabilities);
         let mut seen = HashSet::new();
-        let each = wanted.resource_subscriptions.iter().flatten().filter(|address| seen.insert(address.as_str()));
-        let room = self.gateway.remaining_subscriptions(running, caller, self.stdio_identity.is_some());
-        let found = ResourceLocation::resolve_all(running, agent, each.take(MAX_SUBSCRIPTIONS_PER_CLIENT.min(room))).into_iter().flatten();
-        let fitting =
-            self.gateway.filter_by_limits(running, caller, self.stdio_identity.is_some(), found.filter(ResourceLocation::can_subscribe));
+        let each = wanted
+            .resource_subscriptions
+            .iter()
+            .flatten()
+            .filter(|address| seen.insert(address.as_str()));
+        let room =
+            self.gateway.remaining_subscriptions(running, caller, self.stdio_identity.is_some());
+        let found = ResourceLocation::resolve_all(
+            running,
+            agent,
+            each.take(MAX_SUBSCRIPTIONS_PER_CLIENT.min(room)),
+        )
+        .into_iter()
+        .flatten();
+        let fitting = self.gateway.filter_by_limits(
+            running,
+            caller,
+            self.stdio_identity.is_some(),
+            found.filter(ResourceLocation::can_subscribe),
+        );
         let addresses: Vec<String> = fitting.into_iter().map(|place| place.address).collect();
         honoured.resource_subscriptions = (!addresses.is_empty()).then_some(addresses);
         honoured
@@ -89,7 +120,10 @@ impl McpServer {
     }
 
     /// Notifies a client of changes until it stops listening.
-    pub(crate) async fn stream_changes(&self, context: SubscriptionContext) -> Result<(), ErrorData> {
+    pub(crate) async fn stream_changes(
+        &self,
+        context: SubscriptionContext,
+    ) -> Result<(), ErrorData> {
         let running = self.gateway.active_config();
         let mut changes = self.gateway.0.changes.subscribe();
         let mut updates = running.upstreams.resource_updates().subscribe();
@@ -97,7 +131,11 @@ impl McpServer {
         // When this handler is dropped at the end of the stream, it ends the subscriptions.
         let ear = Self::new(self.gateway.clone(), None);
         let mut wanted = Vec::new();
-        for found in ResourceLocation::resolve_all(&running, &listener.agent, context.accepted().resource_subscriptions.iter().flatten()) {
+        for found in ResourceLocation::resolve_all(
+            &running,
+            &listener.agent,
+            context.accepted().resource_subscriptions.iter().flatten(),
+        ) {
             wanted.push(found?);
             ear.has_subscriptions.store(true, Ordering::Relaxed);
         }

@@ -170,7 +170,11 @@ impl SuspendedCalls {
 
     /// Returns whether a call of the session is suspended.
     pub(crate) fn has_suspended_in(&self, key: &SessionKey) -> bool {
-        lock(&self.calls).values().any(|entry| entry.key == *key && entry.suspended_at.elapsed() < SUSPENDED_CALL_TTL && !entry.has_ended())
+        lock(&self.calls).values().any(|entry| {
+            entry.key == *key
+                && entry.suspended_at.elapsed() < SUSPENDED_CALL_TTL
+                && !entry.has_ended()
+        })
     }
 
     /// Suspends a call and returns its state, which is signed for the session and valid once.
@@ -188,7 +192,10 @@ impl SuspendedCalls {
             drop(lock(&underway.guard).take());
         }
         let signed = format!("{nonce}.{}", hex(&self.compute_signature(&nonce, key)));
-        calls.insert(nonce, SuspendedCall { key: key.clone(), suspended_at: Instant::now(), reason: Some(waits) });
+        calls.insert(
+            nonce,
+            SuspendedCall { key: key.clone(), suspended_at: Instant::now(), reason: Some(waits) },
+        );
         Some(signed)
     }
 
@@ -199,16 +206,25 @@ impl SuspendedCalls {
         self.session_mac(nonce, key)?.verify_slice(&sign).ok()?;
         let mut calls = lock(&self.calls);
         let mut entry = calls.remove(nonce)?;
-        if entry.key == *key && entry.suspended_at.elapsed() < SUSPENDED_CALL_TTL { entry.reason.take() } else { None }
+        if entry.key == *key && entry.suspended_at.elapsed() < SUSPENDED_CALL_TTL {
+            entry.reason.take()
+        } else {
+            None
+        }
     }
 
     /// Removes the suspended call with this digest, for a client that omits the state.
     ///
     /// An approval always requires the state.
-    pub(crate) fn resume_without_state(&self, key: &SessionKey, digest: &str) -> Option<SuspendReason> {
+    pub(crate) fn resume_without_state(
+        &self,
+        key: &SessionKey,
+        digest: &str,
+    ) -> Option<SuspendReason> {
         let mut calls = lock(&self.calls);
         let fits = |entry: &SuspendedCall| {
-            matches!(&entry.reason, Some(SuspendReason::Upstream(underway)) if underway.digest == digest) && entry.key == *key
+            matches!(&entry.reason, Some(SuspendReason::Upstream(underway)) if underway.digest == digest)
+                && entry.key == *key
         };
         let found = calls
             .iter()
@@ -238,7 +254,9 @@ impl SuspendedCalls {
     }
 
     fn compute_signature(&self, nonce: &str, key: &SessionKey) -> Vec<u8> {
-        self.session_mac(nonce, key).map(|mac| mac.finalize().into_bytes().to_vec()).unwrap_or_default()
+        self.session_mac(nonce, key)
+            .map(|mac| mac.finalize().into_bytes().to_vec())
+            .unwrap_or_default()
     }
 }
 
@@ -246,16 +264,22 @@ impl SuspendedCalls {
 fn make_room(calls: &mut HashMap<String, SuspendedCall>, key: &SessionKey) -> bool {
     let full = |calls: &HashMap<String, SuspendedCall>| {
         calls.len() >= MAX_SUSPENDED_CALLS.0
-            || calls.values().filter(|entry| entry.key.principal == key.principal).count() >= MAX_SUSPENDED_CALLS.1
+            || calls.values().filter(|entry| entry.key.principal == key.principal).count()
+                >= MAX_SUSPENDED_CALLS.1
     };
     if full(calls) {
-        calls.retain(|_, entry| entry.suspended_at.elapsed() < SUSPENDED_CALL_TTL && !entry.has_ended());
+        calls.retain(|_, entry| {
+            entry.suspended_at.elapsed() < SUSPENDED_CALL_TTL && !entry.has_ended()
+        });
     }
     !full(calls)
 }
 
 fn decode_hex(text: &str) -> Option<Vec<u8>> {
-    let digits: Vec<u8> = text.chars().map(|c| c.to_digit(16).and_then(|digit| u8::try_from(digit).ok())).collect::<Option<_>>()?;
+    let digits: Vec<u8> = text
+        .chars()
+        .map(|c| c.to_digit(16).and_then(|digit| u8::try_from(digit).ok()))
+        .collect::<Option<_>>()?;
     let (pairs, rest) = digits.as_chunks::<2>();
     rest.is_empty().then(|| pairs.iter().map(|[high, low]| high << 4 | low).collect())
 }

@@ -17,8 +17,8 @@ use crate::gateway::{ActiveConfig, lock};
 use crate::mcp_convert;
 use crate::server::client_capabilities::missing_capability_error;
 use crate::server::elicitation::{
-    CLIENT_APPROVER, answer_upstream, approval_question, ask_user, can_answer, can_client_approve, can_elicit, decline_question,
-    forward_question,
+    CLIENT_APPROVER, answer_upstream, approval_question, ask_user, can_answer, can_client_approve,
+    can_elicit, decline_question, forward_question,
 };
 use crate::server::handler::McpServer;
 use crate::server::http::admission::ConcurrencyPermit;
@@ -54,7 +54,11 @@ pub(crate) fn is_key_too_long(key: &str) -> bool {
 }
 
 /// Builds the call that a request asks for.
-fn build_call(key: SessionKey, request: &CallToolRequestParams, client: &CallClient<'_>) -> Result<Call, ErrorData> {
+fn build_call(
+    key: SessionKey,
+    request: &CallToolRequestParams,
+    client: &CallClient<'_>,
+) -> Result<Call, ErrorData> {
     // Ignoring an invalid key would drop the guarantee that it stands for.
     let text = |name: &str| match client.meta.get(name) {
         None | Some(Value::Null) => Ok(None),
@@ -62,14 +66,17 @@ fn build_call(key: SessionKey, request: &CallToolRequestParams, client: &CallCli
         Some(_) => Err(ErrorData::invalid_params(format!("`{name}` must be text"), None)),
     };
     let short = |name: &str| match text(name)? {
-        Some(text) if is_key_too_long(&text) => {
-            Err(ErrorData::invalid_params(format!("`{name}` may have at most {MAX_IDEMPOTENCY_KEY_CHARS} characters"), None))
-        }
+        Some(text) if is_key_too_long(&text) => Err(ErrorData::invalid_params(
+            format!("`{name}` may have at most {MAX_IDEMPOTENCY_KEY_CHARS} characters"),
+            None,
+        )),
         text => Ok(text),
     };
     let arguments = match client.raw_arguments {
         Some(raw) => Arguments::Text(raw.0.to_vec()),
-        None => Arguments::Value(request.arguments.clone().map_or_else(|| json!({}), Value::Object)),
+        None => {
+            Arguments::Value(request.arguments.clone().map_or_else(|| json!({}), Value::Object))
+        }
     };
     let mut call = Call::new(key, request.name.to_string(), arguments).client_id(client.id.clone());
     call.idempotency_key = short(IDEMPOTENCY_KEY_META)?;
@@ -77,7 +84,9 @@ fn build_call(key: SessionKey, request: &CallToolRequestParams, client: &CallCli
     call.stop_reason = text(STOP_REASON_META)?.map(|why| why.chars().take(256).collect());
     call.turn = match client.meta.get(TURN_META) {
         None | Some(Value::Null) => None,
-        Some(turn) => Some(turn.as_u64().ok_or_else(|| ErrorData::invalid_params(format!("`{TURN_META}` must be a whole number"), None))?),
+        Some(turn) => Some(turn.as_u64().ok_or_else(|| {
+            ErrorData::invalid_params(format!("`{TURN_META}` must be a whole number"), None)
+        })?),
     };
     Ok(call)
 }
@@ -96,7 +105,9 @@ pub(crate) async fn has_unapproved_arguments(running: &ActiveConfig, call: &Call
     }
     match running.runtime.approval(id).await {
         Ok(Some(approval)) => {
-            approval.key == call.key && *approval.tool == *call.tool && running.runtime.is_for_other_arguments(&approval, given)
+            approval.key == call.key
+                && *approval.tool == *call.tool
+                && running.runtime.is_for_other_arguments(&approval, given)
         }
         // The approval gate reports everything else.
         _ => false,
@@ -106,31 +117,53 @@ pub(crate) async fn has_unapproved_arguments(running: &ActiveConfig, call: &Call
 /// Computes the digest of a call, to detect that the client edited it.
 fn call_digest(request: &CallToolRequestParams) -> String {
     let arguments = request.arguments.clone().map_or_else(|| json!({}), Value::Object);
-    toolgate_json::Digest::of(&toolgate_json::to_canonical_bytes(&json!([request.name, arguments]))).to_string()
+    toolgate_json::Digest::of(&toolgate_json::to_canonical_bytes(&json!([request.name, arguments])))
+        .to_string()
 }
 
 impl McpServer {
     /// Handles a `tools/call` request.
-    pub(crate) async fn handle_call(&self, request: CallToolRequestParams, client: &CallClient<'_>) -> Result<CallToolResponse, ErrorData> {
+    pub(crate) async fn handle_call(
+        &self,
+        request: CallToolRequestParams,
+        client: &CallClient<'_>,
+    ) -> Result<CallToolResponse, ErrorData> {
         // Counted before the check, so that shutdown waits for this call.
         let _counted = self.gateway.count_call();
         if self.gateway.0.stop.is_cancelled() {
             return Err(ErrorData::internal_error("the gateway is shutting down", None));
         }
         let running = self.gateway.active_config();
-        let key = match identity::resolve_call_session(&self.gateway, &running, self.stdio_identity.as_ref(), client)? {
+        let key = match identity::resolve_call_session(
+            &self.gateway,
+            &running,
+            self.stdio_identity.as_ref(),
+            client,
+        )? {
             Ok(key) => key,
-            Err((key, error)) if identity::is_invalid_error(&error) => return Err(self.reject_invalid(key, &request, client, error).await),
+            Err((key, error)) if identity::is_invalid_error(&error) => {
+                return Err(self.reject_invalid(key, &request, client, error).await);
+            }
             // The caller is rejected, and the rejection is recorded.
             Err((key, refused)) => {
                 return match build_call(key.clone(), &request, client) {
-                    Ok(call) => self.run_call(&running, call.with_transport_rejection(refused.message), &request, client).await,
+                    Ok(call) => {
+                        self.run_call(
+                            &running,
+                            call.with_transport_rejection(refused.message),
+                            &request,
+                            client,
+                        )
+                        .await
+                    }
                     Err(error) => Err(self.reject_invalid(key, &request, client, error).await),
                 };
             }
         };
         let parked = &self.gateway.0.suspended;
-        let unasked = || ErrorData::invalid_params("this answer was not requested, or was already given", None);
+        let unasked = || {
+            ErrorData::invalid_params("this answer was not requested, or was already given", None)
+        };
         let waits = match (&request.request_state, &request.input_responses) {
             (Some(state), _) => parked.resume(&key, state).map(Some).ok_or_else(unasked),
             // An approval answer without a question has no effect.
@@ -160,7 +193,10 @@ impl McpServer {
             Err(error) => return Err(self.reject_invalid(key, request, client, error).await),
         };
         if has_unapproved_arguments(running, &call).await {
-            let error = ErrorData::invalid_params("the approval is for other arguments; send the approved arguments, or none", None);
+            let error = ErrorData::invalid_params(
+                "the approval is for other arguments; send the approved arguments, or none",
+                None,
+            );
             return Err(self.reject_invalid(key, request, client, error).await);
         }
         self.run_call(running, call, request, client).await
@@ -176,7 +212,9 @@ impl McpServer {
     ) -> ErrorData {
         let _counted = self.gateway.count_call();
         let call = Call::new(key, request.name.to_string(), json!({})).client_id(client.id.clone());
-        let answer = malformed_call::record_rejected_call(&self.gateway.runtime(), call, &error.message).await;
+        let answer =
+            malformed_call::record_rejected_call(&self.gateway.runtime(), call, &error.message)
+                .await;
         error.data = Some(malformed_call::error_contract(&error.message, Some(&answer)));
         error
     }
@@ -185,8 +223,21 @@ impl McpServer {
     pub(crate) async fn reject_malformed(&self, tool: &str, client: &CallClient<'_>) -> ErrorData {
         let error = ErrorData::invalid_params("cannot read the parameters of this call", None);
         let running = self.gateway.active_config();
-        match identity::resolve_call_session(&self.gateway, &running, self.stdio_identity.as_ref(), client) {
-            Ok(Ok(key) | Err((key, _))) => self.reject_invalid(key, &CallToolRequestParams::new(tool.to_owned()), client, error).await,
+        match identity::resolve_call_session(
+            &self.gateway,
+            &running,
+            self.stdio_identity.as_ref(),
+            client,
+        ) {
+            Ok(Ok(key) | Err((key, _))) => {
+                self.reject_invalid(
+                    key,
+                    &CallToolRequestParams::new(tool.to_owned()),
+                    client,
+                    error,
+                )
+                .await
+            }
             Err(refused) => refused,
         }
     }
@@ -202,14 +253,27 @@ impl McpServer {
     }
 
     /// Creates the channel between a client and the upstream of its call.
-    fn open_channel(&self, to_client: mpsc::Sender<UpstreamEvent>, client: &CallClient<'_>) -> CallChannel {
+    fn open_channel(
+        &self,
+        to_client: mpsc::Sender<UpstreamEvent>,
+        client: &CallClient<'_>,
+    ) -> CallChannel {
         let capabilities = client.capabilities.clone().unwrap_or_default();
-        CallChannel { to_client, meta: client.meta.clone(), capabilities, log_level: self.log_level(client), raw_result: Mutex::default() }
+        CallChannel {
+            to_client,
+            meta: client.meta.clone(),
+            capabilities,
+            log_level: self.log_level(client),
+            raw_result: Mutex::default(),
+        }
     }
 
     /// Creates the guard that counts a call as running and holds its permit.
     fn inflight_guard(&self, client: &CallClient<'_>) -> InflightGuard {
-        let seat = client.parts.and_then(|parts| parts.extensions.get::<Arc<ConcurrencyPermit>>()).cloned();
+        let seat = client
+            .parts
+            .and_then(|parts| parts.extensions.get::<Arc<ConcurrencyPermit>>())
+            .cloned();
         InflightGuard::new(self.gateway.count_call(), seat)
     }
 
@@ -231,17 +295,31 @@ impl McpServer {
         let among_others = *self.gateway.0.inflight.borrow() > 1;
         // Counted until the call ends, even if its client disconnects.
         let counted = Arc::new(Mutex::new(Some(self.inflight_guard(client))));
-        let (counts, busy) = (Arc::clone(&counted), self.gateway.0.default_sessions.use_session(&key));
+        let (counts, busy) =
+            (Arc::clone(&counted), self.gateway.0.default_sessions.use_session(&key));
         let path = async move {
             let answer = gate.call(call).await;
             drop((counts, busy));
             answer
         };
-        let task = CallTask::new(path.with_context(crate::trace_context::context_of_request(client)));
+        let task =
+            CallTask::new(path.with_context(crate::trace_context::context_of_request(client)));
         // A call that may wait for its client runs in a separate task. So does a concurrent call,
         // because waking a task after a ledger write costs less than waking its connection.
-        let task = if among_others || matches!(client.channel, ClientChannel::Peer(_)) { task.spawn() } else { task };
-        let underway = RunningCall { task, events: heard, channel: line, cancel, question: None, digest: String::new(), guard: counted };
+        let task = if among_others || matches!(client.channel, ClientChannel::Peer(_)) {
+            task.spawn()
+        } else {
+            task
+        };
+        let underway = RunningCall {
+            task,
+            events: heard,
+            channel: line,
+            cancel,
+            question: None,
+            digest: String::new(),
+            guard: counted,
+        };
         self.drive_call(key, request, underway, client).await
     }
 
@@ -315,32 +393,54 @@ impl McpServer {
         // A tool that is hidden from the caller looks like a tool that does not exist.
         let spec = agent.and_then(|agent| agent.tool_for(&key.principal, &request.name));
         // A caller that may not act as the agent must not learn the schemas of its tools.
-        let forbidden = answer.outcome.error().is_some_and(|error| error.code == error_code::FORBIDDEN);
+        let forbidden =
+            answer.outcome.error().is_some_and(|error| error.code == error_code::FORBIDDEN);
         let has_schema = spec.is_some_and(|spec| spec.output_schema().is_some()) && !forbidden;
-        let refused = mcp_convert::render_result(&answer, line, has_schema, agent.map(Agent::dialect).unwrap_or_default());
-        let waits =
-            answer.outcome.error().filter(|error| error.code == error_code::APPROVAL_REQUIRED).and_then(|error| error.approval.clone());
+        let refused = mcp_convert::render_result(
+            &answer,
+            line,
+            has_schema,
+            agent.map(Agent::dialect).unwrap_or_default(),
+        );
+        let waits = answer
+            .outcome
+            .error()
+            .filter(|error| error.code == error_code::APPROVAL_REQUIRED)
+            .and_then(|error| error.approval.clone());
         let Some(waits) = waits else { return Ok(refused.into()) };
-        let Ok(Some(approval)) = running.runtime.approval(&waits.id).await else { return Ok(refused.into()) };
+        let Ok(Some(approval)) = running.runtime.approval(&waits.id).await else {
+            return Ok(refused.into());
+        };
         let effect = spec.map(ToolSpec::effect);
-        let can_ask = |params: &ElicitRequestParams| client.capabilities.as_ref().is_some_and(|can| can_elicit(params, can));
-        let Some(params) = approval_question(&approval).filter(|params| can_ask(params) && can_client_approve(&approval, effect)) else {
+        let can_ask = |params: &ElicitRequestParams| {
+            client.capabilities.as_ref().is_some_and(|can| can_elicit(params, can))
+        };
+        let Some(params) = approval_question(&approval)
+            .filter(|params| can_ask(params) && can_client_approve(&approval, effect))
+        else {
             return Ok(refused.into());
         };
         if client.is_modern {
-            let parked = self
-                .gateway
-                .0
-                .suspended
-                .suspend(&key, SuspendReason::Approval { id: waits.id, digest: call_digest(request), refused: Box::new(refused.clone()) });
+            let parked = self.gateway.0.suspended.suspend(
+                &key,
+                SuspendReason::Approval {
+                    id: waits.id,
+                    digest: call_digest(request),
+                    refused: Box::new(refused.clone()),
+                },
+            );
             let Some(state) = parked else { return Ok(refused.into()) };
-            let requests =
-                InputRequests::from([(APPROVAL_QUESTION_NAME.to_owned(), InputRequest::Elicitation(ElicitRequest::new(params)))]);
+            let requests = InputRequests::from([(
+                APPROVAL_QUESTION_NAME.to_owned(),
+                InputRequest::Elicitation(ElicitRequest::new(params)),
+            )]);
             // The call is denied until it is approved. The denial has a row, which the metadata
             // names.
             let mut meta = MetaObject::default();
             mcp_convert::add_receipt(&mut meta, &answer);
-            return Ok(CallToolResponse::InputRequired(InputRequiredResult::new(Some(requests), Some(state)).with_meta(meta)));
+            return Ok(CallToolResponse::InputRequired(
+                InputRequiredResult::new(Some(requests), Some(state)).with_meta(meta),
+            ));
         }
         let ClientChannel::Peer(peer) = client.channel else { return Ok(refused.into()) };
         let said = tokio::select! {
@@ -368,24 +468,48 @@ impl McpServer {
         client: &CallClient<'_>,
     ) -> Result<CallToolResponse, ErrorData> {
         let running = self.gateway.active_config();
-        match identity::resolve_session(&self.gateway, &running, self.stdio_identity.as_ref(), client) {
+        match identity::resolve_session(
+            &self.gateway,
+            &running,
+            self.stdio_identity.as_ref(),
+            client,
+        ) {
             Ok(now) if now == key => {}
             // The caller may have lost its access, or may use another session now.
             other => {
-                let error = ErrorData::invalid_request("this is another session than the one that was asked", None);
-                return Err(self.reject_invalid(key, request, client, other.err().unwrap_or(error)).await);
+                let error = ErrorData::invalid_request(
+                    "this is another session than the one that was asked",
+                    None,
+                );
+                return Err(self
+                    .reject_invalid(key, request, client, other.err().unwrap_or(error))
+                    .await);
             }
         }
         let yes = said.action == ElicitationAction::Accept
-            && said.content.as_ref().and_then(|content| content.get("approve")) == Some(&json!(true));
-        let no = said.action == ElicitationAction::Decline || (said.action == ElicitationAction::Accept && !yes);
+            && said.content.as_ref().and_then(|content| content.get("approve"))
+                == Some(&json!(true));
+        let no = said.action == ElicitationAction::Decline
+            || (said.action == ElicitationAction::Accept && !yes);
         let approval = running.runtime.approval(id).await.ok().flatten();
-        let effect = running.runtime.agent(&key.agent).and_then(|agent| agent.tool(&request.name)).map(ToolSpec::effect);
+        let effect = running
+            .runtime
+            .agent(&key.agent)
+            .and_then(|agent| agent.tool(&request.name))
+            .map(ToolSpec::effect);
         // The current definition of the tool decides which approver may answer.
-        let Some(approval) = approval.filter(|approval| can_client_approve(approval, effect)) else { return Ok(refused.into()) };
-        let by = if approval.approvers.is_empty() { format!("the client of {}", key.principal) } else { CLIENT_APPROVER.to_owned() };
+        let Some(approval) = approval.filter(|approval| can_client_approve(approval, effect))
+        else {
+            return Ok(refused.into());
+        };
+        let by = if approval.approvers.is_empty() {
+            format!("the client of {}", key.principal)
+        } else {
+            CLIENT_APPROVER.to_owned()
+        };
         // Closing the question is no refusal: the approval stays open and the call stays denied.
-        let counts = (yes || no) && matches!(running.runtime.answer_approval(id, yes, &by).await, Ok(true));
+        let counts =
+            (yes || no) && matches!(running.runtime.answer_approval(id, yes, &by).await, Ok(true));
         if !counts {
             return Ok(refused.into());
         }
@@ -410,29 +534,42 @@ impl McpServer {
             SuspendReason::Approval { id, digest: shown, refused } => {
                 if shown != call_digest(&request) {
                     // The client edited the call, so this is a new call.
-                    return self.start_call(&self.gateway.active_config(), key, &request, client).await;
+                    return self
+                        .start_call(&self.gateway.active_config(), key, &request, client)
+                        .await;
                 }
-                let said: Option<ElicitResult> =
-                    responses.remove(APPROVAL_QUESTION_NAME).and_then(|said| serde_json::from_value(said).ok());
+                let said: Option<ElicitResult> = responses
+                    .remove(APPROVAL_QUESTION_NAME)
+                    .and_then(|said| serde_json::from_value(said).ok());
                 match said {
-                    Some(said) => self.apply_elicitation(key, &request, &id, &said, *refused, client).await,
+                    Some(said) => {
+                        self.apply_elicitation(key, &request, &id, &said, *refused, client).await
+                    }
                     None => {
-                        let error = ErrorData::invalid_params("the answer to the approval question is missing", None);
+                        let error = ErrorData::invalid_params(
+                            "the answer to the approval question is missing",
+                            None,
+                        );
                         Err(self.reject_invalid(key, &request, client, error).await)
                     }
                 }
             }
             SuspendReason::Upstream(mut underway) => {
-                let all_at_once = matches!(underway.question, None | Some(UpstreamEvent::Inputs(..)));
+                let all_at_once =
+                    matches!(underway.question, None | Some(UpstreamEvent::Inputs(..)));
                 let wrong = match underway.digest == call_digest(&request) {
                     false => Some("the call differs from the one that was asked about"),
-                    true if !all_at_once && !responses.contains_key(INPUT_QUESTION_NAME) => Some("the answer is missing"),
+                    true if !all_at_once && !responses.contains_key(INPUT_QUESTION_NAME) => {
+                        Some("the answer is missing")
+                    }
                     true => None,
                 };
                 if let Some(why) = wrong {
                     // The suspended call cannot be resumed any more.
                     underway.cancel.cancel();
-                    return Err(self.reject_invalid(key, &request, client, ErrorData::invalid_params(why, None)).await);
+                    return Err(self
+                        .reject_invalid(key, &request, client, ErrorData::invalid_params(why, None))
+                        .await);
                 }
                 *lock(&underway.guard) = Some(self.inflight_guard(client));
                 match underway.question.take() {
@@ -441,7 +578,10 @@ impl McpServer {
                         responses.retain(|name, _| asked.contains_key(name));
                         reply.send(Ok(responses));
                     }
-                    Some(asked) => answer_upstream(asked, responses.remove(INPUT_QUESTION_NAME).unwrap_or_default()),
+                    Some(asked) => answer_upstream(
+                        asked,
+                        responses.remove(INPUT_QUESTION_NAME).unwrap_or_default(),
+                    ),
                     None => {}
                 }
                 self.drive_call(key, &request, *underway, client).await
@@ -450,17 +590,32 @@ impl McpServer {
     }
 
     /// Suspends a call until its client answers the upstream's question.
-    fn suspend_call(&self, key: &SessionKey, question: UpstreamEvent, underway: RunningCall, digest: String) -> Option<CallToolResponse> {
+    fn suspend_call(
+        &self,
+        key: &SessionKey,
+        question: UpstreamEvent,
+        underway: RunningCall,
+        digest: String,
+    ) -> Option<CallToolResponse> {
         let one = |request| InputRequests::from([(INPUT_QUESTION_NAME.to_owned(), request)]);
         let requests = match &question {
-            UpstreamEvent::Elicit(params, _) => one(InputRequest::Elicitation(ElicitRequest::new((**params).clone()))),
-            UpstreamEvent::Sample(params, _) => one(InputRequest::CreateMessage(CreateMessageRequest::new((**params).clone()))),
+            UpstreamEvent::Elicit(params, _) => {
+                one(InputRequest::Elicitation(ElicitRequest::new((**params).clone())))
+            }
+            UpstreamEvent::Sample(params, _) => {
+                one(InputRequest::CreateMessage(CreateMessageRequest::new((**params).clone())))
+            }
             UpstreamEvent::Roots(_) => one(InputRequest::ListRoots(ListRootsRequest::default())),
             UpstreamEvent::Inputs(requests, _) => requests.clone(),
             UpstreamEvent::Progress(_) | UpstreamEvent::Log(_) => return None,
         };
         let task = underway.task.spawn();
-        let waits = SuspendReason::Upstream(Box::new(RunningCall { question: Some(question), digest, task, ..underway }));
+        let waits = SuspendReason::Upstream(Box::new(RunningCall {
+            question: Some(question),
+            digest,
+            task,
+            ..underway
+        }));
         let state = self.gateway.0.suspended.suspend(key, waits)?;
         Some(CallToolResponse::InputRequired(InputRequiredResult::new(Some(requests), Some(state))))
     }
@@ -474,7 +629,11 @@ impl McpServer {
         }
     }
 
-    async fn send_progress(&self, mut progress: ProgressNotificationParam, client: &CallClient<'_>) {
+    async fn send_progress(
+        &self,
+        mut progress: ProgressNotificationParam,
+        client: &CallClient<'_>,
+    ) {
         if let Some(token) = client.meta.get_progress_token() {
             progress.progress_token = token;
             progress.meta = progress.meta.map(mcp_convert::strip_notification_meta);
@@ -482,8 +641,15 @@ impl McpServer {
         }
     }
 
-    async fn send_log(&self, mut message: LoggingMessageNotificationParam, client: &CallClient<'_>) {
-        if self.log_level(client).is_some_and(|wanted| level_rank(message.level) >= level_rank(wanted)) {
+    async fn send_log(
+        &self,
+        mut message: LoggingMessageNotificationParam,
+        client: &CallClient<'_>,
+    ) {
+        if self
+            .log_level(client)
+            .is_some_and(|wanted| level_rank(message.level) >= level_rank(wanted))
+        {
             message.meta = message.meta.map(mcp_convert::strip_notification_meta);
             client.notify(LoggingMessageNotification::new(message).into()).await;
         }

@@ -6,8 +6,9 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use rmcp::model::{
-    CancelledNotification, CancelledNotificationParam, ClientCapabilities, ClientRequest, CreateMessageRequestParams, CreateMessageResult,
-    ElicitRequestParams, ElicitResult, InputRequests, InputResponses, ListRootsResult, LoggingLevel, LoggingMessageNotificationParam,
+    CancelledNotification, CancelledNotificationParam, ClientCapabilities, ClientRequest,
+    CreateMessageRequestParams, CreateMessageResult, ElicitRequestParams, ElicitResult,
+    InputRequests, InputResponses, ListRootsResult, LoggingLevel, LoggingMessageNotificationParam,
     ProgressNotificationParam, ProgressToken, RequestId, RequestMetaObject, ServerResult,
 };
 use rmcp::service::{Peer, PeerRequestOptions};
@@ -31,7 +32,9 @@ pub(crate) struct ReplySender<T> {
 }
 
 impl<T> ReplySender<T> {
-    pub(crate) fn new(asker: Option<QuestionOrigin>) -> (Self, oneshot::Receiver<Result<T, ErrorData>>) {
+    pub(crate) fn new(
+        asker: Option<QuestionOrigin>,
+    ) -> (Self, oneshot::Receiver<Result<T, ErrorData>>) {
         let (to, answer) = oneshot::channel();
         (Self { to, origin: asker, question: None }, answer)
     }
@@ -214,7 +217,8 @@ impl RequestRoutes {
     pub(crate) async fn find_by_token(&self, token: &ProgressToken) -> Option<ClientSender> {
         let calls = self.routes.lock().await;
         // Routes of an earlier connection may remain.
-        let newest = calls.values().filter(|route| route.token == *token).max_by_key(|route| route.number);
+        let newest =
+            calls.values().filter(|route| route.token == *token).max_by_key(|route| route.number);
         newest.map(|route| route.client.clone())
     }
 
@@ -228,7 +232,9 @@ impl RequestRoutes {
             Some(id) => calls.get(id).map(|route| route.client.clone()),
             None => {
                 let mut all = calls.values().filter(|route| route.is_call);
-                let only = all.next().filter(|_| all.next().is_none() && self.unrouted.load(Ordering::SeqCst) == 0);
+                let only = all
+                    .next()
+                    .filter(|_| all.next().is_none() && self.unrouted.load(Ordering::SeqCst) == 0);
                 only.map(|route| route.client.clone())
             }
         }
@@ -252,7 +258,10 @@ impl Drop for ForwardedRequestGuard {
         runtime.spawn(async move {
             link.routes.remove(&id, route).await;
             if !over {
-                let gone = CancelledNotificationParam::new(Some(id), Some("the caller no longer waits for the response".to_owned()));
+                let gone = CancelledNotificationParam::new(
+                    Some(id),
+                    Some("the caller no longer waits for the response".to_owned()),
+                );
                 let _ = peer.send_notification(CancelledNotification::new(gone).into()).await;
             }
         });
@@ -278,9 +287,17 @@ impl UpstreamSupervisor {
             options = options.with_meta(meta);
         }
         let send = peer.send_request_with_option(request, options);
-        let opened = self.routes.send_routed(line, false, send, |handle| (handle.id.clone(), handle.progress_token.clone()));
+        let opened = self.routes.send_routed(line, false, send, |handle| {
+            (handle.id.clone(), handle.progress_token.clone())
+        });
         let (handle, route) = opened.await?;
-        let mut waited = ForwardedRequestGuard { link: Arc::clone(self), peer: peer.clone(), id: handle.id.clone(), route, is_done: false };
+        let mut waited = ForwardedRequestGuard {
+            link: Arc::clone(self),
+            peer: peer.clone(),
+            id: handle.id.clone(),
+            route,
+            is_done: false,
+        };
         let answer = handle.await_response().await;
         waited.is_done = true;
         answer
@@ -297,14 +314,22 @@ mod tests {
         let open = async || {
             let (to, heard) = mpsc::channel(1);
             let line = ClientSender { to, open_questions: OpenQuestionCounter::default() };
-            let opened = routes.send_routed(line, true, async { Ok::<_, ErrorData>(()) }, |_| (id.clone(), ProgressToken(id.clone())));
+            let opened = routes.send_routed(line, true, async { Ok::<_, ErrorData>(()) }, |_| {
+                (id.clone(), ProgressToken(id.clone()))
+            });
             (opened.await.unwrap().1, heard)
         };
         let (before, _) = open().await;
         let (after, mut heard) = open().await;
         routes.remove(&id, before).await;
         let line = routes.find(Some(&id)).await.unwrap();
-        assert!(line.try_send(UpstreamEvent::Progress(ProgressNotificationParam::new(ProgressToken(id.clone()), 1.0))).is_ok());
+        assert!(
+            line.try_send(UpstreamEvent::Progress(ProgressNotificationParam::new(
+                ProgressToken(id.clone()),
+                1.0
+            )))
+            .is_ok()
+        );
         assert!(heard.try_recv().is_ok());
         routes.remove(&id, after).await;
         assert!(routes.find(Some(&id)).await.is_none());

@@ -29,7 +29,10 @@ pub(crate) enum ListError {
 
 impl ListError {
     pub(crate) fn into_reason(self) -> String {
-        let (Self::Refused(why) | Self::NoResponse(why) | Self::Fatal(why) | Self::RevisionMismatch(why)) = self;
+        let (Self::Refused(why)
+        | Self::NoResponse(why)
+        | Self::Fatal(why)
+        | Self::RevisionMismatch(why)) = self;
         why
     }
 }
@@ -40,33 +43,61 @@ impl UpstreamSupervisor {
         let limit = Duration::from_secs(30);
         let asked = tokio::time::timeout(limit, async {
             let info = peer.peer_info();
-            let capabilities = info.as_ref().map(|info| info.capabilities.clone()).unwrap_or_default();
+            let capabilities =
+                info.as_ref().map(|info| info.capabilities.clone()).unwrap_or_default();
             let tools = if capabilities.tools.is_some() {
-                let found = read_pages(|page| peer.list_tools(page), |listed| (listed.tools, listed.next_cursor)).await;
-                complete_list(found.map_err(|error| self.classify_list_error(&error, is_modern(peer)))?)?
+                let found = read_pages(
+                    |page| peer.list_tools(page),
+                    |listed| (listed.tools, listed.next_cursor),
+                )
+                .await;
+                complete_list(
+                    found.map_err(|error| self.classify_list_error(&error, is_modern(peer)))?,
+                )?
             } else {
                 Vec::new()
             };
             let known = self.catalog();
             let mut prompts = Vec::new();
             if capabilities.prompts.is_some() && self.upstream.exposes_prompts {
-                let listed = read_pages(|page| peer.list_prompts(page), |listed| (listed.prompts, listed.next_cursor));
+                let listed = read_pages(
+                    |page| peer.list_prompts(page),
+                    |listed| (listed.prompts, listed.next_cursor),
+                );
                 prompts = self.list_with_fallback(listed, &known.prompts).await;
             }
             let (mut resources, mut templates) = (Vec::new(), Vec::new());
             if capabilities.resources.is_some() && self.upstream.exposes_resources {
-                let listed = read_pages(|page| peer.list_resources(page), |listed| (listed.resources, listed.next_cursor));
+                let listed = read_pages(
+                    |page| peer.list_resources(page),
+                    |listed| (listed.resources, listed.next_cursor),
+                );
                 resources = self.list_with_fallback(listed, &known.resources).await;
-                let listed =
-                    read_pages(|page| peer.list_resource_templates(page), |listed| (listed.resource_templates, listed.next_cursor));
+                let listed = read_pages(
+                    |page| peer.list_resource_templates(page),
+                    |listed| (listed.resource_templates, listed.next_cursor),
+                );
                 templates = self.list_with_fallback(listed, &known.templates).await;
             }
             let instructions = info.as_ref().and_then(|info| info.instructions.clone());
-            Ok::<_, ListError>((tools, UpstreamCatalog { tools: Vec::new(), prompts, resources, templates, capabilities, instructions }))
+            Ok::<_, ListError>((
+                tools,
+                UpstreamCatalog {
+                    tools: Vec::new(),
+                    prompts,
+                    resources,
+                    templates,
+                    capabilities,
+                    instructions,
+                },
+            ))
         });
-        let (tools, offer) = asked.await.map_err(|_| ListError::NoResponse(format!("no response within {limit:?}")))??;
+        let (tools, offer) = asked
+            .await
+            .map_err(|_| ListError::NoResponse(format!("no response within {limit:?}")))??;
         let held = self.pins.record_offered(&tools).map_err(ListError::Fatal)?;
-        let offer = Arc::new(UpstreamCatalog { tools: self.pins.accepted().unwrap_or_default(), ..offer });
+        let offer =
+            Arc::new(UpstreamCatalog { tools: self.pins.accepted().unwrap_or_default(), ..offer });
         let before = std::mem::replace(&mut *lock(&self.catalog), Arc::clone(&offer));
         let told = self.is_change_announced.swap(false, Ordering::Relaxed);
         if held || before != offer {
@@ -84,12 +115,20 @@ impl UpstreamSupervisor {
             ServiceError::TransportSend(cause) => match TransportErrorKind::classify(cause) {
                 // The supervisor reconnects.
                 TransportErrorKind::SessionLost => ListError::Fatal(why),
-                TransportErrorKind::Rejected(401, _) if self.can_renew_token() => ListError::Fatal(why),
+                TransportErrorKind::Rejected(401, _) if self.can_renew_token() => {
+                    ListError::Fatal(why)
+                }
                 // Some server responds, but not one of this protocol revision.
-                TransportErrorKind::Rejected(status, _) if modern && is_revision_mismatch(status) => ListError::RevisionMismatch(why),
+                TransportErrorKind::Rejected(status, _)
+                    if modern && is_revision_mismatch(status) =>
+                {
+                    ListError::RevisionMismatch(why)
+                }
                 _ => ListError::NoResponse(why),
             },
-            ServiceError::Timeout { .. } | ServiceError::Cancelled { .. } => ListError::NoResponse(why),
+            ServiceError::Timeout { .. } | ServiceError::Cancelled { .. } => {
+                ListError::NoResponse(why)
+            }
             _ => ListError::Refused(why),
         }
     }
@@ -101,7 +140,11 @@ impl UpstreamSupervisor {
     /// in progress, a missing response may only be late. A busy upstream that stays silent for
     /// longer than any of its calls may take is restarted, even if the callers gave up. An idle
     /// upstream that misses two requests is restarted.
-    pub(crate) async fn check_health(&self, peer: &Peer<RoleClient>, ill: &str) -> Result<(), String> {
+    pub(crate) async fn check_health(
+        &self,
+        peer: &Peer<RoleClient>,
+        ill: &str,
+    ) -> Result<(), String> {
         let before = self.response_count.load(Ordering::Relaxed);
         let mut unheard = String::new();
         for last in [false, true] {
@@ -120,11 +163,15 @@ impl UpstreamSupervisor {
                     return Ok(());
                 }
                 Err(ListError::Fatal(why)) => return Err(format!("{ill}: {why}")),
-                Err(ListError::RevisionMismatch(why)) if last && self.on_revision_rejection() => return Err(format!("{ill}: {why}")),
+                Err(ListError::RevisionMismatch(why)) if last && self.on_revision_rejection() => {
+                    return Err(format!("{ill}: {why}"));
+                }
                 Err(ListError::RevisionMismatch(why)) => why,
                 Err(ListError::NoResponse(why)) => why,
             };
-            let waits = behind_calls && !self.is_suspect.load(Ordering::Relaxed) && !self.idle_watch.is_too_long();
+            let waits = behind_calls
+                && !self.is_suspect.load(Ordering::Relaxed)
+                && !self.idle_watch.is_too_long();
             if waits || self.response_count.load(Ordering::Relaxed) != before {
                 // The announced change was not read yet.
                 if self.is_change_announced.load(Ordering::Relaxed) {
@@ -145,7 +192,9 @@ impl UpstreamSupervisor {
         let (listed, whole) = match tokio::time::timeout(Duration::from_secs(8), listed).await {
             Ok(Ok(listed)) => listed,
             // Some servers declare prompts and resources without having them.
-            Ok(Err(ServiceError::McpError(error))) if error.code == ErrorCode::METHOD_NOT_FOUND => return Vec::new(),
+            Ok(Err(ServiceError::McpError(error))) if error.code == ErrorCode::METHOD_NOT_FOUND => {
+                return Vec::new();
+            }
             // A failed request does not mean that the list is empty.
             _ => return known.to_vec(),
         };
@@ -169,14 +218,19 @@ impl UpstreamSupervisor {
     pub(crate) fn recheck_pins_and_references(&self) {
         self.pins.retry_recording();
         Arc::make_mut(&mut lock(&self.catalog)).tools = self.pins.accepted().unwrap_or_default();
-        if self.has_missing_references.load(Ordering::Relaxed) && self.upstream.missing_references().is_empty() {
+        if self.has_missing_references.load(Ordering::Relaxed)
+            && self.upstream.missing_references().is_empty()
+        {
             self.retry_requested.notify_one();
         }
     }
 
     /// Returns the accepted tools; `None` if the upstream never connected.
     pub(crate) fn accepted_tools(&self) -> Option<Vec<RemoteToolSpec>> {
-        let tools = self.pins.accepted().or_else(|| matches!(self.status(), UpstreamStatus::Up { .. }).then(Vec::new))?;
+        let tools = self
+            .pins
+            .accepted()
+            .or_else(|| matches!(self.status(), UpstreamStatus::Up { .. }).then(Vec::new))?;
         Some(tools.into_iter().map(remote_tool_spec).collect())
     }
 
@@ -191,14 +245,26 @@ impl UpstreamSupervisor {
 pub(crate) fn remote_tool_spec(tool: Tool) -> RemoteToolSpec {
     RemoteToolSpec {
         name: tool.name.to_string(),
-        description: tool.description.as_deref().or(tool.title.as_deref()).unwrap_or_default().to_owned(),
+        description: tool
+            .description
+            .as_deref()
+            .or(tool.title.as_deref())
+            .unwrap_or_default()
+            .to_owned(),
         input: serde_json::Value::Object((*tool.input_schema).clone()),
-        output: tool.output_schema.as_ref().map(|schema| serde_json::Value::Object((**schema).clone())),
+        output: tool
+            .output_schema
+            .as_ref()
+            .map(|schema| serde_json::Value::Object((**schema).clone())),
     }
 }
 
 /// Returns the tools of a complete list. A truncated list is an error, because a missing tool would
 /// look removed.
 fn complete_list<T>((listed, whole): (Vec<T>, bool)) -> Result<Vec<T>, ListError> {
-    if whole { Ok(listed) } else { Err(ListError::Fatal("the list of tools exceeds the limits".to_owned())) }
+    if whole {
+        Ok(listed)
+    } else {
+        Err(ListError::Fatal("the list of tools exceeds the limits".to_owned()))
+    }
 }

@@ -23,13 +23,27 @@ const REVISION_CHECK_RETRY_DELAY_MS: u64 = 1_500;
 
 impl RemoteToolHandler {
     /// Classifies an error of the fast path.
-    pub(crate) fn classify_direct_error(&self, broken: DirectCallError, standing: &ActiveConnection) -> Failure {
-        let (name, link, generation) = (&self.supervisor.upstream.name, &self.supervisor, standing.generation);
-        let tell = |why: &str| tracing::warn!(upstream = name, why = link.upstream.redact_secrets(why), "upstream call failed");
+    pub(crate) fn classify_direct_error(
+        &self,
+        broken: DirectCallError,
+        standing: &ActiveConnection,
+    ) -> Failure {
+        let (name, link, generation) =
+            (&self.supervisor.upstream.name, &self.supervisor, standing.generation);
+        let tell = |why: &str| {
+            tracing::warn!(
+                upstream = name,
+                why = link.upstream.redact_secrets(why),
+                "upstream call failed"
+            )
+        };
         let unheard = |why: &str| {
             link.on_failure(generation, UpstreamFailure::Disconnected);
             tell(why);
-            Failure::transient("upstream_unavailable", format!("cannot reach the upstream `{name}`"))
+            Failure::transient(
+                "upstream_unavailable",
+                format!("cannot reach the upstream `{name}`"),
+            )
         };
         match broken {
             DirectCallError::JsonRpc(error) => {
@@ -38,7 +52,9 @@ impl RemoteToolHandler {
             }
             // A request that was rejected or could not connect was not executed.
             DirectCallError::NotConnected(why) => unheard(&why).effects(CallEffects::None),
-            DirectCallError::Rejected(401, _) if self.supervisor.can_renew_token() => self.reconnect_with_new_token(generation),
+            DirectCallError::Rejected(401, _) if self.supervisor.can_renew_token() => {
+                self.reconnect_with_new_token(generation)
+            }
             // A rejected call does not count against the upstream: other calls may succeed.
             DirectCallError::Rejected(status, wait) => {
                 tell(&format!("the server answered HTTP {status}"));
@@ -61,8 +77,16 @@ impl RemoteToolHandler {
     /// Handles a request that was rejected by its HTTP status.
     ///
     /// The request was not executed, and is not retried before `wait` is over.
-    fn rejected_failure(&self, status: u16, wait: Option<u64>, standing: &ActiveConnection) -> Failure {
-        if is_revision_mismatch(status) && is_modern(&standing.peer) && self.supervisor.suspect_revision(standing.generation) {
+    fn rejected_failure(
+        &self,
+        status: u16,
+        wait: Option<u64>,
+        standing: &ActiveConnection,
+    ) -> Failure {
+        if is_revision_mismatch(status)
+            && is_modern(&standing.peer)
+            && self.supervisor.suspect_revision(standing.generation)
+        {
             let message = format!(
                 "the upstream `{}` no longer accepts requests of its protocol revision; it is being checked",
                 self.supervisor.upstream.name
@@ -82,7 +106,10 @@ impl RemoteToolHandler {
     ///
     /// The request is not retried before `wait` is over.
     fn server_error_failure(&self, status: u16, wait: Option<u64>) -> Failure {
-        let message = format!("the upstream `{}` answered with status {status}", self.supervisor.upstream.name);
+        let message = format!(
+            "the upstream `{}` answered with status {status}",
+            self.supervisor.upstream.name
+        );
         let failure = Failure::transient("upstream_unavailable", message);
         match wait {
             Some(ms) => failure.retry_after_ms(ms),
@@ -93,36 +120,61 @@ impl RemoteToolHandler {
     /// Reconnects with a new access token.
     fn reconnect_with_new_token(&self, generation: u64) -> Failure {
         self.supervisor.report_session_lost(generation);
-        let message = format!("the upstream `{}` rejected its access token; a new one is being fetched", self.supervisor.upstream.name);
-        Failure::transient("upstream_unavailable", message).effects(CallEffects::None).retry_after_ms(RECONNECT_RETRY_DELAY_MS)
+        let message = format!(
+            "the upstream `{}` rejected its access token; a new one is being fetched",
+            self.supervisor.upstream.name
+        );
+        Failure::transient("upstream_unavailable", message)
+            .effects(CallEffects::None)
+            .retry_after_ms(RECONNECT_RETRY_DELAY_MS)
     }
 
     /// Handles a response that exceeds the size limit. The upstream did respond.
     fn too_long_failure(&self) -> Failure {
         self.supervisor.on_response();
         let name = &self.supervisor.upstream.name;
-        Failure::business("invalid_result", format!("the response of the upstream `{name}` exceeds {MAX_RESPONSE_BYTES} bytes"))
+        Failure::business(
+            "invalid_result",
+            format!("the response of the upstream `{name}` exceeds {MAX_RESPONSE_BYTES} bytes"),
+        )
     }
 
     fn invalid_response_failure(&self, why: &str) -> Failure {
         let name = &self.supervisor.upstream.name;
-        tracing::warn!(upstream = name, why = self.supervisor.upstream.redact_secrets(why), "upstream sent an invalid response");
-        Failure::business("upstream_rejected", format!("the upstream `{name}` sent a response that is not valid MCP"))
+        tracing::warn!(
+            upstream = name,
+            why = self.supervisor.upstream.redact_secrets(why),
+            "upstream sent an invalid response"
+        );
+        Failure::business(
+            "upstream_rejected",
+            format!("the upstream `{name}` sent a response that is not valid MCP"),
+        )
     }
 
     /// Classifies an error of rmcp.
-    pub(crate) fn classify_rmcp_error(&self, error: ServiceError, sent: bool, standing: &ActiveConnection) -> Failure {
+    pub(crate) fn classify_rmcp_error(
+        &self,
+        error: ServiceError,
+        sent: bool,
+        standing: &ActiveConnection,
+    ) -> Failure {
         let (name, generation) = (&self.supervisor.upstream.name, standing.generation);
-        let effects = |failure: Failure| if sent { failure } else { failure.effects(CallEffects::None) };
+        let effects =
+            |failure: Failure| if sent { failure } else { failure.effects(CallEffects::None) };
         match error {
-            ServiceError::McpError(error) if error.code == RESPONSE_TOO_LONG_CODE => self.too_long_failure(),
+            ServiceError::McpError(error) if error.code == RESPONSE_TOO_LONG_CODE => {
+                self.too_long_failure()
+            }
             ServiceError::McpError(error) => {
                 self.supervisor.on_response();
                 self.classify_jsonrpc_error(&error)
             }
             ServiceError::TransportSend(why) => {
                 let trouble = TransportErrorKind::classify(&why);
-                if matches!(trouble, TransportErrorKind::Rejected(401, _)) && self.supervisor.can_renew_token() {
+                if matches!(trouble, TransportErrorKind::Rejected(401, _))
+                    && self.supervisor.can_renew_token()
+                {
                     return self.reconnect_with_new_token(generation);
                 }
                 if matches!(trouble, TransportErrorKind::InvalidResponse) {
@@ -135,22 +187,35 @@ impl RemoteToolHandler {
                     "upstream call failed"
                 );
                 match trouble {
-                    TransportErrorKind::SessionLost => self.supervisor.report_session_lost(generation),
+                    TransportErrorKind::SessionLost => {
+                        self.supervisor.report_session_lost(generation)
+                    }
                     // A rejected call does not count against the upstream: other calls may succeed.
                     TransportErrorKind::Rejected(..) => {}
                     _ => self.supervisor.on_failure(generation, UpstreamFailure::Disconnected),
                 }
                 let failure = match trouble {
-                    TransportErrorKind::Rejected(status, wait) => self.rejected_failure(status, wait, standing),
-                    TransportErrorKind::ServerError(status, wait) => self.server_error_failure(status, wait),
-                    TransportErrorKind::SessionLost => {
-                        Failure::transient("upstream_unavailable", format!("the upstream `{name}` no longer knows its session"))
-                            .retry_after_ms(RECONNECT_RETRY_DELAY_MS)
+                    TransportErrorKind::Rejected(status, wait) => {
+                        self.rejected_failure(status, wait, standing)
                     }
-                    _ => Failure::transient("upstream_unavailable", format!("cannot reach the upstream `{name}`")),
+                    TransportErrorKind::ServerError(status, wait) => {
+                        self.server_error_failure(status, wait)
+                    }
+                    TransportErrorKind::SessionLost => Failure::transient(
+                        "upstream_unavailable",
+                        format!("the upstream `{name}` no longer knows its session"),
+                    )
+                    .retry_after_ms(RECONNECT_RETRY_DELAY_MS),
+                    _ => Failure::transient(
+                        "upstream_unavailable",
+                        format!("cannot reach the upstream `{name}`"),
+                    ),
                 };
                 // A request that was rejected or could not connect was not executed.
-                if matches!(trouble, TransportErrorKind::Unknown | TransportErrorKind::ServerError(..)) {
+                if matches!(
+                    trouble,
+                    TransportErrorKind::Unknown | TransportErrorKind::ServerError(..)
+                ) {
                     failure
                 } else {
                     failure.effects(CallEffects::None)
@@ -161,12 +226,19 @@ impl RemoteToolHandler {
                 if !self.supervisor.has_one_stream() {
                     self.supervisor.on_failure(generation, UpstreamFailure::Disconnected);
                 }
-                let message = format!("the upstream `{name}` closed the connection during the call");
-                effects(Failure::transient("upstream_unavailable", message).retry_after_ms(RECONNECT_RETRY_DELAY_MS))
+                let message =
+                    format!("the upstream `{name}` closed the connection during the call");
+                effects(
+                    Failure::transient("upstream_unavailable", message)
+                        .retry_after_ms(RECONNECT_RETRY_DELAY_MS),
+                )
             }
             ServiceError::Timeout { .. } | ServiceError::Cancelled { .. } => {
                 self.supervisor.on_failure(generation, UpstreamFailure::Timeout);
-                effects(Failure::transient("upstream_unavailable", format!("the upstream `{name}` did not respond in time")))
+                effects(Failure::transient(
+                    "upstream_unavailable",
+                    format!("the upstream `{name}` did not respond in time"),
+                ))
             }
             other => {
                 self.supervisor.on_response();
@@ -181,24 +253,37 @@ impl RemoteToolHandler {
         let message = |what: &str| format!("the upstream `{name}` {what}");
         // The upstream responded, so the call is over and its effects are done.
         let failure = match error.code {
-            ErrorCode::INVALID_PARAMS => Failure::validation("upstream_invalid", message("rejected the request parameters")),
-            ErrorCode::METHOD_NOT_FOUND => Failure::validation("upstream_invalid", message("does not know this tool")),
+            ErrorCode::INVALID_PARAMS => {
+                Failure::validation("upstream_invalid", message("rejected the request parameters"))
+            }
+            ErrorCode::METHOD_NOT_FOUND => {
+                Failure::validation("upstream_invalid", message("does not know this tool"))
+            }
             ErrorCode::INVALID_REQUEST | ErrorCode::PARSE_ERROR => {
                 Failure::validation("upstream_invalid", message("could not parse the request"))
             }
-            ErrorCode::MISSING_REQUIRED_CLIENT_CAPABILITY => {
-                Failure::business("tool_failed", message("needs a capability that the client does not declare"))
-            }
+            ErrorCode::MISSING_REQUIRED_CLIENT_CAPABILITY => Failure::business(
+                "tool_failed",
+                message("needs a capability that the client does not declare"),
+            ),
             _ => Failure::business("tool_failed", message("reported a failure")),
         };
-        let failure = self.match_error_pattern(&error.message).unwrap_or_else(|| failure.effects(CallEffects::Done));
+        let failure = self
+            .match_error_pattern(&error.message)
+            .unwrap_or_else(|| failure.effects(CallEffects::Done));
         failure.upstream(self.supervisor.upstream.redact_value(said))
     }
 
     /// Classifies an error text by the configured patterns.
     pub(crate) fn match_error_pattern(&self, said: &str) -> Option<Failure> {
-        let pattern = self.supervisor.upstream.errors.iter().find(|pattern| pattern.matches.is_match(said))?;
-        let message = format!("the upstream `{}` reported a failure", self.supervisor.upstream.name);
+        let pattern = self
+            .supervisor
+            .upstream
+            .errors
+            .iter()
+            .find(|pattern| pattern.matches.is_match(said))?;
+        let message =
+            format!("the upstream `{}` reported a failure", self.supervisor.upstream.name);
         Some(Failure::new(pattern.category, pattern.code.clone(), message).effects(pattern.effects))
     }
 }
@@ -238,9 +323,18 @@ impl TransportErrorKind {
             match error.downcast_ref::<StreamableHttpError<reqwest::Error>>() {
                 Some(StreamableHttpError::SessionExpired) => return Self::SessionLost,
                 Some(StreamableHttpError::HttpStatus(error)) => {
-                    return by_status(error.status, error.retry_after.as_deref().and_then(crate::http_tool::parse_retry_after_ms));
+                    return by_status(
+                        error.status,
+                        error
+                            .retry_after
+                            .as_deref()
+                            .and_then(crate::http_tool::parse_retry_after_ms),
+                    );
                 }
-                Some(StreamableHttpError::UnexpectedServerResponse(_) | StreamableHttpError::UnexpectedContentType(_)) => {
+                Some(
+                    StreamableHttpError::UnexpectedServerResponse(_)
+                    | StreamableHttpError::UnexpectedContentType(_),
+                ) => {
                     return Self::InvalidResponse;
                 }
                 _ => {}

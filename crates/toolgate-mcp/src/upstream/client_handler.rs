@@ -3,10 +3,11 @@
 use std::sync::{LazyLock, Weak};
 
 use rmcp::model::{
-    ClientCapabilities, ClientConfig, ClientJsonRpcMessage, ClientRequest, CreateMessageRequestParams, CreateMessageResult,
-    ElicitRequestParams, ElicitResult, GetMeta as _, Implementation, JsonRpcMessage, ListRootsResult, LoggingMessageNotificationParam,
-    NotificationMetaObject, ProgressNotificationParam, ProtocolVersion, RequestId, ResourceUpdatedNotificationParam, ServerJsonRpcMessage,
-    ServerNotification,
+    ClientCapabilities, ClientConfig, ClientJsonRpcMessage, ClientRequest,
+    CreateMessageRequestParams, CreateMessageResult, ElicitRequestParams, ElicitResult,
+    GetMeta as _, Implementation, JsonRpcMessage, ListRootsResult, LoggingMessageNotificationParam,
+    NotificationMetaObject, ProgressNotificationParam, ProtocolVersion, RequestId,
+    ResourceUpdatedNotificationParam, ServerJsonRpcMessage, ServerNotification,
 };
 use rmcp::service::{InboundStreamOrigin, NotificationContext, RequestContext};
 use rmcp::transport::Transport;
@@ -14,7 +15,9 @@ use rmcp::{ClientHandler, ErrorData, RoleClient};
 use tokio_util::sync::CancellationToken;
 
 use crate::mcp_convert::strip_reserved_keys_deep;
-use crate::upstream::{ClientSender, ReplySender, UpstreamEvent, UpstreamSupervisor, is_within_notification_limit};
+use crate::upstream::{
+    ClientSender, ReplySender, UpstreamEvent, UpstreamSupervisor, is_within_notification_limit,
+};
 
 /// The metadata key that marks a log message with the id of its request.
 ///
@@ -51,7 +54,12 @@ impl UpstreamClientHandler {
         context: &RequestContext<RoleClient>,
         ask: impl FnOnce(ReplySender<T>) -> UpstreamEvent,
     ) -> Result<T, ErrorData> {
-        let nobody = || ErrorData::invalid_request("toolgate cannot tell which call this request belongs to", None);
+        let nobody = || {
+            ErrorData::invalid_request(
+                "toolgate cannot tell which call this request belongs to",
+                None,
+            )
+        };
         let link = self.0.upgrade().ok_or_else(nobody)?;
         let origin = match context.extensions.get::<InboundStreamOrigin>() {
             Some(InboundStreamOrigin::OutboundRequest(id)) => Some(id.clone()),
@@ -70,9 +78,14 @@ impl UpstreamClientHandler {
 
 impl ClientHandler for UpstreamClientHandler {
     fn get_info(&self) -> ClientConfig {
-        let capabilities = ClientCapabilities::builder().enable_elicitation().enable_sampling().enable_roots().build();
+        let capabilities = ClientCapabilities::builder()
+            .enable_elicitation()
+            .enable_sampling()
+            .enable_roots()
+            .build();
         // Only `initialize` sends this version. The newest revision has no `initialize`.
-        ClientConfig::new(capabilities, client_info()).with_protocol_version(ProtocolVersion::LATEST_WITH_INITIALIZE)
+        ClientConfig::new(capabilities, client_info())
+            .with_protocol_version(ProtocolVersion::LATEST_WITH_INITIALIZE)
     }
 
     async fn create_elicitation(
@@ -80,7 +93,10 @@ impl ClientHandler for UpstreamClientHandler {
         request: ElicitRequestParams,
         context: RequestContext<RoleClient>,
     ) -> Result<ElicitResult, ErrorData> {
-        self.ask_client(&context, |reply| UpstreamEvent::Elicit(Box::new(strip_reserved_keys_deep(request)), reply)).await
+        self.ask_client(&context, |reply| {
+            UpstreamEvent::Elicit(Box::new(strip_reserved_keys_deep(request)), reply)
+        })
+        .await
     }
 
     async fn create_message(
@@ -88,15 +104,27 @@ impl ClientHandler for UpstreamClientHandler {
         params: CreateMessageRequestParams,
         context: RequestContext<RoleClient>,
     ) -> Result<CreateMessageResult, ErrorData> {
-        self.ask_client(&context, |reply| UpstreamEvent::Sample(Box::new(strip_reserved_keys_deep(params)), reply)).await
+        self.ask_client(&context, |reply| {
+            UpstreamEvent::Sample(Box::new(strip_reserved_keys_deep(params)), reply)
+        })
+        .await
     }
 
-    async fn list_roots(&self, context: RequestContext<RoleClient>) -> Result<ListRootsResult, ErrorData> {
+    async fn list_roots(
+        &self,
+        context: RequestContext<RoleClient>,
+    ) -> Result<ListRootsResult, ErrorData> {
         // Outside of a call there is no client, so there are no roots.
-        self.ask_client(&context, UpstreamEvent::Roots).await.or_else(|_| Ok(ListRootsResult::default()))
+        self.ask_client(&context, UpstreamEvent::Roots)
+            .await
+            .or_else(|_| Ok(ListRootsResult::default()))
     }
 
-    async fn on_resource_updated(&self, params: ResourceUpdatedNotificationParam, _: NotificationContext<RoleClient>) {
+    async fn on_resource_updated(
+        &self,
+        params: ResourceUpdatedNotificationParam,
+        _: NotificationContext<RoleClient>,
+    ) {
         if let Some(link) = self.0.upgrade() {
             link.publish_resource_update(params.uri);
         }
@@ -202,11 +230,16 @@ impl<T> OrderedTransport<T> {
 impl<T: Transport<RoleClient>> Transport<RoleClient> for OrderedTransport<T> {
     type Error = T::Error;
 
-    fn send(&mut self, item: ClientJsonRpcMessage) -> impl Future<Output = Result<(), T::Error>> + Send + 'static {
+    fn send(
+        &mut self,
+        item: ClientJsonRpcMessage,
+    ) -> impl Future<Output = Result<(), T::Error>> + Send + 'static {
         if let JsonRpcMessage::Request(asked) = &item {
             match &asked.request {
                 ClientRequest::DiscoverRequest(_) => self.discover_id = Some(asked.id.clone()),
-                ClientRequest::InitializeRequest(_) => self.superseded_discover_id = self.discover_id.take(),
+                ClientRequest::InitializeRequest(_) => {
+                    self.superseded_discover_id = self.discover_id.take()
+                }
                 _ => {}
             }
         }
@@ -222,8 +255,12 @@ impl<T: Transport<RoleClient>> Transport<RoleClient> for OrderedTransport<T> {
                 };
                 // A client that reads too slowly misses messages.
                 let _ = match (self.pending.take(), line) {
-                    (Some(UpstreamNotification::Progress(said)), Some(line)) => line.try_send(UpstreamEvent::Progress(said)),
-                    (Some(UpstreamNotification::Log(said, _)), Some(line)) => line.try_send(UpstreamEvent::Log(said)),
+                    (Some(UpstreamNotification::Progress(said)), Some(line)) => {
+                        line.try_send(UpstreamEvent::Progress(said))
+                    }
+                    (Some(UpstreamNotification::Log(said, _)), Some(line)) => {
+                        line.try_send(UpstreamEvent::Log(said))
+                    }
                     _ => Ok(()),
                 };
             }
@@ -243,7 +280,9 @@ impl<T: Transport<RoleClient>> Transport<RoleClient> for OrderedTransport<T> {
                 continue;
             }
             self.pending = match &message {
-                JsonRpcMessage::Notification(said) => UpstreamNotification::from_server(&said.notification),
+                JsonRpcMessage::Notification(said) => {
+                    UpstreamNotification::from_server(&said.notification)
+                }
                 _ => None,
             };
             if self.pending.is_none() {
@@ -267,7 +306,11 @@ mod tests {
     fn the_origin_of_a_log_message_cannot_be_forged() {
         let of = |key: &str| log_message_origin(&serde_json::from_value(json!({key: 8})).unwrap());
         assert_eq!(of(LOG_ORIGIN_META_KEY.as_deref().unwrap()), Some(RequestId::Number(8)));
-        for forged in ["toolgate/request", "toolgate/request-", "toolgate/request-00000000000000000000000000000000"] {
+        for forged in [
+            "toolgate/request",
+            "toolgate/request-",
+            "toolgate/request-00000000000000000000000000000000",
+        ] {
             assert_eq!(of(forged), None, "{forged}");
         }
     }

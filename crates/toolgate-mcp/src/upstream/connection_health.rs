@@ -24,7 +24,8 @@ const MIN_REVISION_CHECK_INTERVAL: Duration = Duration::from_secs(5);
 /// The upstream may reject this many listings in a row while calls are in progress.
 const MAX_REVISION_REJECTIONS: u32 = 3;
 /// The shortest and the longest reconnect backoff.
-const RECONNECT_BACKOFF_RANGE: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(30));
+const RECONNECT_BACKOFF_RANGE: (Duration, Duration) =
+    (Duration::from_millis(200), Duration::from_secs(30));
 /// While calls are in progress, this many health checks in a row are skipped.
 const MAX_SKIPPED_HEALTH_CHECKS: u32 = 2;
 /// This many error responses to listings in a row mean a restart, if no other request succeeds.
@@ -88,7 +89,9 @@ impl ListChangedLimiter {
     /// Returns whether clients are notified too, within the rate limit.
     pub(crate) fn is_allowed(&self) -> bool {
         let mut own = lock(&self.0);
-        let (since, times) = own.filter(|(since, _)| since.elapsed() < ANNOUNCEMENT_RATE_WINDOW).unwrap_or((Instant::now(), 0));
+        let (since, times) = own
+            .filter(|(since, _)| since.elapsed() < ANNOUNCEMENT_RATE_WINDOW)
+            .unwrap_or((Instant::now(), 0));
         *own = Some((since, times.saturating_add(1)));
         times < MAX_UNCHANGED_ANNOUNCEMENTS
     }
@@ -149,7 +152,10 @@ impl CircuitBreaker {
     /// After disconnects a listing proves recovery. After timeouts it does not.
     fn on_listing(&self) {
         let mut rest = lock(&self.state);
-        if rest.can_close_early && rest.open_until.take().is_some() && !self.has_closed_early.swap(true, Ordering::Relaxed) {
+        if rest.can_close_early
+            && rest.open_until.take().is_some()
+            && !self.has_closed_early.swap(true, Ordering::Relaxed)
+        {
             rest.closed_early_at = Some(Instant::now());
         }
     }
@@ -166,8 +172,8 @@ impl CircuitBreaker {
         }
         self.failures.store(0, Ordering::Relaxed);
         let mut rest = lock(&self.state);
-        let again =
-            self.has_closed_early.load(Ordering::Relaxed) && rest.closed_early_at.is_some_and(|at| at.elapsed() >= SAME_CAUSE_WINDOW);
+        let again = self.has_closed_early.load(Ordering::Relaxed)
+            && rest.closed_early_at.is_some_and(|at| at.elapsed() >= SAME_CAUSE_WINDOW);
         rest.can_close_early = !self.has_timeout.swap(false, Ordering::Relaxed) && !again;
         rest.open_until = Instant::now().checked_add(CIRCUIT_OPEN_DURATION);
         true
@@ -176,7 +182,10 @@ impl CircuitBreaker {
     /// Returns for how long the breaker stays open, and whether it may close early.
     fn open_time(&self) -> Option<(Duration, bool)> {
         let rest = lock(&self.state);
-        let left = rest.open_until?.checked_duration_since(Instant::now()).filter(|left| !left.is_zero())?;
+        let left = rest
+            .open_until?
+            .checked_duration_since(Instant::now())
+            .filter(|left| !left.is_zero())?;
         Some((left, rest.can_close_early))
     }
 }
@@ -225,7 +234,11 @@ impl UpstreamSupervisor {
         let (left, hopeful) = self.breaker.open_time()?;
         self.connection()?;
         let now = Timestamp::now();
-        Some((now.checked_sub(CIRCUIT_OPEN_DURATION.saturating_sub(left)).unwrap_or(now), left, hopeful))
+        Some((
+            now.checked_sub(CIRCUIT_OPEN_DURATION.saturating_sub(left)).unwrap_or(now),
+            left,
+            hopeful,
+        ))
     }
 
     /// Records a response of any kind.
@@ -302,7 +315,10 @@ impl UpstreamSupervisor {
             return true;
         }
         let mut doubt = lock(&self.revision_suspicion);
-        let doubt = doubt.get_or_insert_with(|| RevisionSuspicion { since: Instant::now(), is_revision_confirmed: false });
+        let doubt = doubt.get_or_insert_with(|| RevisionSuspicion {
+            since: Instant::now(),
+            is_revision_confirmed: false,
+        });
         if !doubt.is_revision_confirmed || doubt.since.elapsed() > MIN_REVISION_CHECK_INTERVAL {
             doubt.since = Instant::now();
             self.relist_requested.notify_one();
@@ -334,13 +350,21 @@ mod tests {
     fn the_backoff_doubles_up_to_its_maximum() {
         let waits: Vec<Duration> = (0..12).map(reconnect_backoff).collect();
         assert_eq!(waits.first(), Some(&RECONNECT_BACKOFF_RANGE.0));
-        assert!(waits.windows(2).all(|two| two[1] == (two[0] * 2).min(RECONNECT_BACKOFF_RANGE.1)), "{waits:?}");
-        assert_eq!((waits.last(), reconnect_backoff(u32::MAX)), (Some(&RECONNECT_BACKOFF_RANGE.1), RECONNECT_BACKOFF_RANGE.1));
+        assert!(
+            waits.windows(2).all(|two| two[1] == (two[0] * 2).min(RECONNECT_BACKOFF_RANGE.1)),
+            "{waits:?}"
+        );
+        assert_eq!(
+            (waits.last(), reconnect_backoff(u32::MAX)),
+            (Some(&RECONNECT_BACKOFF_RANGE.1), RECONNECT_BACKOFF_RANGE.1)
+        );
     }
 
     #[test]
     fn repeated_refusals_restart_the_upstream_unless_it_is_busy() {
-        let lost = |busy, doubted| (1..=4).map(|refusals| is_restart_due(refusals, busy, doubted)).collect::<Vec<_>>();
+        let lost = |busy, doubted| {
+            (1..=4).map(|refusals| is_restart_due(refusals, busy, doubted)).collect::<Vec<_>>()
+        };
         assert_eq!(lost(false, false), [false, false, true, true]);
         assert_eq!(lost(true, false), [false; 4]);
         assert_eq!(lost(true, true), [false, false, true, true]);
@@ -372,7 +396,9 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_listing_closes_the_breaker_once_after_disconnects_and_never_after_timeouts() {
         let breaker = CircuitBreaker::default();
-        let fail = |fault: UpstreamFailure| (0..MAX_CONSECUTIVE_FAILURES).map(|_| breaker.on_failure(fault)).collect::<Vec<_>>();
+        let fail = |fault: UpstreamFailure| {
+            (0..MAX_CONSECUTIVE_FAILURES).map(|_| breaker.on_failure(fault)).collect::<Vec<_>>()
+        };
         assert_eq!(fail(UpstreamFailure::Disconnected), [false, false, false, false, true]);
         assert_eq!(breaker.open_time(), Some((CIRCUIT_OPEN_DURATION, true)));
         breaker.on_listing();
@@ -415,8 +441,9 @@ mod tests {
     #[test]
     fn a_busy_upstream_is_still_checked() {
         let mut passed_over = 0;
-        let asked: Vec<bool> =
-            [false, true, true, true, true, true, false, true].map(|busy| is_health_check_due(&mut passed_over, busy)).to_vec();
+        let asked: Vec<bool> = [false, true, true, true, true, true, false, true]
+            .map(|busy| is_health_check_due(&mut passed_over, busy))
+            .to_vec();
         assert_eq!(asked, [true, false, false, true, false, false, true, false]);
     }
 }

@@ -11,15 +11,23 @@ use rmcp::transport::streamable_http_client::StreamableHttpError;
 pub(crate) fn describe_handshake_error(error: &ClientInitializeError) -> String {
     match error {
         ClientInitializeError::ConnectionClosed(_) => HANDSHAKE_CLOSED_MESSAGE.to_owned(),
-        ClientInitializeError::TransportError { error, .. } => describe_transport_error(error, HANDSHAKE_CLOSED_MESSAGE),
+        ClientInitializeError::TransportError { error, .. } => {
+            describe_transport_error(error, HANDSHAKE_CLOSED_MESSAGE)
+        }
         ClientInitializeError::JsonRpcError(error) => {
             format!("the server rejected the handshake: {} (code {})", error.message, error.code.0)
         }
         ClientInitializeError::NoCompatibleProtocolVersion { server_supported, .. } => {
-            let known: Vec<&str> = server_supported.iter().map(rmcp::model::ProtocolVersion::as_str).collect();
-            format!("the server supports only protocol revisions that toolgate does not support: {}", known.join(", "))
+            let known: Vec<&str> =
+                server_supported.iter().map(rmcp::model::ProtocolVersion::as_str).collect();
+            format!(
+                "the server supports only protocol revisions that toolgate does not support: {}",
+                known.join(", ")
+            )
         }
-        ClientInitializeError::LegacyFallbackFailed { fallback, .. } => describe_handshake_error(fallback),
+        ClientInitializeError::LegacyFallbackFailed { fallback, .. } => {
+            describe_handshake_error(fallback)
+        }
         ClientInitializeError::Cancelled => "the handshake was cancelled".to_owned(),
         _ => "the server sent an unexpected response to the handshake".to_owned(),
     }
@@ -29,11 +37,15 @@ pub(crate) fn describe_handshake_error(error: &ClientInitializeError) -> String 
 pub(crate) fn handshake_status(error: &ClientInitializeError) -> Option<u16> {
     let mut cause: Option<&(dyn Error + 'static)> = match error {
         ClientInitializeError::TransportError { error, .. } => Some(error),
-        ClientInitializeError::LegacyFallbackFailed { fallback, .. } => return handshake_status(fallback),
+        ClientInitializeError::LegacyFallbackFailed { fallback, .. } => {
+            return handshake_status(fallback);
+        }
         _ => None,
     };
     while let Some(error) = cause {
-        if let Some(StreamableHttpError::HttpStatus(error)) = error.downcast_ref::<StreamableHttpError<reqwest::Error>>() {
+        if let Some(StreamableHttpError::HttpStatus(error)) =
+            error.downcast_ref::<StreamableHttpError<reqwest::Error>>()
+        {
             return Some(error.status);
         }
         cause = error.source();
@@ -59,7 +71,8 @@ pub(crate) fn describe_send_error(error: &(dyn Error + 'static)) -> String {
     describe_transport_error(error, CONNECTION_CLOSED_MESSAGE)
 }
 
-const HANDSHAKE_CLOSED_MESSAGE: &str = "the server exited or closed its output before the handshake was complete";
+const HANDSHAKE_CLOSED_MESSAGE: &str =
+    "the server exited or closed its output before the handshake was complete";
 const CONNECTION_CLOSED_MESSAGE: &str = "the server closed the connection";
 
 /// Describes the first cause that is understood.
@@ -74,7 +87,9 @@ fn describe_transport_error(error: &(dyn Error + 'static), ended: &str) -> Strin
         }
         if let Some(error) = error.downcast_ref::<io::Error>() {
             return match error.kind() {
-                io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset | io::ErrorKind::UnexpectedEof => ended.to_owned(),
+                io::ErrorKind::BrokenPipe
+                | io::ErrorKind::ConnectionReset
+                | io::ErrorKind::UnexpectedEof => ended.to_owned(),
                 _ => error.to_string(),
             };
         }
@@ -98,7 +113,9 @@ fn describe_http_error(error: &StreamableHttpError<reqwest::Error>) -> String {
                 "the server answered HTTP {status}: credentials are missing or wrong; set `bearer`, `oauth` or `headers` of the upstream"
             )
         }
-        404 | 405 => format!("the server answered HTTP {status}: no MCP endpoint at this address; check the path of `url`"),
+        404 | 405 => format!(
+            "the server answered HTTP {status}: no MCP endpoint at this address; check the path of `url`"
+        ),
         _ => format!("the server answered HTTP {status}"),
     };
     match error {
@@ -106,9 +123,14 @@ fn describe_http_error(error: &StreamableHttpError<reqwest::Error>) -> String {
         StreamableHttpError::HttpStatus(error) => status(error.status),
         StreamableHttpError::SessionExpired => "the server no longer knows the session".to_owned(),
         StreamableHttpError::UnexpectedContentType(kind) => {
-            format!("the server answered with {}, not with MCP; check the path of `url`", kind.as_deref().unwrap_or("no content type"))
+            format!(
+                "the server answered with {}, not with MCP; check the path of `url`",
+                kind.as_deref().unwrap_or("no content type")
+            )
         }
-        StreamableHttpError::UnexpectedServerResponse(_) => "the server answered with an invalid MCP message".to_owned(),
+        StreamableHttpError::UnexpectedServerResponse(_) => {
+            "the server answered with an invalid MCP message".to_owned()
+        }
         StreamableHttpError::UnexpectedEndOfStream => "the response ended early".to_owned(),
         other => other.to_string(),
     }

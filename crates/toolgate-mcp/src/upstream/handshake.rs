@@ -22,21 +22,35 @@ impl UpstreamSupervisor {
         });
         // A server that stayed silent or exited last time may not survive a request of the other
         // era.
-        let mut greeting =
-            if self.is_legacy_handshake_due.swap(false, Ordering::Relaxed) { HandshakeMode::Initialize } else { HandshakeMode::Auto };
+        let mut greeting = if self.is_legacy_handshake_due.swap(false, Ordering::Relaxed) {
+            HandshakeMode::Initialize
+        } else {
+            HandshakeMode::Auto
+        };
         loop {
             let ears = UpstreamClientHandler::new(Arc::downgrade(self));
-            let connecting = connect(&self.upstream, ears, self.launcher.as_deref(), greeting, Arc::clone(&hear));
+            let connecting = connect(
+                &self.upstream,
+                ears,
+                self.launcher.as_deref(),
+                greeting,
+                Arc::clone(&hear),
+            );
             let connected = tokio::select! {
                 connected = tokio::time::timeout(HANDSHAKE_TIMEOUT, connecting) => connected,
                 () = self.stop_requested.cancelled() => return Err("toolgate is stopping".to_owned()),
             };
             match connected {
                 Ok(Ok(connection)) => return Ok(connection),
-                Ok(Err(refused)) => greeting = greeting.next_after(&refused).ok_or(refused.reason)?,
+                Ok(Err(refused)) => {
+                    greeting = greeting.next_after(&refused).ok_or(refused.reason)?
+                }
                 Err(_) => {
-                    self.is_legacy_handshake_due.store(greeting == HandshakeMode::Auto, Ordering::Relaxed);
-                    return Err(format!("the handshake did not finish within {HANDSHAKE_TIMEOUT:?}"));
+                    self.is_legacy_handshake_due
+                        .store(greeting == HandshakeMode::Auto, Ordering::Relaxed);
+                    return Err(format!(
+                        "the handshake did not finish within {HANDSHAKE_TIMEOUT:?}"
+                    ));
                 }
             }
         }

@@ -27,7 +27,8 @@ use toolgate::Handler;
 use toolgate_config::{Backend, Config, HttpTool, RemoteToolSpec, UnusableTool, UpstreamConfig};
 
 pub(crate) use crate::upstream::callbacks::{
-    CallChannel, ClientSender, QuestionOrigin, ReplySender, UpstreamEvent, is_within_notification_limit,
+    CallChannel, ClientSender, QuestionOrigin, ReplySender, UpstreamEvent,
+    is_within_notification_limit,
 };
 pub(crate) use crate::upstream::notifications::MAX_SUBSCRIBED_URI_BYTES;
 pub use crate::upstream::scan_poisoning::QuarantineReason;
@@ -52,8 +53,9 @@ impl UpstreamHealth {
     /// These tools cannot be accepted until the configuration or the upstream is fixed.
     pub fn unusable_tools(&self) -> impl Iterator<Item = (&str, &str)> {
         self.held.iter().filter_map(|change| {
-            let why =
-                change.why.iter().find_map(|why| if let QuarantineReason::Unfit { why } = why { Some(why.as_str()) } else { None })?;
+            let why = change.why.iter().find_map(|why| {
+                if let QuarantineReason::Unfit { why } = why { Some(why.as_str()) } else { None }
+            })?;
             Some((change.tool.as_str(), why))
         })
     }
@@ -78,7 +80,11 @@ pub struct UpstreamOptions {
 
 impl Upstreams {
     /// Starts all upstreams, and waits until each one answered or failed once, at most for `wait`.
-    pub async fn start(config: &Config, starting: &UpstreamOptions, wait: Duration) -> std::io::Result<Self> {
+    pub async fn start(
+        config: &Config,
+        starting: &UpstreamOptions,
+        wait: Duration,
+    ) -> std::io::Result<Self> {
         let updates = ResourceUpdateSender::new(256);
         let mut opened = Vec::new();
         for upstream in &config.upstreams {
@@ -89,11 +95,18 @@ impl Upstreams {
         for (upstream, pins) in opened {
             links.insert(
                 upstream.name.clone(),
-                UpstreamSupervisor::start(upstream.clone(), pins, starting.launcher.clone(), updates.clone()),
+                UpstreamSupervisor::start(
+                    upstream.clone(),
+                    pins,
+                    starting.launcher.clone(),
+                    updates.clone(),
+                ),
             );
         }
         let all = Self { supervisors: Arc::new(links), resource_updates: updates };
-        let settled = futures_util::future::join_all(all.supervisors.values().map(|link| link.wait_for_first_attempt()));
+        let settled = futures_util::future::join_all(
+            all.supervisors.values().map(|link| link.wait_for_first_attempt()),
+        );
         let _ = tokio::time::timeout(wait, settled).await;
         all.quarantine_shadowing_tools(config);
         Ok(all)
@@ -111,7 +124,9 @@ impl Upstreams {
         let mut all = self.health();
         // Skip awaited tools: their upstream is down or already lists the tool as quarantined.
         for one in unfit.iter().filter(|one| !one.is_awaited) {
-            let Some(health) = all.iter_mut().find(|health| health.name == one.upstream) else { continue };
+            let Some(health) = all.iter_mut().find(|health| health.name == one.upstream) else {
+                continue;
+            };
             let why = QuarantineReason::Unfit { why: one.reason.clone() };
             match health.held.iter_mut().find(|change| change.tool == one.tool) {
                 Some(change) if change.why.contains(&why) => {}
@@ -125,9 +140,16 @@ impl Upstreams {
     /// Describes an unchanged tool that is quarantined.
     fn describe_unusable(&self, unfit: &UnusableTool, why: QuarantineReason) -> QuarantinedTool {
         let offered = self.supervisors.get(&unfit.upstream).map(|link| link.catalog());
-        let now = offered.iter().flat_map(|offer| &offer.tools).find(|tool| tool.name == unfit.tool);
+        let now =
+            offered.iter().flat_map(|offer| &offer.tools).find(|tool| tool.name == unfit.tool);
         let now = now.and_then(|tool| serde_json::to_value(tool).ok()).unwrap_or_default();
-        QuarantinedTool { upstream: unfit.upstream.clone(), tool: unfit.tool.clone(), before: Some(now.clone()), now, why: vec![why] }
+        QuarantinedTool {
+            upstream: unfit.upstream.clone(),
+            tool: unfit.tool.clone(),
+            before: Some(now.clone()),
+            now,
+            why: vec![why],
+        }
     }
 
     /// Returns the channel for resource updates.
@@ -156,8 +178,13 @@ impl Upstreams {
     ) -> std::io::Result<Self> {
         let mut opened = Vec::new();
         for upstream in &config.upstreams {
-            let same = self.supervisors.get(&upstream.name).filter(|link| link.has_config(upstream));
-            let pins = if same.is_some() { None } else { Some(Pins::open(starting.pin_dir.as_deref(), upstream)?) };
+            let same =
+                self.supervisors.get(&upstream.name).filter(|link| link.has_config(upstream));
+            let pins = if same.is_some() {
+                None
+            } else {
+                Some(Pins::open(starting.pin_dir.as_deref(), upstream)?)
+            };
             opened.push((upstream, same, pins));
         }
         let (mut links, mut fresh) = (BTreeMap::new(), Vec::new());
@@ -168,7 +195,12 @@ impl Upstreams {
                     Arc::clone(link)
                 }
                 (None, Some(pins)) => {
-                    let link = UpstreamSupervisor::start(upstream.clone(), pins, starting.launcher.clone(), self.resource_updates.clone());
+                    let link = UpstreamSupervisor::start(
+                        upstream.clone(),
+                        pins,
+                        starting.launcher.clone(),
+                        self.resource_updates.clone(),
+                    );
                     // Carry over subscriptions and the log level.
                     if let Some(before) = self.supervisors.get(&upstream.name) {
                         let wanted = crate::gateway::lock(&before.subscribed_uris).clone();
@@ -192,7 +224,10 @@ impl Upstreams {
 
     /// Stops the upstreams that are not in `others`, each once it is idle.
     pub(crate) async fn stop_all_except(&self, others: &Self, patience: Duration) {
-        let gone = self.supervisors.values().filter(|link| !others.supervisors.values().any(|other| Arc::ptr_eq(link, other)));
+        let gone = self
+            .supervisors
+            .values()
+            .filter(|link| !others.supervisors.values().any(|other| Arc::ptr_eq(link, other)));
         futures_util::future::join_all(gone.map(|link| link.stop_when_idle(patience))).await;
     }
 
@@ -217,13 +252,21 @@ impl Backend for Upstreams {
     }
 
     fn quarantined_tools(&self, upstream: &str) -> Vec<String> {
-        self.supervisors.get(upstream).map(|link| new_quarantined_tools(&link.pins)).unwrap_or_default()
+        self.supervisors
+            .get(upstream)
+            .map(|link| new_quarantined_tools(&link.pins))
+            .unwrap_or_default()
     }
 
     fn remote_handler(&self, upstream: &UpstreamConfig, tool: &str) -> Arc<dyn Handler> {
         match self.supervisors.get(&upstream.name) {
-            Some(link) => Arc::new(crate::upstream::remote_tool::RemoteToolHandler::new(Arc::clone(link), tool)),
-            None => Arc::new(crate::upstream::remote_tool::DisconnectedHandler(upstream.name.clone())),
+            Some(link) => Arc::new(crate::upstream::remote_tool::RemoteToolHandler::new(
+                Arc::clone(link),
+                tool,
+            )),
+            None => {
+                Arc::new(crate::upstream::remote_tool::DisconnectedHandler(upstream.name.clone()))
+            }
         }
     }
 
@@ -234,7 +277,11 @@ impl Backend for Upstreams {
 
 /// Returns the tools that were never accepted.
 fn new_quarantined_tools(pins: &Pins) -> Vec<String> {
-    pins.quarantined().into_iter().filter(|change| change.before.is_none()).map(|change| change.tool).collect()
+    pins.quarantined()
+        .into_iter()
+        .filter(|change| change.before.is_none())
+        .map(|change| change.tool)
+        .collect()
 }
 
 /// The accepted tools of a configuration's upstreams, read from the pin files.
@@ -254,7 +301,13 @@ impl PinnedTools {
             if let Some(tools) = pins.accepted() {
                 known.insert(
                     upstream.name.clone(),
-                    (tools.into_iter().map(crate::upstream::supervisor::remote_tool_spec).collect(), new_quarantined_tools(&pins)),
+                    (
+                        tools
+                            .into_iter()
+                            .map(crate::upstream::supervisor::remote_tool_spec)
+                            .collect(),
+                        new_quarantined_tools(&pins),
+                    ),
                 );
             }
         }

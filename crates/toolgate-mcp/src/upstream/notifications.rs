@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use rmcp::model::{
-    PaginatedRequestParams, ServerNotification, SetLevelRequestParams, SubscribeRequestParams, SubscriptionFilter, UnsubscribeRequestParams,
+    PaginatedRequestParams, ServerNotification, SetLevelRequestParams, SubscribeRequestParams,
+    SubscriptionFilter, UnsubscribeRequestParams,
 };
 use rmcp::service::{Peer, Subscription};
 use rmcp::{ErrorData, RoleClient, ServiceError};
@@ -76,7 +77,11 @@ impl SubscribedUris {
 /// Builds the filter of a subscription: the given resources, or the lists if none is given.
 fn subscription_filter(wanted: &[String]) -> SubscriptionFilter {
     if wanted.is_empty() {
-        return SubscriptionFilter::builder().tools_list_changed().prompts_list_changed().resources_list_changed().build();
+        return SubscriptionFilter::builder()
+            .tools_list_changed()
+            .prompts_list_changed()
+            .resources_list_changed()
+            .build();
     }
     let mut filter = SubscriptionFilter::new();
     filter.resource_subscriptions = Some(wanted.to_vec());
@@ -84,7 +89,9 @@ fn subscription_filter(wanted: &[String]) -> SubscriptionFilter {
 }
 
 /// Waits for the next notification, or forever without a subscription.
-async fn next_notification(heard: &mut Option<Subscription>) -> Result<Option<ServerNotification>, ServiceError> {
+async fn next_notification(
+    heard: &mut Option<Subscription>,
+) -> Result<Option<ServerNotification>, ServiceError> {
     match heard {
         Some(heard) => heard.next().await,
         None => std::future::pending().await,
@@ -129,8 +136,16 @@ impl UpstreamSupervisor {
     /// Restores the log level on a new connection. Since 2026-07-28 each request carries the level.
     pub(crate) async fn restore_log_level(&self, peer: &Peer<RoleClient>) {
         let level = *lock(&self.log_level);
-        let Some(level) = level.filter(|_| !is_modern(peer) && self.catalog().capabilities.logging.is_some()) else { return };
-        let _ = tokio::time::timeout(Duration::from_secs(5), peer.set_level(SetLevelRequestParams::new(level))).await;
+        let Some(level) =
+            level.filter(|_| !is_modern(peer) && self.catalog().capabilities.logging.is_some())
+        else {
+            return;
+        };
+        let _ = tokio::time::timeout(
+            Duration::from_secs(5),
+            peer.set_level(SetLevelRequestParams::new(level)),
+        )
+        .await;
     }
 
     /// Restores resource subscriptions on a new connection.
@@ -138,7 +153,11 @@ impl UpstreamSupervisor {
         let modern = is_modern(peer);
         let wanted: Vec<String> = lock(&self.subscribed_uris).iter().cloned().collect();
         for uri in wanted.into_iter().filter(|_| !modern) {
-            let _ = tokio::time::timeout(Duration::from_secs(5), peer.subscribe(SubscribeRequestParams::new(uri.clone()))).await;
+            let _ = tokio::time::timeout(
+                Duration::from_secs(5),
+                peer.subscribe(SubscribeRequestParams::new(uri.clone())),
+            )
+            .await;
             // The resource may have changed while the upstream was not connected.
             self.publish_resource_update(uri);
         }
@@ -153,7 +172,10 @@ impl UpstreamSupervisor {
         if !is_modern(peer) {
             return self.stop_requested.cancelled().await;
         }
-        tokio::join!(self.keep_subscription_open(peer, false), self.keep_subscription_open(peer, true));
+        tokio::join!(
+            self.keep_subscription_open(peer, false),
+            self.keep_subscription_open(peer, true)
+        );
     }
 
     /// Keeps one subscription open: for lists, or for subscribed resources.
@@ -161,20 +183,29 @@ impl UpstreamSupervisor {
         let mut heard: Option<Subscription> = None;
         let (mut patience, mut begun) = (MIN_RESUBSCRIBE_DELAY, Instant::now());
         // When to subscribe next, and whether a notification may have been missed meanwhile.
-        let (mut due, mut deaf) = (Some(Instant::now()), self.start_count.load(Ordering::Relaxed) > 1);
+        let (mut due, mut deaf) =
+            (Some(Instant::now()), self.start_count.load(Ordering::Relaxed) > 1);
         // Whether a subscription ever succeeded.
         let mut knows = false;
         loop {
             if !self.stop_requested.is_cancelled() && due.is_some_and(|due| due <= Instant::now()) {
-                let wanted: Vec<String> = if resources { lock(&self.subscribed_uris).iter().cloned().collect() } else { Vec::new() };
+                let wanted: Vec<String> = if resources {
+                    lock(&self.subscribed_uris).iter().cloned().collect()
+                } else {
+                    Vec::new()
+                };
                 let before = heard.is_some();
                 due = None;
                 if resources && wanted.is_empty() {
                     (heard, deaf) = (None, false);
-                } else if let Some(opened) = self.open_subscription(peer, subscription_filter(&wanted), &mut heard).await {
+                } else if let Some(opened) =
+                    self.open_subscription(peer, subscription_filter(&wanted), &mut heard).await
+                {
                     deaf |= before && heard.is_none();
                     // Handle what is left of the old subscription before the new one.
-                    while let Some(said) = heard.as_mut().and_then(|before| before.next().now_or_never()) {
+                    while let Some(said) =
+                        heard.as_mut().and_then(|before| before.next().now_or_never())
+                    {
                         if !self.dispatch_notification(said) {
                             break;
                         }
@@ -186,7 +217,11 @@ impl UpstreamSupervisor {
                     }
                 } else {
                     // The server may not support subscriptions, so try rarely.
-                    due = Instant::now().checked_add(if resources || knows { patience } else { SUBSCRIPTION_PROBE_INTERVAL });
+                    due = Instant::now().checked_add(if resources || knows {
+                        patience
+                    } else {
+                        SUBSCRIPTION_PROBE_INTERVAL
+                    });
                     patience = (patience * 2).min(MAX_RESUBSCRIBE_DELAY);
                     deaf |= heard.is_none();
                 }
@@ -223,7 +258,8 @@ impl UpstreamSupervisor {
         filter: SubscriptionFilter,
         before: &mut Option<Subscription>,
     ) -> Option<Subscription> {
-        let mut opening = std::pin::pin!(tokio::time::timeout(Duration::from_secs(10), peer.listen(filter)));
+        let mut opening =
+            std::pin::pin!(tokio::time::timeout(Duration::from_secs(10), peer.listen(filter)));
         loop {
             tokio::select! {
                 opened = &mut opening => return opened.ok()?.ok(),
@@ -237,9 +273,14 @@ impl UpstreamSupervisor {
     }
 
     /// Dispatches a notification, and returns whether the subscription is still open.
-    fn dispatch_notification(&self, said: Result<Option<ServerNotification>, ServiceError>) -> bool {
+    fn dispatch_notification(
+        &self,
+        said: Result<Option<ServerNotification>, ServiceError>,
+    ) -> bool {
         match said {
-            Ok(Some(ServerNotification::ResourceUpdatedNotification(updated))) => self.publish_resource_update(updated.params.uri),
+            Ok(Some(ServerNotification::ResourceUpdatedNotification(updated))) => {
+                self.publish_resource_update(updated.params.uri)
+            }
             Ok(Some(_)) => self.on_lists_changed(),
             Ok(None) | Err(_) => return false,
         }
@@ -250,39 +291,70 @@ impl UpstreamSupervisor {
     ///
     /// The result counts for the circuit breaker, but waiting for a slot does not. If the breaker
     /// is open, the request is not sent.
-    pub(crate) async fn send_request<T>(&self, question: impl Future<Output = Result<T, ServiceError>>) -> Result<T, ServiceError> {
+    pub(crate) async fn send_request<T>(
+        &self,
+        question: impl Future<Output = Result<T, ServiceError>>,
+    ) -> Result<T, ServiceError> {
         if self.circuit_open().is_some() {
-            let message = "the upstream failed repeatedly and its circuit breaker is open; try again later";
+            let message =
+                "the upstream failed repeatedly and its circuit breaker is open; try again later";
             return Err(ServiceError::McpError(ErrorData::internal_error(message, None)));
         }
-        let (timeout, generation) = (self.upstream.timeout, self.connection().map(|standing| standing.generation));
-        let full = || ErrorData::internal_error("the upstream is at its concurrency limit; try again later", None);
+        let (timeout, generation) =
+            (self.upstream.timeout, self.connection().map(|standing| standing.generation));
+        let full = || {
+            ErrorData::internal_error(
+                "the upstream is at its concurrency limit; try again later",
+                None,
+            )
+        };
         let seat = tokio::time::timeout(timeout, self.slots.acquire()).await;
-        let _seat = seat.map_err(|_| ServiceError::McpError(full()))?.map_err(|_| ServiceError::TransportClosed)?;
+        let _seat = seat
+            .map_err(|_| ServiceError::McpError(full()))?
+            .map_err(|_| ServiceError::TransportClosed)?;
         // A request of the upstream may now belong to this question instead of to the only call.
         let _other = self.routes.add_unrouted();
-        let said = tokio::time::timeout(timeout, question).await.unwrap_or(Err(ServiceError::Timeout { timeout }));
+        let said = tokio::time::timeout(timeout, question)
+            .await
+            .unwrap_or(Err(ServiceError::Timeout { timeout }));
         let trouble = match &said {
             Err(ServiceError::TransportSend(why)) => Some(TransportErrorKind::classify(why)),
             _ => None,
         };
         match (&said, trouble, generation) {
             // Reconnect with a new access token.
-            (_, Some(TransportErrorKind::Rejected(401, _)), Some(generation)) if self.can_renew_token() => {
+            (_, Some(TransportErrorKind::Rejected(401, _)), Some(generation))
+                if self.can_renew_token() =>
+            {
                 self.report_session_lost(generation)
             }
             // Reconnect, because the server lost the session.
-            (_, Some(TransportErrorKind::SessionLost), Some(generation)) => self.report_session_lost(generation),
+            (_, Some(TransportErrorKind::SessionLost), Some(generation)) => {
+                self.report_session_lost(generation)
+            }
             // A rejected request does not count against the upstream.
             (_, Some(TransportErrorKind::Rejected(..)), _) => {}
-            (Err(ServiceError::Timeout { .. }), _, Some(generation)) => self.on_failure(generation, UpstreamFailure::Timeout),
+            (Err(ServiceError::Timeout { .. }), _, Some(generation)) => {
+                self.on_failure(generation, UpstreamFailure::Timeout)
+            }
             // The supervisor notices the end of the only stream.
             (Err(ServiceError::TransportClosed), ..) if self.has_one_stream() => {}
-            (Err(ServiceError::TransportSend(_) | ServiceError::TransportClosed), _, Some(generation)) => {
+            (
+                Err(ServiceError::TransportSend(_) | ServiceError::TransportClosed),
+                _,
+                Some(generation),
+            ) => {
                 self.on_failure(generation, UpstreamFailure::Disconnected);
             }
             // The upstream was not connected in the first place.
-            (Err(ServiceError::TransportSend(_) | ServiceError::TransportClosed | ServiceError::Timeout { .. }), ..) => {}
+            (
+                Err(
+                    ServiceError::TransportSend(_)
+                    | ServiceError::TransportClosed
+                    | ServiceError::Timeout { .. },
+                ),
+                ..,
+            ) => {}
             (Ok(_), ..) => self.on_success(),
             _ => self.on_response(),
         }
@@ -314,11 +386,22 @@ impl UpstreamSupervisor {
         told.await.unwrap_or(Err(ServiceError::TransportClosed))
     }
 
-    async fn send_subscription(&self, uri: &str, wants: bool, promised: bool) -> Result<(), ServiceError> {
+    async fn send_subscription(
+        &self,
+        uri: &str,
+        wants: bool,
+        promised: bool,
+    ) -> Result<(), ServiceError> {
         let news = {
             let mut wanted = lock(&self.subscribed_uris);
-            if wants && !wanted.contains(uri) && wanted.bytes() + uri.len() > MAX_SUBSCRIBED_URI_BYTES {
-                let full = ErrorData::internal_error("too many resource subscriptions for this upstream; try again later", None);
+            if wants
+                && !wanted.contains(uri)
+                && wanted.bytes() + uri.len() > MAX_SUBSCRIBED_URI_BYTES
+            {
+                let full = ErrorData::internal_error(
+                    "too many resource subscriptions for this upstream; try again later",
+                    None,
+                );
                 return Err(ServiceError::McpError(full));
             }
             if wants { wanted.insert(uri) } else { wanted.remove(uri) }
@@ -340,14 +423,21 @@ impl UpstreamSupervisor {
             };
             match told {
                 // The supervisor reconnects.
-                Err(ServiceError::TransportSend(why)) if matches!(TransportErrorKind::classify(&why), TransportErrorKind::SessionLost) => {
+                Err(ServiceError::TransportSend(why))
+                    if matches!(
+                        TransportErrorKind::classify(&why),
+                        TransportErrorKind::SessionLost
+                    ) =>
+                {
                     self.report_session_lost(standing.generation);
                     Err(ServiceError::TransportClosed)
                 }
                 told => told,
             }
         };
-        let told = tokio::time::timeout(timeout, told).await.unwrap_or(Err(ServiceError::Timeout { timeout }));
+        let told = tokio::time::timeout(timeout, told)
+            .await
+            .unwrap_or(Err(ServiceError::Timeout { timeout }));
         match told {
             // The subscription is restored after reconnecting.
             Err(ServiceError::TransportClosed) if wants && promised => Ok(()),
@@ -369,9 +459,14 @@ mod tests {
     #[tokio::test]
     async fn an_empty_cursor_marks_the_last_page() {
         let pages_of = async |cursors: [&str; 2]| {
-            let ask =
-                |page: Option<PaginatedRequestParams>| async move { Ok::<_, ServiceError>(page.and_then(|page| page.cursor).is_some()) };
-            read_pages(ask, |later: bool| (vec![later], Some(cursors[usize::from(later)].to_owned()))).await.unwrap()
+            let ask = |page: Option<PaginatedRequestParams>| async move {
+                Ok::<_, ServiceError>(page.and_then(|page| page.cursor).is_some())
+            };
+            read_pages(ask, |later: bool| {
+                (vec![later], Some(cursors[usize::from(later)].to_owned()))
+            })
+            .await
+            .unwrap()
         };
         assert_eq!(pages_of(["", "b"]).await, (vec![false], true));
         assert_eq!(pages_of(["a", ""]).await, (vec![false, true], true));

@@ -23,12 +23,25 @@ pub(super) struct AccessTokenRequest<'a> {
 
 impl AccessTokenRequest<'_> {
     /// Fetches a token for an upstream.
-    pub(super) async fn fetch_token(&self, client: &Client, upstream: &str) -> Result<String, String> {
-        let (id, secret) = (self.client_id.resolve_and_remember()?, self.client_secret.resolve_and_remember()?);
-        self.request_token(client, upstream, &id, &secret).await.map_err(|why| format!("cannot get an access token: {why}"))
+    pub(super) async fn fetch_token(
+        &self,
+        client: &Client,
+        upstream: &str,
+    ) -> Result<String, String> {
+        let (id, secret) =
+            (self.client_id.resolve_and_remember()?, self.client_secret.resolve_and_remember()?);
+        self.request_token(client, upstream, &id, &secret)
+            .await
+            .map_err(|why| format!("cannot get an access token: {why}"))
     }
 
-    async fn request_token(&self, client: &Client, upstream: &str, id: &str, secret: &str) -> Result<String, String> {
+    async fn request_token(
+        &self,
+        client: &Client,
+        upstream: &str,
+        id: &str,
+        secret: &str,
+    ) -> Result<String, String> {
         let mut form = vec![("grant_type", "client_credentials".to_owned())];
         let mut scope = self.scope.map(str::to_owned);
         let (url, in_form) = match self.source {
@@ -52,7 +65,8 @@ impl AccessTokenRequest<'_> {
         if status != 200 {
             return Err(format!("the token endpoint answered with status {status}"));
         }
-        string_field(&answer, "access_token").ok_or_else(|| "the token endpoint returned no `access_token`".to_owned())
+        string_field(&answer, "access_token")
+            .ok_or_else(|| "the token endpoint returned no `access_token`".to_owned())
     }
 }
 
@@ -71,28 +85,54 @@ struct ProtectedResourceMetadata {
 impl ProtectedResourceMetadata {
     async fn load(client: &Client, upstream: &str, issuer: &str) -> Result<Self, String> {
         let own = Url::parse(upstream).map_err(|error| format!("`url`: {error}"))?;
-        let request = client.get(own.clone()).header(ACCEPT, "application/json, text/event-stream").timeout(OAUTH_REQUEST_TIMEOUT);
+        let request = client
+            .get(own.clone())
+            .header(ACCEPT, "application/json, text/event-stream")
+            .timeout(OAUTH_REQUEST_TIMEOUT);
         let answer = request.send().await.map_err(|error| error.without_url().to_string())?;
-        let challenge = answer.headers().get(WWW_AUTHENTICATE).and_then(|value| value.to_str().ok()).unwrap_or_default().to_owned();
+        let challenge = answer
+            .headers()
+            .get(WWW_AUTHENTICATE)
+            .and_then(|value| value.to_str().ok())
+            .unwrap_or_default()
+            .to_owned();
         // Close the response: a server that does not reject it may stream forever.
         drop(answer);
         // Use only metadata of the same origin.
-        let named = challenge_parameter(&challenge, "resource_metadata").and_then(|url| Url::parse(&url).ok());
-        let places = named.filter(|url| url.origin() == own.origin()).into_iter().chain(well_known_urls(&own, "oauth-protected-resource"));
+        let named = challenge_parameter(&challenge, "resource_metadata")
+            .and_then(|url| Url::parse(&url).ok());
+        let places = named
+            .filter(|url| url.origin() == own.origin())
+            .into_iter()
+            .chain(well_known_urls(&own, "oauth-protected-resource"));
         let Some(metadata) = first_json_object(client, places).await? else {
             // Without metadata, the URL is the resource identifier.
-            return Ok(Self { resource: resource_identifier(&own), scope: challenge_parameter(&challenge, "scope") });
+            return Ok(Self {
+                resource: resource_identifier(&own),
+                scope: challenge_parameter(&challenge, "scope"),
+            });
         };
-        let resource = string_field(&metadata, "resource").ok_or("the resource metadata of the upstream has no `resource`")?;
+        let resource = string_field(&metadata, "resource")
+            .ok_or("the resource metadata of the upstream has no `resource`")?;
         if !Url::parse(&resource).is_ok_and(|resource| is_same_or_parent(&resource, &own)) {
-            return Err(format!("the resource metadata of the upstream names another resource: `{}`", truncate_text(&resource)));
+            return Err(format!(
+                "the resource metadata of the upstream names another resource: `{}`",
+                truncate_text(&resource)
+            ));
         }
         let issuers = string_array_field(&metadata, "authorization_servers");
-        if !issuers.iter().any(|named| named.trim_end_matches('/') == issuer.trim_end_matches('/')) {
-            return Err(format!("the upstream accepts tokens of `{}`, not of the issuer `{issuer}`", truncate_text(&issuers.join("`, `"))));
+        if !issuers.iter().any(|named| named.trim_end_matches('/') == issuer.trim_end_matches('/'))
+        {
+            return Err(format!(
+                "the upstream accepts tokens of `{}`, not of the issuer `{issuer}`",
+                truncate_text(&issuers.join("`, `"))
+            ));
         }
         let all = string_array_field(&metadata, "scopes_supported").join(" ");
-        Ok(Self { resource, scope: challenge_parameter(&challenge, "scope").or((!all.is_empty()).then_some(all)) })
+        Ok(Self {
+            resource,
+            scope: challenge_parameter(&challenge, "scope").or((!all.is_empty()).then_some(all)),
+        })
     }
 }
 
@@ -117,7 +157,8 @@ fn truncate_text(text: &str) -> String {
 /// Returns whether a resource identifier is the address or a parent path of it.
 fn is_same_or_parent(resource: &Url, address: &Url) -> bool {
     let (outer, inner) = (resource.path().trim_end_matches('/'), address.path());
-    resource.origin() == address.origin() && inner.strip_prefix(outer).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+    resource.origin() == address.origin()
+        && inner.strip_prefix(outer).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
 
 /// The token endpoint of an issuer, and how clients authenticate there (RFC 8414).
@@ -131,30 +172,49 @@ impl TokenEndpoint {
     async fn discover(client: &Client, issuer: &str) -> Result<Self, String> {
         let own = Url::parse(issuer).map_err(|error| format!("`issuer`: {error}"))?;
         let own_place = |what: &str| well_known_urls(&own, what).into_iter().next();
-        let mut places: Vec<Url> = ["oauth-authorization-server", "openid-configuration"].into_iter().filter_map(own_place).collect();
-        places.extend(Url::parse(&format!("{}/.well-known/openid-configuration", issuer.trim_end_matches('/'))));
-        let (mut metadata, mut why) = (None, format!("cannot find the metadata of the issuer `{issuer}`; set `token_url`"));
+        let mut places: Vec<Url> = ["oauth-authorization-server", "openid-configuration"]
+            .into_iter()
+            .filter_map(own_place)
+            .collect();
+        places.extend(Url::parse(&format!(
+            "{}/.well-known/openid-configuration",
+            issuer.trim_end_matches('/')
+        )));
+        let (mut metadata, mut why) =
+            (None, format!("cannot find the metadata of the issuer `{issuer}`; set `token_url`"));
         for place in places {
-            let Some(said) = first_json_object(client, [place]).await.unwrap_or_default() else { continue };
+            let Some(said) = first_json_object(client, [place]).await.unwrap_or_default() else {
+                continue;
+            };
             let named = string_field(&said, "issuer").unwrap_or_default();
             if named.trim_end_matches('/') == issuer.trim_end_matches('/') {
                 metadata = Some(said);
                 break;
             }
-            why = format!("the metadata of the issuer `{issuer}` names another issuer: `{}`", truncate_text(&named));
+            why = format!(
+                "the metadata of the issuer `{issuer}` names another issuer: `{}`",
+                truncate_text(&named)
+            );
         }
         let metadata = metadata.ok_or(why)?;
-        let token_endpoint = string_field(&metadata, "token_endpoint")
-            .ok_or_else(|| format!("the metadata of the issuer `{issuer}` has no `token_endpoint`"))?;
+        let token_endpoint = string_field(&metadata, "token_endpoint").ok_or_else(|| {
+            format!("the metadata of the issuer `{issuer}` has no `token_endpoint`")
+        })?;
         // Never send a secret unencrypted if the issuer uses HTTPS.
         if own.scheme() == "https" && !token_endpoint.starts_with("https://") {
-            return Err(format!("the token endpoint of the issuer `{issuer}` is not encrypted: `{}`", truncate_text(&token_endpoint)));
+            return Err(format!(
+                "the token endpoint of the issuer `{issuer}` is not encrypted: `{}`",
+                truncate_text(&token_endpoint)
+            ));
         }
         let methods = string_array_field(&metadata, "token_endpoint_auth_methods_supported");
         let takes = |method: &str| methods.iter().any(|known| known == method);
         let in_form = takes("client_secret_post") && !takes("client_secret_basic");
         if !in_form && !methods.is_empty() && !takes("client_secret_basic") {
-            return Err(format!("the issuer `{issuer}` does not support client secrets, only {}", truncate_text(&methods.join(", "))));
+            return Err(format!(
+                "the issuer `{issuer}` does not support client secrets, only {}",
+                truncate_text(&methods.join(", "))
+            ));
         }
         Ok(Self { url: token_endpoint, has_form_credentials: in_form })
     }
@@ -169,9 +229,15 @@ fn well_known_urls(address: &Url, what: &str) -> Vec<Url> {
 }
 
 /// Returns the first JSON object that one of the URLs returns.
-async fn first_json_object(client: &Client, places: impl IntoIterator<Item = Url>) -> Result<Option<Value>, String> {
+async fn first_json_object(
+    client: &Client,
+    places: impl IntoIterator<Item = Url>,
+) -> Result<Option<Value>, String> {
     for place in places {
-        let (status, said) = send_json_request(client.get(place).header(ACCEPT, "application/json").timeout(OAUTH_REQUEST_TIMEOUT)).await?;
+        let (status, said) = send_json_request(
+            client.get(place).header(ACCEPT, "application/json").timeout(OAUTH_REQUEST_TIMEOUT),
+        )
+        .await?;
         if status == 200 && said.is_object() {
             return Ok(Some(said));
         }
@@ -183,7 +249,9 @@ async fn first_json_object(client: &Client, places: impl IntoIterator<Item = Url
 async fn send_json_request(request: reqwest::RequestBuilder) -> Result<(u16, Value), String> {
     let answer = request.send().await.map_err(|error| error.without_url().to_string())?;
     let status = answer.status().as_u16();
-    let said = crate::upstream::transport::bounded_http::read_body(answer).await.map_err(|error| error.without_url().to_string())?;
+    let said = crate::upstream::transport::bounded_http::read_body(answer)
+        .await
+        .map_err(|error| error.without_url().to_string())?;
     Ok((status, said.and_then(|said| serde_json::from_slice(&said).ok()).unwrap_or_default()))
 }
 
@@ -192,7 +260,14 @@ fn string_field(value: &Value, key: &str) -> Option<String> {
 }
 
 fn string_array_field(value: &Value, key: &str) -> Vec<String> {
-    value.get(key).and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_str).map(str::to_owned).collect()
+    value
+        .get(key)
+        .and_then(Value::as_array)
+        .into_iter()
+        .flatten()
+        .filter_map(Value::as_str)
+        .map(str::to_owned)
+        .collect()
 }
 
 /// Returns a parameter of a challenge such as `Bearer scope="a b", error="x"`.
@@ -219,9 +294,12 @@ mod tests {
     #[test]
     fn a_challenge_is_read() {
         let challenge = r#"Bearer realm="no scope=here", resource_metadata="https://a.example/x", scope="a b", error=invalid_token"#;
-        for (name, value) in
-            [("resource_metadata", Some("https://a.example/x")), ("scope", Some("a b")), ("Error", Some("invalid_token")), ("none", None)]
-        {
+        for (name, value) in [
+            ("resource_metadata", Some("https://a.example/x")),
+            ("scope", Some("a b")),
+            ("Error", Some("invalid_token")),
+            ("none", None),
+        ] {
             assert_eq!(challenge_parameter(challenge, name).as_deref(), value, "{name}");
         }
         assert_eq!(challenge_parameter("Bearer", "scope"), None);
@@ -237,7 +315,11 @@ mod tests {
             ("https://evil.example/mcp", "https://a.example/mcp", false),
             ("http://a.example/mcp", "https://a.example/mcp", false),
         ] {
-            assert_eq!(is_same_or_parent(&Url::parse(resource).unwrap(), &Url::parse(address).unwrap()), is, "{resource} {address}");
+            assert_eq!(
+                is_same_or_parent(&Url::parse(resource).unwrap(), &Url::parse(address).unwrap()),
+                is,
+                "{resource} {address}"
+            );
         }
     }
 }

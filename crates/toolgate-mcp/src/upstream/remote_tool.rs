@@ -6,8 +6,9 @@ use std::time::Duration;
 use async_trait::async_trait;
 use rmcp::RoleClient;
 use rmcp::model::{
-    CallToolRequest, CallToolRequestParams, CallToolResult, CancelledNotification, CancelledNotificationParam, ClientCapabilities,
-    ClientRequest, InputRequiredResult, InputResponses, ProtocolVersion, RequestId, RequestMetaObject, ServerResult,
+    CallToolRequest, CallToolRequestParams, CallToolResult, CancelledNotification,
+    CancelledNotificationParam, ClientCapabilities, ClientRequest, InputRequiredResult,
+    InputResponses, ProtocolVersion, RequestId, RequestMetaObject, ServerResult,
 };
 use rmcp::service::{Peer, PeerRequestOptions};
 use serde_json::{Value, json};
@@ -20,7 +21,9 @@ use crate::mcp_convert;
 use crate::upstream::callbacks::{CallChannel, OpenQuestionCounter, ReplySender, UpstreamEvent};
 use crate::upstream::client_handler::client_info;
 use crate::upstream::result_value::{is_error_in_success, result_text, result_value};
-use crate::upstream::supervisor::{ActiveConnection, UpstreamFailure, UpstreamStatus, UpstreamSupervisor, is_modern};
+use crate::upstream::supervisor::{
+    ActiveConnection, UpstreamFailure, UpstreamStatus, UpstreamSupervisor, is_modern,
+};
 use crate::upstream::transport::direct_http::{DirectCallEvent, DirectCallParams, DirectClient};
 
 pub(super) use crate::upstream::classify_error::{TransportErrorKind, is_revision_mismatch};
@@ -46,8 +49,17 @@ pub(crate) struct DisconnectedHandler(pub(crate) String);
 
 #[async_trait]
 impl Handler for DisconnectedHandler {
-    async fn run(&self, _: &Permit, _: ToolContext, _: &CheckedArguments) -> Result<Value, Failure> {
-        Err(Failure::transient("upstream_unavailable", format!("the upstream `{}` is not connected", self.0)).effects(CallEffects::None))
+    async fn run(
+        &self,
+        _: &Permit,
+        _: ToolContext,
+        _: &CheckedArguments,
+    ) -> Result<Value, Failure> {
+        Err(Failure::transient(
+            "upstream_unavailable",
+            format!("the upstream `{}` is not connected", self.0),
+        )
+        .effects(CallEffects::None))
     }
 }
 
@@ -55,33 +67,58 @@ impl RemoteToolHandler {
     pub(crate) fn new(link: Arc<UpstreamSupervisor>, tool: &str) -> Self {
         let accepted = link.pins.accepted_digest(tool);
         let plain = link.pins.can_use_fast_path(tool) && crate::is_header_safe_name(tool);
-        Self { supervisor: link, tool: tool.to_owned(), accepted_digest: accepted, can_use_fast_path: plain }
+        Self {
+            supervisor: link,
+            tool: tool.to_owned(),
+            accepted_digest: accepted,
+            can_use_fast_path: plain,
+        }
     }
 
     /// Returns the error for an upstream that is down: since when, and when to retry.
     fn down_failure(&self) -> Failure {
-        let (name, since) = (&self.supervisor.upstream.name, format_time(self.supervisor.down_since()));
+        let (name, since) =
+            (&self.supervisor.upstream.name, format_time(self.supervisor.down_since()));
         let (message, wait, why) = match self.supervisor.status() {
-            UpstreamStatus::Starting => (format!("the upstream `{name}` has been starting since {since}"), STARTUP_RETRY_DELAY, None),
-            UpstreamStatus::Up { .. } => {
-                (format!("the upstream `{name}` has been down since {since}, and is reconnecting"), STARTUP_RETRY_DELAY, None)
-            }
+            UpstreamStatus::Starting => (
+                format!("the upstream `{name}` has been starting since {since}"),
+                STARTUP_RETRY_DELAY,
+                None,
+            ),
+            UpstreamStatus::Up { .. } => (
+                format!("the upstream `{name}` has been down since {since}, and is reconnecting"),
+                STARTUP_RETRY_DELAY,
+                None,
+            ),
             UpstreamStatus::Down { since, why, next } => {
                 let since = format_time(since);
-                match Duration::try_from(next.duration_since(Timestamp::now())).ok().filter(|wait| !wait.is_zero()) {
+                match Duration::try_from(next.duration_since(Timestamp::now()))
+                    .ok()
+                    .filter(|wait| !wait.is_zero())
+                {
                     Some(wait) => {
                         let ms = wait.as_millis();
-                        (format!("the upstream `{name}` has been down since {since}; the next attempt is in {ms} ms"), wait, Some(why))
+                        (
+                            format!(
+                                "the upstream `{name}` has been down since {since}; the next attempt is in {ms} ms"
+                            ),
+                            wait,
+                            Some(why),
+                        )
                     }
                     None => (
-                        format!("the upstream `{name}` has been down since {since}; an attempt is in progress"),
+                        format!(
+                            "the upstream `{name}` has been down since {since}; an attempt is in progress"
+                        ),
                         STARTUP_RETRY_DELAY,
                         Some(why),
                     ),
                 }
             }
         };
-        let failure = Failure::transient("upstream_unavailable", message).effects(CallEffects::None).retry_after_ms(retry_delay_ms(wait));
+        let failure = Failure::transient("upstream_unavailable", message)
+            .effects(CallEffects::None)
+            .retry_after_ms(retry_delay_ms(wait));
         // The reason may quote upstream output, so mark it as the upstream's words.
         match why {
             Some(why) => failure.upstream(json!({"said": why})),
@@ -89,7 +126,12 @@ impl RemoteToolHandler {
         }
     }
 
-    async fn call(&self, ctx: &ToolContext, arguments: &CheckedArguments, line: Option<&CallChannel>) -> Result<CallToolResult, Failure> {
+    async fn call(
+        &self,
+        ctx: &ToolContext,
+        arguments: &CheckedArguments,
+        line: Option<&CallChannel>,
+    ) -> Result<CallToolResult, Failure> {
         let link = &self.supervisor;
         if let Some((since, rest, hopeful)) = link.circuit_open() {
             let (name, since) = (&link.upstream.name, format_time(since));
@@ -97,16 +139,23 @@ impl RemoteToolHandler {
             let ms = retry_delay_ms(if hopeful { rest.min(STARTUP_RETRY_DELAY) } else { rest });
             let message = match hopeful {
                 true => {
-                    format!("the upstream `{name}` failed repeatedly; its circuit breaker is open since {since}, and it is being probed")
+                    format!(
+                        "the upstream `{name}` failed repeatedly; its circuit breaker is open since {since}, and it is being probed"
+                    )
                 }
                 false => {
-                    format!("the upstream `{name}` failed repeatedly; its circuit breaker is open since {since}, and closes in {ms} ms")
+                    format!(
+                        "the upstream `{name}` failed repeatedly; its circuit breaker is open since {since}, and closes in {ms} ms"
+                    )
                 }
             };
-            return Err(Failure::transient("upstream_unavailable", message).effects(CallEffects::None).retry_after_ms(ms));
+            return Err(Failure::transient("upstream_unavailable", message)
+                .effects(CallEffects::None)
+                .retry_after_ms(ms));
         }
         let mut seat = self.acquire_slot(ctx).await?;
-        let mut given = CallInputs { arguments: arguments.value().as_object(), responses: None, state: None };
+        let mut given =
+            CallInputs { arguments: arguments.value().as_object(), responses: None, state: None };
         for round in 0..MAX_REQUESTS_PER_CALL {
             // Check the connection and the definition before every request.
             let asked = async {
@@ -114,12 +163,16 @@ impl RemoteToolHandler {
                 self.check_definition()?;
                 link.extend_silence_limit(ctx.time_left().unwrap_or(link.upstream.timeout));
                 match standing.direct.as_ref().filter(|_| self.can_use_fast_path) {
-                    Some(straight) => self.call_direct(&standing, straight, &given, line, ctx).await,
+                    Some(straight) => {
+                        self.call_direct(&standing, straight, &given, line, ctx).await
+                    }
                     None => self.call_rmcp(&standing, &given, line, ctx).await,
                 }
             };
             // The upstream may have caused effects before it asked for input.
-            match asked.await.map_err(|failure| if round == 0 { failure } else { failure.without_declared_effects() })? {
+            match asked.await.map_err(|failure| {
+                if round == 0 { failure } else { failure.without_declared_effects() }
+            })? {
                 ServerResult::CallToolResult(result) => return Ok(result),
                 // Do not ask the client if its answer could not be sent.
                 ServerResult::InputRequiredResult(_) if round + 1 == MAX_REQUESTS_PER_CALL => break,
@@ -129,19 +182,26 @@ impl RemoteToolHandler {
                     let parked = link.suspended_calls.token();
                     drop(seat);
                     (given.responses, given.state) = self.ask_client(asked, line).await?;
-                    seat = self.acquire_slot(ctx).await.map_err(Failure::without_declared_effects)?;
+                    seat =
+                        self.acquire_slot(ctx).await.map_err(Failure::without_declared_effects)?;
                     drop(parked);
                 }
                 _ => {
                     link.on_response();
                     return Err(Failure::business(
                         "upstream_rejected",
-                        format!("the upstream `{}` returned an unsupported result type", link.upstream.name),
+                        format!(
+                            "the upstream `{}` returned an unsupported result type",
+                            link.upstream.name
+                        ),
                     ));
                 }
             }
         }
-        Err(Failure::business("upstream_rejected", format!("the upstream `{}` asked for input too many times", link.upstream.name)))
+        Err(Failure::business(
+            "upstream_rejected",
+            format!("the upstream `{}` asked for input too many times", link.upstream.name),
+        ))
     }
 
     /// Acquires a concurrency slot. A call that waits for one was not sent yet.
@@ -151,8 +211,11 @@ impl RemoteToolHandler {
         match tokio::time::timeout(patience, link.slots.acquire()).await {
             Ok(Ok(seat)) => Ok(seat),
             _ => {
-                let message = format!("the upstream `{}` is at its concurrency limit", link.upstream.name);
-                Err(Failure::transient("upstream_unavailable", message).effects(CallEffects::None).retry_after_ms(1_000))
+                let message =
+                    format!("the upstream `{}` is at its concurrency limit", link.upstream.name);
+                Err(Failure::transient("upstream_unavailable", message)
+                    .effects(CallEffects::None)
+                    .retry_after_ms(1_000))
             }
         }
     }
@@ -161,16 +224,22 @@ impl RemoteToolHandler {
     fn check_definition(&self) -> Result<(), Failure> {
         let name = &self.supervisor.upstream.name;
         if self.accepted_digest.is_none() {
-            let message =
-                format!("the tool `{}` of the upstream `{name}` was unknown when its rules were loaded, or is quarantined", self.tool);
-            return Err(Failure::transient("upstream_unavailable", message).effects(CallEffects::None).retry_after_ms(500));
+            let message = format!(
+                "the tool `{}` of the upstream `{name}` was unknown when its rules were loaded, or is quarantined",
+                self.tool
+            );
+            return Err(Failure::transient("upstream_unavailable", message)
+                .effects(CallEffects::None)
+                .retry_after_ms(500));
         }
         self.definition_failure().map_or(Ok(()), Err)
     }
 
     /// Returns the error for a tool whose definition differs from the accepted one.
     fn definition_failure(&self) -> Option<Failure> {
-        if self.accepted_digest.is_none() || self.supervisor.pins.is_current(&self.tool, self.accepted_digest) {
+        if self.accepted_digest.is_none()
+            || self.supervisor.pins.is_current(&self.tool, self.accepted_digest)
+        {
             return None;
         }
         let message = format!(
@@ -215,14 +284,20 @@ impl RemoteToolHandler {
             self.supervisor.on_message();
             match word {
                 // A client that reads too slowly misses messages.
-                DirectCallEvent::Client(word) => drop(line.map(|line| line.to_client.try_send(word))),
+                DirectCallEvent::Client(word) => {
+                    drop(line.map(|line| line.to_client.try_send(word)))
+                }
                 DirectCallEvent::ListsChanged => self.supervisor.on_lists_changed(),
-                DirectCallEvent::ResourceUpdated(uri) => self.supervisor.publish_resource_update(uri),
+                DirectCallEvent::ResourceUpdated(uri) => {
+                    self.supervisor.publish_resource_update(uri)
+                }
             }
         });
         let answer = answer.await;
         waiting.is_done = true;
-        answer.inspect(|_| self.supervisor.on_success()).map_err(|broken| self.classify_direct_error(broken, standing))
+        answer
+            .inspect(|_| self.supervisor.on_success())
+            .map_err(|broken| self.classify_direct_error(broken, standing))
     }
 
     /// Sends one request through rmcp and waits for the response.
@@ -238,7 +313,8 @@ impl RemoteToolHandler {
         let (generation, peer) = (standing.generation, &standing.peer);
         let mut params = CallToolRequestParams::new(self.tool.clone());
         params.arguments = given.arguments.cloned();
-        (params.input_responses, params.request_state) = (given.responses.clone(), given.state.clone());
+        (params.input_responses, params.request_state) =
+            (given.responses.clone(), given.state.clone());
         let request = ClientRequest::CallToolRequest(CallToolRequest::new(params));
         let mut options = PeerRequestOptions::no_options();
         if let Some(line) = line {
@@ -247,9 +323,15 @@ impl RemoteToolHandler {
         let _other = line.is_none().then(|| self.supervisor.routes.add_unrouted());
         let send = peer.send_request_with_option(request, options);
         let asked = OpenQuestionCounter::default();
-        let opened =
-            self.supervisor.routes.send_for_call(line, &asked, send, |handle| (handle.id.clone(), handle.progress_token.clone())).await;
-        let (handle, route) = opened.map_err(|error| self.classify_rmcp_error(error, false, standing))?;
+        let opened = self
+            .supervisor
+            .routes
+            .send_for_call(line, &asked, send, |handle| {
+                (handle.id.clone(), handle.progress_token.clone())
+            })
+            .await;
+        let (handle, route) =
+            opened.map_err(|error| self.classify_rmcp_error(error, false, standing))?;
         let mut waiting = RmcpRequestGuard {
             peer: peer.clone(),
             link: Arc::clone(&self.supervisor),
@@ -280,17 +362,28 @@ impl RemoteToolHandler {
         let refuse = |why: &str| {
             Failure::business(
                 "upstream_rejected",
-                format!("cannot answer the request of the upstream `{}` for input: {why}", self.supervisor.upstream.name),
+                format!(
+                    "cannot answer the request of the upstream `{}` for input: {why}",
+                    self.supervisor.upstream.name
+                ),
             )
         };
-        let Some(requests) = asked.input_requests.filter(|requests| !requests.is_empty()) else { return Ok((None, asked.request_state)) };
+        let Some(requests) = asked.input_requests.filter(|requests| !requests.is_empty()) else {
+            return Ok((None, asked.request_state));
+        };
         let line = line.ok_or_else(|| refuse("no client is connected to answer"))?;
         let (reply, answer) = ReplySender::new(None);
         line.to_client
             .try_send(UpstreamEvent::Inputs(mcp_convert::rename_questions(requests), reply))
             .map_err(|_| refuse("no client is connected to answer"))?;
-        let responses = answer.await.map_err(|_| refuse("no client is connected to answer"))?.map_err(|_| refuse("the client refused"))?;
-        Ok(((!responses.is_empty()).then(|| mcp_convert::restore_responses(responses)), asked.request_state))
+        let responses = answer
+            .await
+            .map_err(|_| refuse("no client is connected to answer"))?
+            .map_err(|_| refuse("the client refused"))?;
+        Ok((
+            (!responses.is_empty()).then(|| mcp_convert::restore_responses(responses)),
+            asked.request_state,
+        ))
     }
 }
 
@@ -375,7 +468,10 @@ impl Drop for RmcpRequestGuard {
                 if at_fault {
                     link.on_failure(generation, UpstreamFailure::Timeout);
                 }
-                let gone = CancelledNotificationParam::new(Some(id), Some("the caller no longer waits for the response".to_owned()));
+                let gone = CancelledNotificationParam::new(
+                    Some(id),
+                    Some("the caller no longer waits for the response".to_owned()),
+                );
                 let _ = peer.send_notification(CancelledNotification::new(gone).into()).await;
             }
         });
@@ -388,13 +484,21 @@ impl Handler for RemoteToolHandler {
         self.definition_failure()
     }
 
-    async fn run(&self, _: &Permit, ctx: ToolContext, arguments: &CheckedArguments) -> Result<Value, Failure> {
+    async fn run(
+        &self,
+        _: &Permit,
+        ctx: ToolContext,
+        arguments: &CheckedArguments,
+    ) -> Result<Value, Failure> {
         let line = ctx.extension::<CallChannel>();
         let result = self.call(&ctx, arguments, line.as_deref()).await?;
         let said = result_text(&result);
         // The tool ran to its end, so its changes before the failure are done.
         let failed = || {
-            let message = format!("the tool `{}` of the upstream `{}` reported a failure", self.tool, self.supervisor.upstream.name);
+            let message = format!(
+                "the tool `{}` of the upstream `{}` reported a failure",
+                self.tool, self.supervisor.upstream.name
+            );
             Failure::business("tool_failed", message).effects(CallEffects::Done)
         };
         // An error text may contain a credential.
@@ -405,7 +509,10 @@ impl Handler for RemoteToolHandler {
             return Err(failure.upstream(clean(json!({"said": said, "structured": structured}))));
         }
         // Some servers report an error in a successful result.
-        let blurted = || (self.supervisor.upstream.detects_text_errors && is_error_in_success(&result)).then(failed);
+        let blurted = || {
+            (self.supervisor.upstream.detects_text_errors && is_error_in_success(&result))
+                .then(failed)
+        };
         if let Some(failure) = self.match_error_pattern(&said).or_else(blurted) {
             return Err(failure.upstream(clean(json!({"said": said}))));
         }
@@ -415,7 +522,8 @@ impl Handler for RemoteToolHandler {
             return Ok(own);
         }
         if let Some(line) = &line {
-            *line.raw_result.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Some((value.clone(), Box::new(result)));
+            *line.raw_result.lock().unwrap_or_else(std::sync::PoisonError::into_inner) =
+                Some((value.clone(), Box::new(result)));
         }
         Ok(value)
     }

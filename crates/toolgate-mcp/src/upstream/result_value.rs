@@ -7,17 +7,24 @@ use serde_json::{Value, json};
 ///
 /// Many servers report failures that way: `Error: …`, `Database error: …`.
 pub(crate) fn is_error_in_success(result: &CallToolResult) -> bool {
-    let ([ContentBlock::Text(text)], None) = (result.content.as_slice(), &result.structured_content) else { return false };
+    let ([ContentBlock::Text(text)], None) =
+        (result.content.as_slice(), &result.structured_content)
+    else {
+        return false;
+    };
     let Some((head, _)) = text.text.split_once(": ") else { return false };
     let is_word = |word: &str| !word.is_empty() && word.chars().all(char::is_alphabetic);
     let mut words = head.split(' ');
     let last = words.next_back().unwrap_or_default();
-    matches!(last, "Error" | "error") && words.clone().count() <= 2 && words.all(|word| is_word(word) && !word.eq_ignore_ascii_case("no"))
+    matches!(last, "Error" | "error")
+        && words.clone().count() <= 2
+        && words.all(|word| is_word(word) && !word.eq_ignore_ascii_case("no"))
 }
 
 /// Returns the concatenated text blocks of a result.
 pub(crate) fn result_text(result: &CallToolResult) -> String {
-    let texts = result.content.iter().filter_map(|block| block.as_text().map(|text| text.text.as_str()));
+    let texts =
+        result.content.iter().filter_map(|block| block.as_text().map(|text| text.text.as_str()));
     texts.collect::<Vec<_>>().join("\n")
 }
 
@@ -32,15 +39,21 @@ pub(crate) fn result_value(result: &CallToolResult) -> Value {
     match result.content.as_slice() {
         [] => Value::Null,
         [ContentBlock::Text(text)] => text_value(&text.text),
-        blocks if blocks.iter().all(|block| block.as_text().is_some()) => Value::String(result_text(result)),
+        blocks if blocks.iter().all(|block| block.as_text().is_some()) => {
+            Value::String(result_text(result))
+        }
         blocks => Value::Array(blocks.iter().map(describe_block).collect()),
     }
 }
 
 fn text_value(text: &str) -> Value {
-    let bounds = toolgate_json::JsonBounds { bytes: 4 << 20, ..toolgate_json::JsonBounds::default() };
+    let bounds =
+        toolgate_json::JsonBounds { bytes: 4 << 20, ..toolgate_json::JsonBounds::default() };
     let structured = text.trim_start().starts_with(['{', '[']);
-    structured.then(|| toolgate_json::parse(text.as_bytes(), &bounds).ok()).flatten().unwrap_or_else(|| Value::String(text.to_owned()))
+    structured
+        .then(|| toolgate_json::parse(text.as_bytes(), &bounds).ok())
+        .flatten()
+        .unwrap_or_else(|| Value::String(text.to_owned()))
 }
 
 /// Describes a content block, with a digest in place of binary data.
@@ -51,7 +64,9 @@ fn describe_block(block: &ContentBlock) -> Value {
         ContentBlock::Image(image) => binary("image", Some(&image.mime_type), &image.data),
         ContentBlock::Audio(audio) => binary("audio", Some(&audio.mime_type), &audio.data),
         ContentBlock::Resource(embedded) => match &embedded.resource {
-            ResourceContents::TextResourceContents { uri, text, .. } => json!({"type": "resource", "uri": uri, "text": text}),
+            ResourceContents::TextResourceContents { uri, text, .. } => {
+                json!({"type": "resource", "uri": uri, "text": text})
+            }
             ResourceContents::BlobResourceContents { uri, blob, mime_type, .. } => {
                 let mut described = binary("resource", mime_type.as_deref(), blob);
                 if let Some(fields) = described.as_object_mut() {
@@ -72,7 +87,12 @@ mod tests {
     #[test]
     fn error_texts_in_successes_are_detected() {
         let says = |text: &str| CallToolResult::success(vec![ContentBlock::text(text)]);
-        for text in ["Error: no such table", "error: x", "Database error: near \"x\"", "Invalid input error: y"] {
+        for text in [
+            "Error: no such table",
+            "error: x",
+            "Database error: near \"x\"",
+            "Invalid input error: y",
+        ] {
             assert!(is_error_in_success(&says(text)), "{text}");
         }
         for text in [

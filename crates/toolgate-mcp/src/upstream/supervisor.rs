@@ -8,7 +8,10 @@ use std::time::Duration;
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
 use rmcp::RoleClient;
-use rmcp::model::{LoggingLevel, ProgressToken, Prompt, ProtocolVersion, RequestId, Resource, ResourceTemplate, ServerCapabilities, Tool};
+use rmcp::model::{
+    LoggingLevel, ProgressToken, Prompt, ProtocolVersion, RequestId, Resource, ResourceTemplate,
+    ServerCapabilities, Tool,
+};
 use rmcp::service::Peer;
 use serde::Serialize;
 use tokio::sync::{Notify, Semaphore, watch};
@@ -41,7 +44,8 @@ const MIN_RELIST_INTERVAL: Duration = Duration::from_millis(250);
 const MIN_STABLE_CONNECTION_AGE: Duration = Duration::from_secs(10);
 
 /// The channel for resource updates of all upstreams.
-pub(crate) type ResourceUpdateSender = tokio::sync::broadcast::Sender<crate::resources::ResourceKey>;
+pub(crate) type ResourceUpdateSender =
+    tokio::sync::broadcast::Sender<crate::resources::ResourceKey>;
 
 /// The status of an upstream.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -143,7 +147,8 @@ pub(crate) struct UpstreamSupervisor {
     pub(crate) start_count: AtomicU32,
     pub(crate) breaker: crate::upstream::connection_health::CircuitBreaker,
     /// Set while the upstream may have changed its protocol revision.
-    pub(crate) revision_suspicion: Mutex<Option<crate::upstream::connection_health::RevisionSuspicion>>,
+    pub(crate) revision_suspicion:
+        Mutex<Option<crate::upstream::connection_health::RevisionSuspicion>>,
     /// Counts responses.
     pub(crate) response_count: AtomicU64,
     /// The circuit breaker opened, and the upstream has not responded since.
@@ -165,8 +170,16 @@ pub(crate) struct UpstreamSupervisor {
 }
 
 impl UpstreamSupervisor {
-    pub(crate) fn start(upstream: UpstreamConfig, pins: Pins, launcher: Option<PathBuf>, updates: ResourceUpdateSender) -> Arc<Self> {
-        let offer = UpstreamCatalog { tools: pins.accepted().unwrap_or_default(), ..UpstreamCatalog::default() };
+    pub(crate) fn start(
+        upstream: UpstreamConfig,
+        pins: Pins,
+        launcher: Option<PathBuf>,
+        updates: ResourceUpdateSender,
+    ) -> Arc<Self> {
+        let offer = UpstreamCatalog {
+            tools: pins.accepted().unwrap_or_default(),
+            ..UpstreamCatalog::default()
+        };
         let link = Arc::new(Self {
             slots: Semaphore::new(upstream.max_concurrency),
             suspended_calls: TaskTracker::new(),
@@ -291,11 +304,13 @@ impl UpstreamSupervisor {
         self.on_connected();
         let generation = u64::from(self.start_count.load(Ordering::Relaxed));
         let straight = connection.direct.take();
-        *lock(&self.connection) = Some(Arc::new(ActiveConnection { generation, peer: peer.clone(), direct: straight }));
+        *lock(&self.connection) =
+            Some(Arc::new(ActiveConnection { generation, peer: peer.clone(), direct: straight }));
         let begun = tokio::time::Instant::now();
         self.status.send_replace(UpstreamStatus::Up { since: Timestamp::now() });
         tracing::info!(upstream = self.upstream.name, "upstream is up");
-        let why = self.watch_connection(&connection.service, &connection.closed, &peer, generation).await;
+        let why =
+            self.watch_connection(&connection.service, &connection.closed, &peer, generation).await;
         // Connections that keep failing early increase the backoff.
         if begun.elapsed() > MIN_STABLE_CONNECTION_AGE {
             *tries = 0;
@@ -304,7 +319,13 @@ impl UpstreamSupervisor {
         *lock(&self.connection) = None;
         let _ = connection.service.close_with_timeout(Duration::from_secs(2)).await;
         if let Some(child) = connection.child.take() {
-            child.stop(if self.stop_requested.is_cancelled() { PROCESS_EXIT_TIMEOUT } else { Duration::ZERO }).await;
+            child
+                .stop(if self.stop_requested.is_cancelled() {
+                    PROCESS_EXIT_TIMEOUT
+                } else {
+                    Duration::ZERO
+                })
+                .await;
         }
         why
     }
@@ -381,9 +402,13 @@ impl UpstreamSupervisor {
 
     /// Returns whether the access token may have expired and can be fetched again.
     pub(crate) fn can_renew_token(&self) -> bool {
-        let renews = matches!(&self.upstream.transport, UpstreamTransport::Http { credentials: Credentials::ClientCredentials { .. }, .. });
+        let renews = matches!(
+            &self.upstream.transport,
+            UpstreamTransport::Http { credentials: Credentials::ClientCredentials { .. }, .. }
+        );
         let fresh = |since: &Timestamp| {
-            Duration::try_from(Timestamp::now().duration_since(*since)).is_ok_and(|age| age < MIN_TOKEN_AGE_FOR_RENEWAL)
+            Duration::try_from(Timestamp::now().duration_since(*since))
+                .is_ok_and(|age| age < MIN_TOKEN_AGE_FOR_RENEWAL)
         };
         let fresh = matches!(&*self.status.borrow(), UpstreamStatus::Up { since } if fresh(since));
         renews && !fresh
@@ -471,5 +496,7 @@ async fn wait_for_listing(asking: &mut PendingListing<'_>) -> Result<(), String>
 
 /// Returns whether the connection uses revision 2026-07-28 or later.
 pub(crate) fn is_modern(peer: &Peer<RoleClient>) -> bool {
-    peer.peer_info().is_some_and(|info| info.protocol_version.as_str() >= ProtocolVersion::V_2026_07_28.as_str())
+    peer.peer_info().is_some_and(|info| {
+        info.protocol_version.as_str() >= ProtocolVersion::V_2026_07_28.as_str()
+    })
 }

@@ -27,7 +27,10 @@ async fn client_info_and_capabilities_have_size_limits() {
     let gate = TestGateway::open(CALC_TOOL_CONFIG).await;
     let http = http_client();
     let post = async |message: Value| {
-        let request = http.post(format!("{}/mcp", gate.url)).header("accept", ACCEPT_JSON_OR_EVENTS).json(&message);
+        let request = http
+            .post(format!("{}/mcp", gate.url))
+            .header("accept", ACCEPT_JSON_OR_EVENTS)
+            .json(&message);
         let answer = request.send().await.unwrap();
         let opened = answer.headers().contains_key("mcp-session-id");
         (answer.status().as_u16(), opened, last_message(&answer.text().await.unwrap()))
@@ -42,30 +45,56 @@ async fn client_info_and_capabilities_have_size_limits() {
     let (status, opened, said) = post(hello(can(1_000), &"t".repeat(30_000), json!(0))).await;
     assert!((status, opened) == (200, true) && said["result"].is_object(), "{said}");
     let long = "t".repeat(70_000);
-    for greeting in [hello(can(3_000), "", json!(0)), hello(json!({}), &long, json!(0)), hello(json!({}), "", json!(long))] {
+    for greeting in [
+        hello(can(3_000), "", json!(0)),
+        hello(json!({}), &long, json!(0)),
+        hello(json!({}), "", json!(long)),
+    ] {
         let (status, opened, said) = post(greeting).await;
-        assert_eq!((status, opened, &said["error"]["data"]["code"]), (400, false, &json!("invalid_request")), "{said}");
+        assert_eq!(
+            (status, opened, &said["error"]["data"]["code"]),
+            (400, false, &json!("invalid_request")),
+            "{said}"
+        );
         assert!(said["error"]["message"].as_str().unwrap().contains("at most 64 KiB"), "{said}");
     }
     // A call of one that is refused so has its row, alone or among others.
     let calc = |id: u64, about: &str| {
         let meta = json!({"progressToken": 1, "traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "x": about});
-        let params = json!({"name": "calc", "arguments": {"expression": id.to_string()}, "_meta": meta});
+        let params =
+            json!({"name": "calc", "arguments": {"expression": id.to_string()}, "_meta": meta});
         json!({"jsonrpc": "2.0", "id": id, "method": "tools/call", "params": params})
     };
     let (status, _, said) = post(calc(1, &long)).await;
-    assert!((status, count_rows(&gate, "calc")) == (400, 1) && said["error"]["data"]["callId"].is_string(), "{said}");
+    assert!(
+        (status, count_rows(&gate, "calc")) == (400, 1)
+            && said["error"]["data"]["callId"].is_string(),
+        "{said}"
+    );
     let (status, _, said) = post(json!([calc(1, ""), calc(2, &long)])).await;
     assert_eq!((status, count_rows(&gate, "calc")), (400, 3), "{said}");
-    for (session, meta) in [("a", json!({"progressToken": 1, "x": "t".repeat(30_000)})), ("b", json!({"x": vec![0; 1_000]}))] {
+    for (session, meta) in [
+        ("a", json!({"progressToken": 1, "x": "t".repeat(30_000)})),
+        ("b", json!({"x": vec![0; 1_000]})),
+    ] {
         let client = gate.client().in_session(session);
-        let (status, said) =
-            client.call_method("tools/call", json!({"name": "calc", "arguments": {"expression": "6 * 7"}, "_meta": meta})).await;
-        assert!(status == 200 && said["result"]["structuredContent"] == json!({"result": 42}), "{said}");
+        let (status, said) = client
+            .call_method(
+                "tools/call",
+                json!({"name": "calc", "arguments": {"expression": "6 * 7"}, "_meta": meta}),
+            )
+            .await;
+        assert!(
+            status == 200 && said["result"]["structuredContent"] == json!({"result": 42}),
+            "{said}"
+        );
     }
     // What is asked for may be long.
     let long = format!("1{}", " ".repeat(100_000));
-    let (status, said) = gate.client().call_method("tools/call", json!({"name": "calc", "arguments": {"expression": long}})).await;
+    let (status, said) = gate
+        .client()
+        .call_method("tools/call", json!({"name": "calc", "arguments": {"expression": long}}))
+        .await;
     assert_eq!((status, said["result"]["isError"].is_boolean()), (200, true), "{status}");
     gate.shut_down().await;
 }
@@ -73,7 +102,9 @@ async fn client_info_and_capabilities_have_size_limits() {
 #[tokio::test(flavor = "multi_thread")]
 async fn non_call_requests_keep_permits_while_client_is_away() {
     let let_go = Arc::new(Semaphore::new(0));
-    let gate = gateway_with_slow_server(&let_go, "[gateway]\nconcurrency = 3\nstream_timeout = \"1s\"\n").await;
+    let gate =
+        gateway_with_slow_server(&let_go, "[gateway]\nconcurrency = 3\nstream_timeout = \"1s\"\n")
+            .await;
     let session = ResumableTestSession::connect(&gate.url, "2025-11-25").await;
     let post = |message: Value| session.http_request(Method::POST).json(&message).send();
     // Each is sent away before its answer is there.
@@ -104,7 +135,11 @@ async fn check_keeps_permit_until_hooks_end_after_disconnect() {
     let hook = write_script(
         home.path(),
         "hook",
-        &format!("cat > /dev/null; echo x >> {}; until [ -e {} ]; do sleep 0.02; done", begun.display(), enough.display()),
+        &format!(
+            "cat > /dev/null; echo x >> {}; until [ -e {} ]; do sleep 0.02; done",
+            begun.display(),
+            enough.display()
+        ),
     );
     let gate = TestGateway::open(&format!(
         "[tools.pay]\nkind = \"client\"\npolicy = \"open\"\n[[hooks]]\nname = \"slow\"\ncommand = {hook}\ntools = [\"pay\"]\n\
@@ -112,7 +147,11 @@ async fn check_keeps_permit_until_hooks_end_after_disconnect() {
     ))
     .await;
     let http = http_client();
-    let check = |id: &str| http.post(format!("{}/v1/calls/check", gate.url)).json(&json!({"id": id, "session": id, "tool": "pay"})).send();
+    let check = |id: &str| {
+        http.post(format!("{}/v1/calls/check", gate.url))
+            .json(&json!({"id": id, "session": id, "tool": "pay"}))
+            .send()
+    };
     let first = tokio::spawn(check("first"));
     wait_until("its hook runs", async || count_lines(&begun) == 1).await;
     first.abort();
@@ -132,7 +171,11 @@ async fn call_keeps_permit_until_it_ends_after_disconnect() {
     let hook = write_script(
         home.path(),
         "hook",
-        &format!("cat > /dev/null; echo x >> {}; until [ -e {} ]; do sleep 0.02; done", begun.display(), enough.display()),
+        &format!(
+            "cat > /dev/null; echo x >> {}; until [ -e {} ]; do sleep 0.02; done",
+            begun.display(),
+            enough.display()
+        ),
     );
     let gate = TestGateway::open(&format!(
         "{CALC_TOOL_CONFIG}[[hooks]]\nname = \"slow\"\ncommand = {hook}\ntools = [\"calc\"]\nwhen = \"after\"\ntimeout = \"60s\"\n[gateway]\nconcurrency = 1\n"
@@ -141,8 +184,17 @@ async fn call_keeps_permit_until_it_ends_after_disconnect() {
     // In one way or the other: the second says something that is of no meaning.
     for (round, more) in [(1, json!({})), (2, json!({"x": 1}))] {
         let call = |session: &str| {
-            let (client, more) = (gate.client().in_session(&format!("{session}{round}")), more.clone());
-            async move { client.call_method("tools/call", json!({"name": "calc", "arguments": {"expression": "1"}, "_meta": more})).await.0 }
+            let (client, more) =
+                (gate.client().in_session(&format!("{session}{round}")), more.clone());
+            async move {
+                client
+                    .call_method(
+                        "tools/call",
+                        json!({"name": "calc", "arguments": {"expression": "1"}, "_meta": more}),
+                    )
+                    .await
+                    .0
+            }
         };
         let first = tokio::spawn(call("first"));
         wait_until("its hook runs", async || count_lines(&begun) == 2 * round - 1).await;

@@ -1,4 +1,5 @@
-//! The straight way for calls of 2026-07-28: it says what the long way says, and what breaks on it is told from what was done.
+//! The straight way for calls of 2026-07-28: it says what the long way says, and what breaks on it
+//! is told from what was done.
 
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -24,7 +25,14 @@ impl HttpFixtureProcess {
         let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
         let mut said = String::new();
         std::io::BufReader::new(child.stdout.take().unwrap()).read_line(&mut said).unwrap();
-        let address = said.split("http://").nth(1).unwrap().split(['/', ' ', '\n']).next().unwrap().to_owned();
+        let address = said
+            .split("http://")
+            .nth(1)
+            .unwrap()
+            .split(['/', ' ', '\n'])
+            .next()
+            .unwrap()
+            .to_owned();
         Self(child, format!("http://{address}/mcp"), home)
     }
 }
@@ -38,7 +46,8 @@ impl Drop for HttpFixtureProcess {
 
 /// A request over a connection of its own: what comes back, head and all.
 async fn post_call(address: &str, params: Value, name: &str) -> String {
-    let body = json!({"jsonrpc": "2.0", "id": "one", "method": "tools/call", "params": params}).to_string();
+    let body = json!({"jsonrpc": "2.0", "id": "one", "method": "tools/call", "params": params})
+        .to_string();
     let mut stream = TcpStream::connect(address.trim_start_matches("http://")).await.unwrap();
     let head = format!(
         "POST /mcp HTTP/1.1\r\nhost: {}\r\nconnection: close\r\naccept: application/json, text/event-stream\r\ncontent-type: application/json\r\n\
@@ -66,16 +75,22 @@ fn call_params(tool: &str, arguments: Value, token: Option<&str>) -> Value {
 /// All messages of an answer, without what is different each time.
 fn messages(answer: &str) -> Vec<Value> {
     let (_, body) = answer.split_once("\r\n\r\n").unwrap();
-    let events = body.lines().filter_map(|line| line.strip_prefix("data:")).filter_map(|data| serde_json::from_str(data.trim()).ok());
+    let events = body
+        .lines()
+        .filter_map(|line| line.strip_prefix("data:"))
+        .filter_map(|data| serde_json::from_str(data.trim()).ok());
     let mut found: Vec<Value> = events.collect();
     if found.is_empty() {
         found.push(serde_json::from_str(body).unwrap_or_else(|_| panic!("{answer}")));
     }
     let plain = |mut message: Value| {
-        let Some(meta) = message.pointer_mut("/result/_meta").and_then(Value::as_object_mut) else { return message };
+        let Some(meta) = message.pointer_mut("/result/_meta").and_then(Value::as_object_mut) else {
+            return message;
+        };
         let call = meta.remove("toolgate/call").unwrap();
         assert!(meta.remove("toolgate/receipt").is_some(), "{answer}");
-        serde_json::from_str(&message.to_string().replace(call.as_str().unwrap(), "(call)")).unwrap()
+        serde_json::from_str(&message.to_string().replace(call.as_str().unwrap(), "(call)"))
+            .unwrap()
     };
     found.into_iter().map(plain).collect()
 }
@@ -83,7 +98,11 @@ fn messages(answer: &str) -> Vec<Value> {
 #[tokio::test(flavor = "multi_thread")]
 async fn fast_path_answers_like_slow_path() {
     let upstream = HttpFixtureProcess::start();
-    let gate = TestGateway::open(&format!("[upstreams.fix]\nurl = \"{}\"\nprefix = \"\"\nundeclared = \"read\"\n", upstream.1)).await;
+    let gate = TestGateway::open(&format!(
+        "[upstreams.fix]\nurl = \"{}\"\nprefix = \"\"\nundeclared = \"read\"\n",
+        upstream.1
+    ))
+    .await;
     for (tool, arguments, kind) in [
         ("echo", json!({"text": "a \u{2028} b"}), "application/json"),
         ("add", json!({"a": 9_007_199_254_740_993_u64, "b": 0}), "application/json"),
@@ -96,8 +115,12 @@ async fn fast_path_answers_like_slow_path() {
         // What is said before the answer makes it a stream.
         ("test_tool_with_progress", json!({}), "text/event-stream"),
     ] {
-        let straight = post_call(&gate.url, call_params(tool, arguments.clone(), Some("mine")), tool).await;
-        assert!(straight.to_ascii_lowercase().contains(&format!("content-type: {kind}")), "{tool}: {straight}");
+        let straight =
+            post_call(&gate.url, call_params(tool, arguments.clone(), Some("mine")), tool).await;
+        assert!(
+            straight.to_ascii_lowercase().contains(&format!("content-type: {kind}")),
+            "{tool}: {straight}"
+        );
         // What this revision has no word for goes the long way.
         let mut long = call_params(tool, arguments, Some("mine"));
         long["of no meaning"] = json!(1);
@@ -128,7 +151,10 @@ async fn disconnect_cancels_call_and_row_is_recorded() {
             let mut found = Vec::new();
             let sleeps = RowFilter { tool: Some("sleep".to_owned()), ..RowFilter::default() };
             let note = |entry: toolgate_store::LedgerEntry| {
-                found.push((entry.row.code().unwrap_or_default().to_owned(), json!(entry.row.effects)));
+                found.push((
+                    entry.row.code().unwrap_or_default().to_owned(),
+                    json!(entry.row.effects),
+                ));
                 Ok(true)
             };
             Ledger::open(gate.home.path().join("ledger.db")).unwrap().query(&sleeps, note).unwrap();
@@ -156,8 +182,8 @@ async fn start_scripted_server() -> (String, Arc<AtomicUsize>) {
 }
 
 const SCRIPTED_TOOLS: [&str; 19] = [
-    "plain", "leaves", "breaks", "endless", "stays", "ends", "junk", "other", "stranger", "chatters", "nameless", "lost", "ill", "blank",
-    "texts", "long", "page", "logs", "failing",
+    "plain", "leaves", "breaks", "endless", "stays", "ends", "junk", "other", "stranger",
+    "chatters", "nameless", "lost", "ill", "blank", "texts", "long", "page", "logs", "failing",
 ];
 
 async fn serve_script(mut stream: TcpStream, ran: Arc<AtomicUsize>) {
@@ -174,14 +200,19 @@ async fn serve_script(mut stream: TcpStream, ran: Arc<AtomicUsize>) {
             }
         };
         let lower = String::from_utf8_lossy(&text[..head]).to_ascii_lowercase();
-        let length: usize = lower.lines().find_map(|line| line.strip_prefix("content-length: ")).map_or(0, |n| n.trim().parse().unwrap());
+        let length: usize = lower
+            .lines()
+            .find_map(|line| line.strip_prefix("content-length: "))
+            .map_or(0, |n| n.trim().parse().unwrap());
         while text.len() < head + length {
             let Ok(n @ 1..) = stream.read(&mut chunk).await else { return };
             text.extend_from_slice(&chunk[..n]);
         }
         let asked: Value = serde_json::from_slice(&text[head..head + length]).unwrap_or_default();
         text.drain(..head + length);
-        let result = |result: Value| json!({"jsonrpc": "2.0", "id": asked["id"], "result": result}).to_string();
+        let result = |result: Value| {
+            json!({"jsonrpc": "2.0", "id": asked["id"], "result": result}).to_string()
+        };
         let json = |body: &str| {
             format!("HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}", body.len()).into_bytes()
         };
@@ -192,7 +223,9 @@ async fn serve_script(mut stream: TcpStream, ran: Arc<AtomicUsize>) {
                 chunk.len()
             )
         };
-        let done = result(json!({"resultType": "complete", "content": [{"type": "text", "text": "done"}]}));
+        let done = result(
+            json!({"resultType": "complete", "content": [{"type": "text", "text": "done"}]}),
+        );
         let tool = asked.pointer("/params/name").and_then(Value::as_str).unwrap_or_default();
         ran.fetch_add(usize::from(!tool.is_empty()), Ordering::SeqCst);
         let answer = match (asked["method"].as_str().unwrap_or_default(), tool) {
@@ -300,14 +333,28 @@ async fn parameter_headers_are_checked_against_tool_of_agent() {
              input = {{ type = \"object\", properties = {{ place = {{ type = \"string\"{more} }} }} }}\n"
         )
     };
-    let tools = [find("a", ", x-mcp-header = \"Region\""), find("b", ""), find("c", ", x-mcp-header = \"Zone\"")].concat();
+    let tools = [
+        find("a", ", x-mcp-header = \"Region\""),
+        find("b", ""),
+        find("c", ", x-mcp-header = \"Zone\""),
+    ]
+    .concat();
     let gate = TestGateway::open(&tools).await;
-    for (agent, status, why) in [("a", 400, "missing Mcp-Param-Region"), ("b", 200, ""), ("c", 400, "missing Mcp-Param-Zone")] {
+    for (agent, status, why) in [
+        ("a", 400, "missing Mcp-Param-Region"),
+        ("b", 200, ""),
+        ("c", 400, "missing Mcp-Param-Zone"),
+    ] {
         let mut client = gate.client();
         client.url = format!("{}/mcp/{agent}", gate.url);
-        let (found, answer) = client.call_method("tools/call", json!({"name": "find", "arguments": {"place": "here"}})).await;
+        let (found, answer) = client
+            .call_method("tools/call", json!({"name": "find", "arguments": {"place": "here"}}))
+            .await;
         assert_eq!(found, status, "{agent}: {answer}");
-        assert!(answer["error"]["message"].as_str().unwrap_or_default().starts_with(why), "{agent}: {answer}");
+        assert!(
+            answer["error"]["message"].as_str().unwrap_or_default().starts_with(why),
+            "{agent}: {answer}"
+        );
     }
     gate.shut_down().await;
 }
@@ -315,10 +362,21 @@ async fn parameter_headers_are_checked_against_tool_of_agent() {
 #[tokio::test(flavor = "multi_thread")]
 async fn progress_in_same_chunk_as_answer_is_forwarded() {
     let (url, _) = start_scripted_server().await;
-    let gate = TestGateway::open(&format!("[upstreams.s]\nurl = \"{url}\"\nprefix = \"\"\nundeclared = \"read\"\n")).await;
+    let gate = TestGateway::open(&format!(
+        "[upstreams.s]\nurl = \"{url}\"\nprefix = \"\"\nundeclared = \"read\"\n"
+    ))
+    .await;
     for n in 0..20 {
-        let said = messages(&post_call(&gate.url, call_params("chatters", json!({"n": n}), Some("mine")), "chatters").await);
-        let progress: Vec<&Value> = said.iter().filter_map(|message| message.pointer("/params/progress")).collect();
+        let said = messages(
+            &post_call(
+                &gate.url,
+                call_params("chatters", json!({"n": n}), Some("mine")),
+                "chatters",
+            )
+            .await,
+        );
+        let progress: Vec<&Value> =
+            said.iter().filter_map(|message| message.pointer("/params/progress")).collect();
         assert_eq!(progress, [&json!(1.0), &json!(2.0)], "{said:?}");
         assert_eq!(said.last().unwrap()["result"]["content"][0]["text"], "done");
     }
@@ -328,14 +386,27 @@ async fn progress_in_same_chunk_as_answer_is_forwarded() {
 #[tokio::test(flavor = "multi_thread")]
 async fn log_messages_follow_requested_level() {
     let (url, _) = start_scripted_server().await;
-    let gate = TestGateway::open(&format!("[upstreams.s]\nurl = \"{url}\"\nprefix = \"\"\nundeclared = \"read\"\n")).await;
-    for (level, hears) in [(None, false), (Some("loud"), false), (Some("critical"), false), (Some("error"), true), (Some("debug"), true)] {
+    let gate = TestGateway::open(&format!(
+        "[upstreams.s]\nurl = \"{url}\"\nprefix = \"\"\nundeclared = \"read\"\n"
+    ))
+    .await;
+    for (level, hears) in [
+        (None, false),
+        (Some("loud"), false),
+        (Some("critical"), false),
+        (Some("error"), true),
+        (Some("debug"), true),
+    ] {
         let mut params = call_params("logs", json!({"level": level}), None);
         if let Some(level) = level {
             params["_meta"]["io.modelcontextprotocol/logLevel"] = json!(level);
         }
         let said = messages(&post_call(&gate.url, params, "logs").await);
-        assert_eq!(said.iter().any(|message| message["method"] == "notifications/message"), hears, "{level:?}: {said:?}");
+        assert_eq!(
+            said.iter().any(|message| message["method"] == "notifications/message"),
+            hears,
+            "{level:?}: {said:?}"
+        );
         assert_eq!(said.last().unwrap()["result"]["content"][0]["text"], "done");
     }
     gate.shut_down().await;
@@ -348,14 +419,16 @@ async fn broken_response_is_distinguished_from_completed_call() {
         .iter()
         .map(|tool| format!("[tools.{tool}]\nkind = \"mcp\"\nupstream = \"s\"\neffect = \"write\"\npolicy = \"open\"\ntimeout = \"20s\"\n"))
         .collect();
-    let gate = TestGateway::open(&format!("[upstreams.s]\nurl = \"{url}\"\nprefix = \"\"\n{tools}")).await;
+    let gate =
+        TestGateway::open(&format!("[upstreams.s]\nurl = \"{url}\"\nprefix = \"\"\n{tools}")).await;
     let mut asked = 0;
     // Nobody waits for more than there is: that would be `timeout`.
     for (tool, code, effects) in [
         ("plain", "ok", Value::Null),
         ("plain", "ok", Value::Null),
         ("leaves", "ok", Value::Null),
-        // The connection that was left is not taken for one that stands, and nothing is unclear about the call after it.
+        // The connection that was left is not taken for one that stands, and nothing is unclear
+        // about the call after it.
         ("plain", "ok", Value::Null),
         ("stays", "ok", Value::Null),
         ("plain", "ok", Value::Null),
@@ -369,7 +442,8 @@ async fn broken_response_is_distinguished_from_completed_call() {
         ("stranger", "upstream_forbidden", json!("none")),
         ("plain", "ok", Value::Null),
         ("failing", "tool_failed", json!("done")),
-        // Who says with such a status alone that nothing was done may be of another revision by now: it is asked for its tools.
+        // Who says with such a status alone that nothing was done may be of another revision by
+        // now: it is asked for its tools.
         ("nameless", "upstream_unavailable", json!("none")),
         ("nameless", "upstream_invalid", json!("none")),
         ("lost", "upstream_invalid", json!("none")),
@@ -382,16 +456,26 @@ async fn broken_response_is_distinguished_from_completed_call() {
         ("plain", "ok", Value::Null),
     ] {
         asked += 1;
-        let mut said = gate.client().in_session(&format!("s{asked}")).call(tool, json!({"n": asked})).await;
-        while code == "upstream_invalid" && said["_meta"]["toolgate/error"]["code"] == "upstream_unavailable" {
+        let mut said =
+            gate.client().in_session(&format!("s{asked}")).call(tool, json!({"n": asked})).await;
+        while code == "upstream_invalid"
+            && said["_meta"]["toolgate/error"]["code"] == "upstream_unavailable"
+        {
             // It has not told them yet.
             tokio::time::sleep(Duration::from_millis(20)).await;
             assert!(asked < 500, "{said}");
             asked += 1;
-            said = gate.client().in_session(&format!("s{asked}")).call(tool, json!({"n": asked})).await;
+            said = gate
+                .client()
+                .in_session(&format!("s{asked}"))
+                .call(tool, json!({"n": asked}))
+                .await;
         }
         let error = &said["_meta"]["toolgate/error"];
-        let (found, left) = (error["code"].as_str().unwrap_or("ok"), error.get("effects").cloned().unwrap_or_default());
+        let (found, left) = (
+            error["code"].as_str().unwrap_or("ok"),
+            error.get("effects").cloned().unwrap_or_default(),
+        );
         assert_eq!((found, &left), (code, &effects), "{tool}: {:.600}", said.to_string());
         assert_eq!(ran.load(Ordering::SeqCst), asked, "{tool} was asked for once");
     }

@@ -38,7 +38,12 @@ impl HttpServiceFixture {
                         };
                         let length = head
                             .lines()
-                            .find_map(|line| line.to_ascii_lowercase().strip_prefix("content-length: ")?.parse::<usize>().ok())
+                            .find_map(|line| {
+                                line.to_ascii_lowercase()
+                                    .strip_prefix("content-length: ")?
+                                    .parse::<usize>()
+                                    .ok()
+                            })
                             .unwrap_or(0);
                         if body.len() < length {
                             continue;
@@ -63,7 +68,10 @@ impl HttpServiceFixture {
 
 fn response_for(path: &str, port: u16) -> String {
     let say = |status: &str, headers: &str, body: &str| {
-        format!("HTTP/1.1 {status}\r\n{headers}content-length: {}\r\nconnection: close\r\n\r\n{body}", body.len())
+        format!(
+            "HTTP/1.1 {status}\r\n{headers}content-length: {}\r\nconnection: close\r\n\r\n{body}",
+            body.len()
+        )
     };
     match path.split('?').next().unwrap_or_default() {
         "/status/404" => say("404 Not Found", "", "nothing here"),
@@ -73,14 +81,26 @@ fn response_for(path: &str, port: u16) -> String {
         "/status/503" => say("503 Unavailable", "", ""),
         "/big" => say("200 OK", "", &"x".repeat(3000)),
         "/text" => say("200 OK", "", "just words"),
-        "/refused" => say("200 OK", "", &json!({"isError": true, "errorCategory": "PERMISSION", "code": "paused"}).to_string()),
+        "/refused" => say(
+            "200 OK",
+            "",
+            &json!({"isError": true, "errorCategory": "PERMISSION", "code": "paused"}).to_string(),
+        ),
         "/empty" => say("204 No Content", "", ""),
         "/to-self" => say("302 Found", "location: /text\r\n", ""),
-        "/to-localhost" => say("302 Found", &format!("location: http://localhost:{port}/text\r\n"), ""),
-        "/to-metadata" => say("302 Found", "location: http://169.254.169.254/latest/meta-data\r\n", ""),
+        "/to-localhost" => {
+            say("302 Found", &format!("location: http://localhost:{port}/text\r\n"), "")
+        }
+        "/to-metadata" => {
+            say("302 Found", "location: http://169.254.169.254/latest/meta-data\r\n", "")
+        }
         "/to-file" => say("302 Found", "location: file:///etc/passwd\r\n", ""),
         "/round" => say("302 Found", "location: /round\r\n", ""),
-        _ => say("200 OK", "content-type: application/json\r\n", &json!({"path": path, "price": 1.10}).to_string()),
+        _ => say(
+            "200 OK",
+            "content-type: application/json\r\n",
+            &json!({"path": path, "price": 1.10}).to_string(),
+        ),
     }
 }
 
@@ -100,51 +120,79 @@ async fn arguments_fill_url_template_query_and_body() {
         "get",
         &service,
         "/orders/{/id}",
-        &format!("{input}query = {{ expand = \"{{/expand}}\", v = \"2\" }}\nheaders = {{ x-key = \"${{PATH}}\" }}"),
-    ) + &http_tool_config("post", &service, "/orders/{/id}", &format!("{input}method = \"POST\""))
-        + &http_tool_config(
-            "shaped",
-            &service,
-            "/pay",
-            &format!(
-                "{input}method = \"PUT\"\nbody = {{ order = {{ id = \"{{/id}}\", amount = \"{{/amount}}\", label = \"order {{/id}}\", note = \"{{/note}}\" }}, fixed = true }}"
-            ),
-        )
-        + &http_tool_config(
-            "form",
-            &service,
-            "/form",
-            &format!("{input}method = \"POST\"\nform = {{ id = \"{{/id}}\", note = \"{{/note}}\" }}"),
-        );
+        &format!(
+            "{input}query = {{ expand = \"{{/expand}}\", v = \"2\" }}\nheaders = {{ x-key = \"${{PATH}}\" }}"
+        ),
+    ) + &http_tool_config(
+        "post",
+        &service,
+        "/orders/{/id}",
+        &format!("{input}method = \"POST\""),
+    ) + &http_tool_config(
+        "shaped",
+        &service,
+        "/pay",
+        &format!(
+            "{input}method = \"PUT\"\nbody = {{ order = {{ id = \"{{/id}}\", amount = \"{{/amount}}\", label = \"order {{/id}}\", note = \"{{/note}}\" }}, fixed = true }}"
+        ),
+    ) + &http_tool_config(
+        "form",
+        &service,
+        "/form",
+        &format!("{input}method = \"POST\"\nform = {{ id = \"{{/id}}\", note = \"{{/note}}\" }}"),
+    );
     let config = config
         + &http_tool_config(
             "typed",
             &service,
             "/typed",
-            &format!("{input}method = \"POST\"\nheaders = {{ Content-Type = \"application/vnd.api+json\" }}"),
+            &format!(
+                "{input}method = \"POST\"\nheaders = {{ Content-Type = \"application/vnd.api+json\" }}"
+            ),
         );
     let gate = TestGateway::open(&config).await;
     let client = gate.client();
     let got = client.call("get", json!({"id": "A/7 ?#%", "expand": "a&b=c"})).await;
-    assert_eq!(got["structuredContent"]["path"], "/orders/A%2F7%20%3F%23%25?expand=a%26b%3Dc&v=2", "{got}");
+    assert_eq!(
+        got["structuredContent"]["path"], "/orders/A%2F7%20%3F%23%25?expand=a%26b%3Dc&v=2",
+        "{got}"
+    );
     client.call("get", json!({"id": "B"})).await;
     client.call("post", json!({"id": "B", "note": "n", "amount": 1.50})).await;
     client.call("shaped", json!({"id": "B", "amount": 1.50})).await;
     client.call("form", json!({"id": "B&C", "note": "ü"})).await;
     let asked = service.recorded_requests();
-    assert!(asked[0].to_ascii_lowercase().contains(&format!("x-key: {}", std::env::var("PATH").unwrap().to_ascii_lowercase())));
+    assert!(
+        asked[0]
+            .to_ascii_lowercase()
+            .contains(&format!("x-key: {}", std::env::var("PATH").unwrap().to_ascii_lowercase()))
+    );
     assert!(asked[1].starts_with("GET /orders/B?v=2 "), "{}", asked[1]);
     assert!(asked[2].ends_with(r#"{"amount":1.5,"note":"n"}"#), "{}", asked[2]);
-    assert!(asked[3].ends_with(r#"{"fixed":true,"order":{"amount":1.5,"id":"B","label":"order B"}}"#), "{}", asked[3]);
+    assert!(
+        asked[3].ends_with(r#"{"fixed":true,"order":{"amount":1.5,"id":"B","label":"order B"}}"#),
+        "{}",
+        asked[3]
+    );
     assert!(asked[4].ends_with("id=B%26C&note=%C3%BC"), "{}", asked[4]);
     client.call("typed", json!({"id": "B"})).await;
     // One kind is said, and it is that of the file where there is one.
-    for (at, kind) in [(2, "application/json"), (4, "application/x-www-form-urlencoded"), (5, "application/vnd.api+json")] {
+    for (at, kind) in [
+        (2, "application/json"),
+        (4, "application/x-www-form-urlencoded"),
+        (5, "application/vnd.api+json"),
+    ] {
         let request = service.recorded_requests()[at].to_ascii_lowercase();
-        let said: Vec<&str> = request.lines().filter_map(|line| line.strip_prefix("content-type: ")).collect();
+        let said: Vec<&str> =
+            request.lines().filter_map(|line| line.strip_prefix("content-type: ")).collect();
         assert_eq!(said, [kind], "{request}");
     }
-    for (id, code) in [("..", "invalid_arguments"), (".", "invalid_arguments"), ("%2e%2e", "ok"), ("../../admin", "ok")] {
+    for (id, code) in [
+        ("..", "invalid_arguments"),
+        (".", "invalid_arguments"),
+        ("%2e%2e", "ok"),
+        ("../../admin", "ok"),
+    ] {
         assert_eq!(client.call_code("get", json!({"id": id})).await, code, "{id}");
     }
     assert!(service.recorded_requests().iter().all(|request| !request.starts_with("GET /admin")));
@@ -165,7 +213,8 @@ async fn http_statuses_map_to_error_codes() {
     }
     config += &http_tool_config("none", &service, "/status/404", "empty_on = [404]");
     config += &http_tool_config("big", &service, "/big", "max_response = 1000");
-    config += &(http_tool_config("text", &service, "/text", "") + &http_tool_config("empty", &service, "/empty", ""));
+    config += &(http_tool_config("text", &service, "/text", "")
+        + &http_tool_config("empty", &service, "/empty", ""));
     config += &http_tool_config("refused", &service, "/refused", "");
     let gate = TestGateway::open(&config).await;
     let client = gate.client();
@@ -188,7 +237,11 @@ async fn http_statuses_map_to_error_codes() {
     assert!(refused.to_string().contains("not today"), "{refused}");
     // Whoever answers with a success does not refuse in the words of toolgate.
     let told = client.call("refused", json!({})).await["structuredContent"].clone();
-    assert_eq!((&told["upstream"]["code"], &told["isError"], &told["code"]), (&json!("paused"), &Value::Null, &Value::Null), "{told}");
+    assert_eq!(
+        (&told["upstream"]["code"], &told["isError"], &told["code"]),
+        (&json!("paused"), &Value::Null, &Value::Null),
+        "{told}"
+    );
     let busy = client.call("s429", json!({})).await;
     assert_eq!(busy["_meta"]["toolgate/error"]["retryAfterMs"], json!(7000), "{busy}");
     gate.shut_down().await;
@@ -206,14 +259,26 @@ async fn authorization_secret_is_redacted_without_its_scheme() {
         "/status/422",
         &format!("headers = {{ x-key = {{ file = {} }} }}", json!(home.path().join("key"))),
     );
-    config += &http_tool_config("word", &service, "/status/422", "headers = { authorization = \"Bearer s3cr3t-token\" }");
-    config +=
-        &http_tool_config("unset", &service, "/status/422", "headers = { authorization = \"Bearer ${TOOLGATE_NOT_SET:-s3cr3t-token}\" }");
+    config += &http_tool_config(
+        "word",
+        &service,
+        "/status/422",
+        "headers = { authorization = \"Bearer s3cr3t-token\" }",
+    );
+    config += &http_tool_config(
+        "unset",
+        &service,
+        "/status/422",
+        "headers = { authorization = \"Bearer ${TOOLGATE_NOT_SET:-s3cr3t-token}\" }",
+    );
     let gate = TestGateway::open(&config).await;
     let client = gate.client();
     for tool in ["file", "word", "unset"] {
         let refused = client.call(tool, json!({})).await.to_string();
-        assert!(refused.contains("not today, [redacted]") && !refused.contains("s3cr3t"), "{tool}: {refused}");
+        assert!(
+            refused.contains("not today, [redacted]") && !refused.contains("s3cr3t"),
+            "{tool}: {refused}"
+        );
     }
     gate.shut_down().await;
 }
@@ -223,14 +288,20 @@ async fn http_tool_refuses_private_networks() {
     let service = HttpServiceFixture::start().await;
     let port = service.port;
     let anywhere = |name: &str, url: &str, more: &str| {
-        format!("[tools.{name}]\nkind = \"http\"\neffect = \"read\"\nurl = \"{url}\"\nretry = {{ times = 0 }}\n{more}\n")
+        format!(
+            "[tools.{name}]\nkind = \"http\"\neffect = \"read\"\nurl = \"{url}\"\nretry = {{ times = 0 }}\n{more}\n"
+        )
     };
     let config = anywhere("loopback", &format!("http://127.0.0.1:{port}/text"), "")
         + &anywhere("named", &format!("http://localhost:{port}/text"), "")
         + &anywhere("odd", &format!("http://2130706433:{port}/text"), "")
         + &anywhere("v6", &format!("http://[::ffff:127.0.0.1]:{port}/text"), "")
         + &anywhere("zero", &format!("http://0.0.0.0:{port}/text"), "")
-        + &anywhere("allowed", &format!("http://localhost:{port}/text"), "networks = [\"127.0.0.1\", \"::1\"]")
+        + &anywhere(
+            "allowed",
+            &format!("http://localhost:{port}/text"),
+            "networks = [\"127.0.0.1\", \"::1\"]",
+        )
         + &http_tool_config("to_self", &service, "/to-self", "")
         + &http_tool_config("to_localhost", &service, "/to-localhost", "")
         + &http_tool_config(
@@ -239,7 +310,12 @@ async fn http_tool_refuses_private_networks() {
             "/to-localhost",
             "hosts = [\"127.0.0.1\", \"localhost\"]\nheaders = { x-key = \"k3y-for-one-host\" }",
         )
-        + &http_tool_config("to_metadata", &service, "/to-metadata", "hosts = [\"127.0.0.1\", \"169.254.169.254\"]")
+        + &http_tool_config(
+            "to_metadata",
+            &service,
+            "/to-metadata",
+            "hosts = [\"127.0.0.1\", \"169.254.169.254\"]",
+        )
         + &http_tool_config("to_file", &service, "/to-file", "")
         + &http_tool_config("round", &service, "/round", "");
     let gate = TestGateway::open(&config).await;
@@ -261,7 +337,11 @@ async fn http_tool_refuses_private_networks() {
         assert_eq!(client.call_code(tool, json!({})).await, code, "{tool}");
     }
     // What is for one host is not told to another.
-    let with_key = service.recorded_requests().iter().filter(|request| request.contains("k3y-for-one-host")).count();
+    let with_key = service
+        .recorded_requests()
+        .iter()
+        .filter(|request| request.contains("k3y-for-one-host"))
+        .count();
     assert_eq!(with_key, 1);
     gate.shut_down().await;
 }
@@ -273,7 +353,8 @@ async fn unreachable_service_is_retryable_without_effects() {
         "[tools.pay]\nkind = \"http\"\nmethod = \"POST\"\npolicy = \"open\"\nnetworks = [\"127.0.0.0/8\"]\nurl = \"http://{address}/\"\nretry = {{ times = 0 }}\n"
     );
     let gate = TestGateway::open(&config).await;
-    let error: Value = gate.client().call("pay", json!({})).await["_meta"]["toolgate/error"].clone();
+    let error: Value =
+        gate.client().call("pay", json!({})).await["_meta"]["toolgate/error"].clone();
     assert_eq!(
         (error["code"].as_str(), error["effects"].as_str(), error["isRetryable"].as_bool()),
         (Some("upstream_unavailable"), Some("none"), Some(true)),

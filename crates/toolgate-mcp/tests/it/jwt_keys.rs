@@ -10,7 +10,10 @@ use crate::support::TestGateway;
 async fn key_for_other_use_verifies_no_token() {
     let home = tempfile::tempdir().unwrap();
     let keys = home.path().join("keys.json");
-    let config = format!("{CALC_TOOL_CONFIG}[gateway.jwt]\nissuer = \"i\"\naudience = \"a\"\nkeys = {}\n", json!(keys));
+    let config = format!(
+        "{CALC_TOOL_CONFIG}[gateway.jwt]\nissuer = \"i\"\naudience = \"a\"\nkeys = {}\n",
+        json!(keys)
+    );
     let claims = json!({"iss": "i", "aud": "a", "sub": "ann", "exp": toolgate::Timestamp::now().as_second() + 600});
     let mut bare = signing_key("two").1;
     bare.as_object_mut().unwrap().retain(|name, _| name != "alg" && name != "use");
@@ -28,8 +31,16 @@ async fn key_for_other_use_verifies_no_token() {
         two.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
         std::fs::write(&keys, json!({"keys": [signing_key("one").1, two]}).to_string()).unwrap();
         let gate = TestGateway::open(&config).await;
-        assert_eq!(call_calc(&gate.client().with_token(&signed_jwt("two", &claims))).await.0, status, "{more}");
-        assert_eq!(call_calc(&gate.client().with_token(&signed_jwt("one", &claims))).await.0, 200, "{more}");
+        assert_eq!(
+            call_calc(&gate.client().with_token(&signed_jwt("two", &claims))).await.0,
+            status,
+            "{more}"
+        );
+        assert_eq!(
+            call_calc(&gate.client().with_token(&signed_jwt("one", &claims))).await.0,
+            200,
+            "{more}"
+        );
         gate.shut_down().await;
     }
 }
@@ -38,10 +49,18 @@ async fn key_for_other_use_verifies_no_token() {
 async fn symmetric_key_verifies_no_token() {
     let home = tempfile::tempdir().unwrap();
     let keys = home.path().join("keys.json");
-    let config = format!("{CALC_TOOL_CONFIG}[gateway.jwt]\nissuer = \"i\"\naudience = \"a\"\nkeys = {}\n", json!(keys));
+    let config = format!(
+        "{CALC_TOOL_CONFIG}[gateway.jwt]\nissuer = \"i\"\naudience = \"a\"\nkeys = {}\n",
+        json!(keys)
+    );
     let claims = json!({"iss": "i", "aud": "a", "sub": "ann", "exp": toolgate::Timestamp::now().as_second() + 600});
     let secret = b"what is published is no secret, however long it is";
-    for more in [json!({}), json!({"use": "sig"}), json!({"alg": "HS256"}), json!({"alg": "HS256", "use": "sig"})] {
+    for more in [
+        json!({}),
+        json!({"use": "sig"}),
+        json!({"alg": "HS256"}),
+        json!({"alg": "HS256", "use": "sig"}),
+    ] {
         let mut shared = json!({"kty": "oct", "kid": "shared", "k": base64url(secret)});
         shared.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
         for set in [vec![shared.clone()], vec![shared, signing_key("one").1]] {
@@ -49,11 +68,21 @@ async fn symmetric_key_verifies_no_token() {
             let gate = TestGateway::open(&config).await;
             for kid in [Some("shared".to_owned()), None] {
                 let header = Header { kid, ..Header::new(Algorithm::HS256) };
-                let token = jsonwebtoken::encode(&header, &claims, &EncodingKey::from_secret(secret)).unwrap();
-                assert_eq!(call_calc(&gate.client().with_token(&token)).await.0, 401, "{more} {set:?}");
+                let token =
+                    jsonwebtoken::encode(&header, &claims, &EncodingKey::from_secret(secret))
+                        .unwrap();
+                assert_eq!(
+                    call_calc(&gate.client().with_token(&token)).await.0,
+                    401,
+                    "{more} {set:?}"
+                );
             }
             let status = if set.len() > 1 { 200 } else { 401 };
-            assert_eq!(call_calc(&gate.client().with_token(&signed_jwt("one", &claims))).await.0, status, "{set:?}");
+            assert_eq!(
+                call_calc(&gate.client().with_token(&signed_jwt("one", &claims))).await.0,
+                status,
+                "{set:?}"
+            );
             gate.shut_down().await;
         }
     }

@@ -8,9 +8,13 @@ use serde_json::{Value, json};
 use tokio::io::AsyncWriteExt;
 use tokio::sync::{Barrier, Semaphore};
 
-use crate::legacy_upstreams::{http_response, initialize_result, json_rpc_result, read_request, serve_connections};
+use crate::legacy_upstreams::{
+    http_response, initialize_result, json_rpc_result, read_request, serve_connections,
+};
 use crate::support::{TestGateway, fixture_config, fixture_path, wait_until};
-use crate::tls_and_authentication::{ACCEPT_JSON_OR_EVENTS, LegacyHttpClient, MessageInbox, http_client};
+use crate::tls_and_authentication::{
+    ACCEPT_JSON_OR_EVENTS, LegacyHttpClient, MessageInbox, http_client,
+};
 
 /// A gateway before the fixture that does as it is told, and where that leaves its marks.
 async fn gateway_with_scripted_fixture() -> (TestGateway, tempfile::TempDir) {
@@ -37,7 +41,8 @@ async fn client_answer_loses_reserved_metadata() {
         serde_json::from_str::<Value>(marks.lines().last().unwrap()).unwrap()
     };
     let expected = json!({"action": "accept", "content": {"name": "x"}, "_meta": {"own": 1}});
-    let mut older = LegacyHttpClient::connect(&http_client(), &gate.url, json!({"elicitation": {}})).await;
+    let mut older =
+        LegacyHttpClient::connect(&http_client(), &gate.url, json!({"elicitation": {}})).await;
     let call = older.start_request("tools/call", &mark_params("older", "asks"));
     let question = older.inbox.wait_for(|said| said["method"] == "elicitation/create").await;
     older.send(&json!({"jsonrpc": "2.0", "id": question["id"], "result": said}));
@@ -85,11 +90,15 @@ async fn log_message_in_response_reaches_only_its_caller() {
         }
     })
     .await;
-    let gate = TestGateway::open(&format!("[upstreams.old]\nurl = \"http://{address}/mcp\"\nprefix = \"\"\nundeclared = \"read\"\n")).await;
+    let gate = TestGateway::open(&format!(
+        "[upstreams.old]\nurl = \"http://{address}/mcp\"\nprefix = \"\"\nundeclared = \"read\"\n"
+    ))
+    .await;
     let mut clients = Vec::new();
     for who in ["one", "two"] {
         let mut client = LegacyHttpClient::connect(&http_client(), &gate.url, json!({})).await;
-        let call = client.start_request("tools/call", &json!({"name": "talk", "arguments": {"who": who}}));
+        let call =
+            client.start_request("tools/call", &json!({"name": "talk", "arguments": {"who": who}}));
         clients.push((who, client, call));
     }
     for (who, client, call) in &mut clients {
@@ -102,8 +111,9 @@ async fn log_message_in_response_reaches_only_its_caller() {
     gate.shut_down().await;
 }
 
-/// A server of an earlier revision with a prompt and a resource. It says how far it is with either, and with a completion, and is through
-/// when it is let; or it says so without end, until it hears that nobody waits any more.
+/// A server of an earlier revision with a prompt and a resource. It says how far it is with either,
+/// and with a completion, and is through when it is let; or it says so without end, until it hears
+/// that nobody waits any more.
 async fn start_slow_server(let_go: Arc<Semaphore>) -> String {
     serve_connections(move |mut stream| {
         let let_go = Arc::clone(&let_go);
@@ -163,18 +173,24 @@ async fn start_slow_server(let_go: Arc<Semaphore>) -> String {
 /// A gateway before such a server, whose prompts and resources it knows.
 pub(crate) async fn gateway_with_slow_server(let_go: &Arc<Semaphore>, more: &str) -> TestGateway {
     let address = start_slow_server(Arc::clone(let_go)).await;
-    let gate = TestGateway::open(&format!("[upstreams.x]\nurl = \"http://{address}/mcp\"\nundeclared = \"read\"\n{more}")).await;
+    let gate = TestGateway::open(&format!(
+        "[upstreams.x]\nurl = \"http://{address}/mcp\"\nundeclared = \"read\"\n{more}"
+    ))
+    .await;
     let client = gate.client();
     for list in ["prompts", "resources"] {
         let there = async || {
-            client.call_method(&format!("{list}/list"), json!({})).await.1["result"][list].as_array().is_some_and(|all| !all.is_empty())
+            client.call_method(&format!("{list}/list"), json!({})).await.1["result"][list]
+                .as_array()
+                .is_some_and(|all| !all.is_empty())
         };
         wait_until(&format!("there are {list}"), there).await;
     }
     gate
 }
 
-/// What is asked of it, and where its answer stands in what comes. What is namespaced here is called there as it calls it itself.
+/// What is asked of it, and where its answer stands in what comes. What is namespaced here is
+/// called there as it calls it itself.
 pub(crate) fn slow_server_requests() -> [(&'static str, Value, &'static str, &'static str); 3] {
     let completion = json!({"ref": {"type": "ref/prompt", "name": "x_hello"}, "argument": {"name": "who", "value": "h"}});
     [
@@ -192,7 +208,11 @@ async fn progress_of_prompt_resource_and_completion_is_forwarded() {
     for (method, params, place, found) in slow_server_requests() {
         let far = |said: &Value| said["method"] == "notifications/progress";
         let is_own = |said: &Value| {
-            assert_eq!((&said["params"]["progressToken"], said["params"]["progress"].as_f64()), (&json!(method), Some(1.0)), "{said}");
+            assert_eq!(
+                (&said["params"]["progressToken"], said["params"]["progress"].as_f64()),
+                (&json!(method), Some(1.0)),
+                "{said}"
+            );
             // To the upstream it is another one.
             assert_ne!(said["params"]["message"], json!(json!(method).to_string()), "{said}");
         };
@@ -210,10 +230,14 @@ async fn progress_of_prompt_resource_and_completion_is_forwarded() {
             .post(format!("{}/mcp", gate.url))
             .header("accept", ACCEPT_JSON_OR_EVENTS)
             .header("mcp-protocol-version", "2026-07-28");
-        if let Some(name) = params.get("name").or_else(|| params.get("uri")).and_then(Value::as_str) {
+        if let Some(name) = params.get("name").or_else(|| params.get("uri")).and_then(Value::as_str)
+        {
             post = post.header("mcp-name", name);
         }
-        newer.send(post.header("mcp-method", method).json(&json!({"jsonrpc": "2.0", "id": 1, "method": method, "params": asked})));
+        newer.send(
+            post.header("mcp-method", method)
+                .json(&json!({"jsonrpc": "2.0", "id": 1, "method": method, "params": asked})),
+        );
         is_own(&newer.wait_for(far).await);
         let_go.add_permits(1);
         let answer = newer.wait_for(|said| said["id"] == json!(1)).await;
@@ -226,11 +250,14 @@ async fn progress_of_prompt_resource_and_completion_is_forwarded() {
 async fn client_that_stops_reading_loses_permit_after_timeout() {
     let let_go = Arc::new(Semaphore::new(0));
     let address = start_slow_server(Arc::clone(&let_go)).await;
-    let upstream = format!("[upstreams.x]\nurl = \"http://{address}/mcp\"\nundeclared = \"read\"\nconcurrency = 1\ntimeout = \"2s\"\n");
+    let upstream = format!(
+        "[upstreams.x]\nurl = \"http://{address}/mcp\"\nundeclared = \"read\"\nconcurrency = 1\ntimeout = \"2s\"\n"
+    );
     let gate = TestGateway::open(&upstream).await;
     let other = gate.client();
     wait_until("there are prompts", async || {
-        other.call_method("prompts/list", json!({})).await.1["result"]["prompts"][0]["name"] == "x_hello"
+        other.call_method("prompts/list", json!({})).await.1["result"]["prompts"][0]["name"]
+            == "x_hello"
     })
     .await;
     let (_serving, mut ask, mut told) = gate.connect_streams(None);
@@ -256,7 +283,8 @@ async fn early_or_repeated_answer_does_not_run_tool() {
         + "[tools.count]\nkind = \"mcp\"\nupstream = \"fix\"\neffect = \"write\"\n\
            [[policy]]\nname = \"person\"\nrule = \"ask\"\ntools = [\"count\"]\nwhen = \"true\"\nreason = \"A person decides.\"\n";
     let gate = TestGateway::open(&config).await;
-    let mut client = LegacyHttpClient::connect(&http_client(), &gate.url, json!({"elicitation": {}})).await;
+    let mut client =
+        LegacyHttpClient::connect(&http_client(), &gate.url, json!({"elicitation": {}})).await;
     let yes = json!({"action": "accept", "content": {"approve": true}});
     // Whatever the question will be called.
     for id in 0..10 {
@@ -292,7 +320,8 @@ async fn notifications_are_forwarded_in_order_before_answer() {
         ask.write_all(format!("{call}\n").as_bytes()).await.unwrap();
         let mut heard = Vec::new();
         loop {
-            let said: Value = serde_json::from_str(&told.next_line().await.unwrap().unwrap()).unwrap();
+            let said: Value =
+                serde_json::from_str(&told.next_line().await.unwrap().unwrap()).unwrap();
             if said["id"] == json!(n) {
                 assert_eq!(said["result"]["structuredContent"], json!({"done": true}), "{said}");
                 break;

@@ -6,7 +6,9 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use crate::legacy_upstreams::{http_response, initialize_result, json_rpc_result, serve_connections};
+use crate::legacy_upstreams::{
+    http_response, initialize_result, json_rpc_result, serve_connections,
+};
 use crate::support::TestGateway;
 
 /// What the issuer gives.
@@ -18,9 +20,14 @@ async fn read_request(stream: &mut TcpStream) -> Option<(String, String)> {
     loop {
         let Ok(n @ 1..) = stream.read(&mut chunk).await else { return None };
         text.extend_from_slice(&chunk[..n]);
-        let Some((head, body)) = std::str::from_utf8(&text).unwrap().split_once("\r\n\r\n") else { continue };
+        let Some((head, body)) = std::str::from_utf8(&text).unwrap().split_once("\r\n\r\n") else {
+            continue;
+        };
         let head = head.to_ascii_lowercase();
-        let length: usize = head.lines().find_map(|line| line.strip_prefix("content-length: ")).map_or(0, |n| n.trim().parse().unwrap());
+        let length: usize = head
+            .lines()
+            .find_map(|line| line.strip_prefix("content-length: "))
+            .map_or(0, |n| n.trim().parse().unwrap());
         if body.len() >= length {
             return Some((head, body.to_owned()));
         }
@@ -36,7 +43,10 @@ struct FakeIssuerMetadata {
 }
 
 /// An upstream that wants a token, and the issuer of it.
-async fn start_issuer_and_upstream(says: FakeIssuerMetadata, asked_for: Arc<Mutex<Vec<(String, String)>>>) -> String {
+async fn start_issuer_and_upstream(
+    says: FakeIssuerMetadata,
+    asked_for: Arc<Mutex<Vec<(String, String)>>>,
+) -> String {
     let own: Arc<Mutex<String>> = Arc::default();
     let known = Arc::clone(&own);
     let address = serve_connections(move |mut stream| {
@@ -96,7 +106,9 @@ async fn start_issuer_and_upstream(says: FakeIssuerMetadata, asked_for: Arc<Mute
 
 fn default_issuer_metadata() -> FakeIssuerMetadata {
     FakeIssuerMetadata {
-        resource: Some(json!({"resource": "OWN/mcp", "authorization_servers": ["OWN/tenant"], "scopes_supported": ["a", "b"]})),
+        resource: Some(
+            json!({"resource": "OWN/mcp", "authorization_servers": ["OWN/tenant"], "scopes_supported": ["a", "b"]}),
+        ),
         issuer: json!({"issuer": "OWN/tenant", "token_endpoint": "OWN/token", "token_endpoint_auth_methods_supported": ["client_secret_basic"]}),
         challenge: "Bearer",
     }
@@ -123,7 +135,14 @@ async fn token_endpoint_and_scope_are_discovered() {
     };
     for (name, says, more, head, scope, form) in [
         ("as usual", default_issuer_metadata(), "", Some(basic), Some("scope=a+b"), None),
-        ("said here", default_issuer_metadata(), ", scope = \"mine\"", Some(basic), Some("scope=mine"), None),
+        (
+            "said here",
+            default_issuer_metadata(),
+            ", scope = \"mine\"",
+            Some(basic),
+            Some("scope=mine"),
+            None,
+        ),
         ("said in the refusal", narrow, "", Some(basic), Some("scope=only+this"), None),
         ("in the form", by_form, "", None, Some("scope=a+b"), Some("client_secret=s3cr3t-of-mine")),
         ("it says nothing of itself", silent, "", Some(basic), None, None),
@@ -134,8 +153,15 @@ async fn token_endpoint_and_scope_are_discovered() {
         assert_eq!(gate.client().call_code("far_talk", json!({})).await, "ok", "{name}");
         gate.shut_down().await;
         let (said, body) = asked_for.lock().unwrap()[0].clone();
-        let resource = format!("resource={}", url::form_urlencoded::byte_serialize(format!("{own}/mcp").as_bytes()).collect::<String>());
-        assert!(body.contains("grant_type=client_credentials") && body.contains(&resource), "{name}: {body}");
+        let resource = format!(
+            "resource={}",
+            url::form_urlencoded::byte_serialize(format!("{own}/mcp").as_bytes())
+                .collect::<String>()
+        );
+        assert!(
+            body.contains("grant_type=client_credentials") && body.contains(&resource),
+            "{name}: {body}"
+        );
         assert_eq!(body.contains("scope="), scope.is_some(), "{name}: {body}");
         assert!(scope.is_none_or(|scope| body.contains(scope)), "{name}: {body}");
         assert_eq!(body.contains("client_secret="), form.is_some(), "{name}: {body}");
@@ -151,7 +177,10 @@ async fn fetched_token_is_redacted_in_failures() {
     for how in ["fails", "breaks"] {
         let said = gate.client().in_session(how).call("far_talk", json!({"how": how})).await;
         let upstream = said["_meta"]["toolgate/error"]["upstream"].to_string();
-        assert!(upstream.contains("[redacted]") && !said.to_string().contains(ISSUED_TOKEN), "{said}");
+        assert!(
+            upstream.contains("[redacted]") && !said.to_string().contains(ISSUED_TOKEN),
+            "{said}"
+        );
         let rows = gate.gateway.runtime().session("default", "local", how).rows().await.unwrap();
         assert_eq!(rows.len(), 1);
         assert!(!format!("{rows:?}").contains(ISSUED_TOKEN), "{rows:?}");
@@ -161,38 +190,59 @@ async fn fetched_token_is_redacted_in_failures() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn client_secret_is_sent_only_to_matching_issuer() {
-    let resource = |resource: &str, issuer: &str| Some(json!({"resource": resource, "authorization_servers": [issuer]}));
+    let resource = |resource: &str, issuer: &str| {
+        Some(json!({"resource": resource, "authorization_servers": [issuer]}))
+    };
     let issuer = |named: &str, methods: Value| json!({"issuer": named, "token_endpoint": "OWN/token", "token_endpoint_auth_methods_supported": methods});
     let basic = json!(["client_secret_basic"]);
     for (name, says, why) in [
         (
             "another's name",
-            FakeIssuerMetadata { resource: resource("https://evil.example/mcp", "OWN/tenant"), ..default_issuer_metadata() },
+            FakeIssuerMetadata {
+                resource: resource("https://evil.example/mcp", "OWN/tenant"),
+                ..default_issuer_metadata()
+            },
             "names another resource",
         ),
         (
             "another's issuer",
-            FakeIssuerMetadata { resource: resource("OWN/mcp", "https://evil.example"), ..default_issuer_metadata() },
+            FakeIssuerMetadata {
+                resource: resource("OWN/mcp", "https://evil.example"),
+                ..default_issuer_metadata()
+            },
             "accepts tokens of `https://evil.example`",
         ),
         (
             "an issuer that is another",
-            FakeIssuerMetadata { issuer: issuer("https://evil.example", basic.clone()), ..default_issuer_metadata() },
+            FakeIssuerMetadata {
+                issuer: issuer("https://evil.example", basic.clone()),
+                ..default_issuer_metadata()
+            },
             "another issuer: `https://evil.example`",
         ),
         (
             "an issuer that wants no secret",
-            FakeIssuerMetadata { issuer: issuer("OWN/tenant", json!(["private_key_jwt"])), ..default_issuer_metadata() },
+            FakeIssuerMetadata {
+                issuer: issuer("OWN/tenant", json!(["private_key_jwt"])),
+                ..default_issuer_metadata()
+            },
             "does not support client secrets",
         ),
-        ("an issuer that says nothing", FakeIssuerMetadata { issuer: json!([]), ..default_issuer_metadata() }, "cannot find the metadata"),
+        (
+            "an issuer that says nothing",
+            FakeIssuerMetadata { issuer: json!([]), ..default_issuer_metadata() },
+            "cannot find the metadata",
+        ),
     ] {
         let asked_for: Arc<Mutex<Vec<(String, String)>>> = Arc::default();
         let own = start_issuer_and_upstream(says, Arc::clone(&asked_for)).await;
         let gate = TestGateway::open(&config(&own, "")).await;
         let health = gate.gateway.health();
         let said = format!("{:?}", health[0].status);
-        assert!(said.contains("cannot get an access token") && said.contains(why), "{name}: {said}");
+        assert!(
+            said.contains("cannot get an access token") && said.contains(why),
+            "{name}: {said}"
+        );
         assert!(!said.contains("s3cr3t-of-mine"), "{name}: {said}");
         assert!(asked_for.lock().unwrap().is_empty(), "{name}");
         gate.shut_down().await;

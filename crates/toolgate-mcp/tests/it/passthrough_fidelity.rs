@@ -11,12 +11,15 @@ use rmcp::{ErrorData, RoleServer, ServerHandler};
 use serde_json::{Value, json};
 use tokio::io::AsyncWriteExt;
 
-use crate::legacy_upstreams::{http_response, initialize_result, json_rpc_result, read_request, serve_connections};
+use crate::legacy_upstreams::{
+    http_response, initialize_result, json_rpc_result, read_request, serve_connections,
+};
 use crate::support::{TestGateway, fixture_config, start_mcp_server};
 use crate::tls_and_authentication::{LegacyHttpClient, http_client};
 
 /// A picture of one red dot, as the fixture has it.
-const RED_DOT_PNG: &str = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR42mP4z8AAAAMBAQD3A0FDAAAAAElFTkSuQmCC";
+const RED_DOT_PNG: &str =
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR42mP4z8AAAAMBAQD3A0FDAAAAAElFTkSuQmCC";
 
 /// A server that says which metadata it was sent.
 struct MetadataEchoServer {
@@ -29,7 +32,8 @@ impl ServerHandler for MetadataEchoServer {
     }
 
     fn supported_protocol_versions(&self) -> Cow<'static, [ProtocolVersion]> {
-        let newest = if self.modern { ProtocolVersion::V_2026_07_28 } else { ProtocolVersion::V_2025_06_18 };
+        let newest =
+            if self.modern { ProtocolVersion::V_2026_07_28 } else { ProtocolVersion::V_2025_06_18 };
         Cow::Borrowed(ProtocolVersion::known_up_to(&newest))
     }
 
@@ -37,23 +41,42 @@ impl ServerHandler for MetadataEchoServer {
         if !self.modern {
             return Err(ErrorData::method_not_found::<DiscoverRequestMethod>());
         }
-        Ok(DiscoverResult::from_server_info(self.supported_protocol_versions().into_owned(), self.get_info()))
+        Ok(DiscoverResult::from_server_info(
+            self.supported_protocol_versions().into_owned(),
+            self.get_info(),
+        ))
     }
 
-    async fn list_tools(&self, _: Option<PaginatedRequestParams>, _: RequestContext<RoleServer>) -> Result<ListToolsResult, ErrorData> {
+    async fn list_tools(
+        &self,
+        _: Option<PaginatedRequestParams>,
+        _: RequestContext<RoleServer>,
+    ) -> Result<ListToolsResult, ErrorData> {
         let schema = object(json!({"type": "object", "properties": {"n": {"type": "integer"}}}));
         Ok(ListToolsResult::with_all_items(vec![Tool::new("look", "Looks.", schema)]))
     }
 
-    async fn call_tool(&self, _: CallToolRequestParams, cx: RequestContext<RoleServer>) -> Result<CallToolResponse, ErrorData> {
+    async fn call_tool(
+        &self,
+        _: CallToolRequestParams,
+        cx: RequestContext<RoleServer>,
+    ) -> Result<CallToolResponse, ErrorData> {
         Ok(CallToolResult::structured(json!({"seen": cx.meta})).into())
     }
 
-    async fn list_prompts(&self, _: Option<PaginatedRequestParams>, _: RequestContext<RoleServer>) -> Result<ListPromptsResult, ErrorData> {
+    async fn list_prompts(
+        &self,
+        _: Option<PaginatedRequestParams>,
+        _: RequestContext<RoleServer>,
+    ) -> Result<ListPromptsResult, ErrorData> {
         Ok(ListPromptsResult::with_all_items(vec![Prompt::new("look", Some("Looks."), None)]))
     }
 
-    async fn get_prompt(&self, _: GetPromptRequestParams, cx: RequestContext<RoleServer>) -> Result<GetPromptResponse, ErrorData> {
+    async fn get_prompt(
+        &self,
+        _: GetPromptRequestParams,
+        cx: RequestContext<RoleServer>,
+    ) -> Result<GetPromptResponse, ErrorData> {
         let seen = PromptMessage::new_text(Role::User, json!(cx.meta).to_string());
         Ok(GetPromptResponse::Complete(GetPromptResult::new(vec![seen])))
     }
@@ -63,28 +86,47 @@ impl ServerHandler for MetadataEchoServer {
 async fn upstream_gets_metadata_without_toolgate_keys() {
     for modern in [true, false] {
         let sessions = Arc::new(LocalSessionManager::default());
-        let service =
-            StreamableHttpService::new(move || Ok(MetadataEchoServer { modern }), sessions, StreamableHttpServerConfig::default());
+        let service = StreamableHttpService::new(
+            move || Ok(MetadataEchoServer { modern }),
+            sessions,
+            StreamableHttpServerConfig::default(),
+        );
         let url = start_mcp_server(service).await;
-        let gate = TestGateway::open(&format!("[upstreams.m]\nurl = \"{url}\"\nprefix = \"\"\nundeclared = \"read\"\n")).await;
+        let gate = TestGateway::open(&format!(
+            "[upstreams.m]\nurl = \"{url}\"\nprefix = \"\"\nundeclared = \"read\"\n"
+        ))
+        .await;
         let call = |n: u8| {
             let meta = json!({"own": {"a": [1, "b"]}, "toolgate/turn": 1, "toolgate/idempotencyKey": n.to_string(), "toolgate/none": 1});
             json!({"name": "look", "arguments": {"n": n}, "_meta": meta})
         };
         let newer = gate.client().in_session("s").call_method("tools/call", call(1)).await.1;
-        let older = LegacyHttpClient::connect(&http_client(), &gate.url, json!({})).await.call_method("tools/call", call(2)).await;
+        let older = LegacyHttpClient::connect(&http_client(), &gate.url, json!({}))
+            .await
+            .call_method("tools/call", call(2))
+            .await;
         for said in [newer, older] {
             let seen = &said["result"]["structuredContent"]["seen"];
             assert_eq!(seen["own"], json!({"a": [1, "b"]}), "{modern}: {said}");
-            assert!(seen.as_object().unwrap().keys().all(|key| !key.starts_with("toolgate/")), "{modern}: {said}");
+            assert!(
+                seen.as_object().unwrap().keys().all(|key| !key.starts_with("toolgate/")),
+                "{modern}: {said}"
+            );
         }
-        // From which level on something is wanted to be heard, one of 2026-07-28 is told with every request.
+        // From which level on something is wanted to be heard, one of 2026-07-28 is told with every
+        // request.
         let prompt = json!({"name": "look", "_meta": {"own": 1, "io.modelcontextprotocol/logLevel": "debug"}});
         let said = gate.client().in_session("s").call_method("prompts/get", prompt).await.1;
-        let seen = said["result"]["messages"][0]["content"]["text"].as_str().unwrap_or_else(|| panic!("{said}"));
+        let seen = said["result"]["messages"][0]["content"]["text"]
+            .as_str()
+            .unwrap_or_else(|| panic!("{said}"));
         let seen: Value = serde_json::from_str(seen).unwrap();
         let level = if modern { json!("debug") } else { Value::Null };
-        assert_eq!((&seen["own"], &seen["io.modelcontextprotocol/logLevel"]), (&json!(1), &level), "{modern}: {said}");
+        assert_eq!(
+            (&seen["own"], &seen["io.modelcontextprotocol/logLevel"]),
+            (&json!(1), &level),
+            "{modern}: {said}"
+        );
         gate.shut_down().await;
     }
 }
@@ -113,14 +155,25 @@ async fn result_must_match_listed_output_schema() {
         let _ = stream.write_all(said.as_bytes()).await;
     })
     .await;
-    let gate = TestGateway::open(&format!("[upstreams.old]\nurl = \"http://{address}/mcp\"\nprefix = \"\"\nundeclared = \"read\"\n")).await;
+    let gate = TestGateway::open(&format!(
+        "[upstreams.old]\nurl = \"http://{address}/mcp\"\nprefix = \"\"\nundeclared = \"read\"\n"
+    ))
+    .await;
     let client = gate.client().in_session("s");
     let (_, listed) = client.call_method("tools/list", json!({})).await;
     let schema = &listed["result"]["tools"][0]["outputSchema"];
-    assert_eq!((&schema["properties"]["n"]["type"], &schema["required"]), (&json!("integer"), &json!(["n"])), "{listed}");
+    assert_eq!(
+        (&schema["properties"]["n"]["type"], &schema["required"]),
+        (&json!("integer"), &json!(["n"])),
+        "{listed}"
+    );
     assert_eq!(client.call("read", json!({"n": "7"})).await["structuredContent"], json!({"n": 7}));
     let broken = client.call("read", json!({"n": "seven"})).await;
-    assert_eq!((&broken["_meta"]["toolgate/error"]["code"], &broken["isError"]), (&json!("invalid_result"), &json!(true)), "{broken}");
+    assert_eq!(
+        (&broken["_meta"]["toolgate/error"]["code"], &broken["isError"]),
+        (&json!("invalid_result"), &json!(true)),
+        "{broken}"
+    );
     assert_eq!(broken["structuredContent"], Value::Null, "{broken}");
     gate.shut_down().await;
 }
@@ -132,11 +185,28 @@ async fn images_and_resources_in_results_are_unchanged() {
     let newer = gate.client().in_session("s");
     let embedded = "This is an embedded resource content.";
     for (tool, given) in [
-        ("test_image_content", [("/content/0/data", RED_DOT_PNG), ("/content/0/mimeType", "image/png")]),
-        ("test_embedded_resource", [("/content/0/resource/text", embedded), ("/content/0/resource/uri", "test://embedded-resource")]),
-        ("test_multiple_content_types", [("/content/1/data", RED_DOT_PNG), ("/content/2/resource/mimeType", "application/json")]),
+        (
+            "test_image_content",
+            [("/content/0/data", RED_DOT_PNG), ("/content/0/mimeType", "image/png")],
+        ),
+        (
+            "test_embedded_resource",
+            [
+                ("/content/0/resource/text", embedded),
+                ("/content/0/resource/uri", "test://embedded-resource"),
+            ],
+        ),
+        (
+            "test_multiple_content_types",
+            [
+                ("/content/1/data", RED_DOT_PNG),
+                ("/content/2/resource/mimeType", "application/json"),
+            ],
+        ),
     ] {
-        let of_older = older.call_method("tools/call", json!({"name": tool, "arguments": {}})).await["result"].clone();
+        let of_older =
+            older.call_method("tools/call", json!({"name": tool, "arguments": {}})).await["result"]
+                .clone();
         for said in [newer.call(tool, json!({})).await, of_older] {
             for (place, given) in given {
                 assert_eq!(said.pointer(place), Some(&json!(given)), "{tool}: {said}");

@@ -4,7 +4,9 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncWriteExt, DuplexStream, WriteHalf};
 use tokio::net::TcpStream;
 
-use crate::legacy_upstreams::{http_response, json_rpc_result, read_request, serve_connections, start_tool_server};
+use crate::legacy_upstreams::{
+    http_response, json_rpc_result, read_request, serve_connections, start_tool_server,
+};
 use crate::support::{ClientLines, TestGateway, fixture_config, last_message};
 
 const CALC_TOOL_CONFIG: &str = "[tools.calc]\nkind = \"builtin\"\n";
@@ -23,14 +25,21 @@ fn bad_arguments() -> Vec<(String, &'static str)> {
 }
 
 fn calc_call(arguments: &str, meta: &str) -> String {
-    format!(r#"{{"jsonrpc":"2.0","id":7,"method":"tools/call","params":{{"name":"calc","arguments":{arguments}{meta}}}}}"#)
+    format!(
+        r#"{{"jsonrpc":"2.0","id":7,"method":"tools/call","params":{{"name":"calc","arguments":{arguments}{meta}}}}}"#
+    )
 }
 
 /// A client of an earlier revision on streams, which has said hello.
 async fn connect_legacy_stream(gate: &TestGateway) -> (WriteHalf<DuplexStream>, ClientLines) {
     let (_, mut ask, mut answers) = gate.connect_streams(None);
     let hello = json!({"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}});
-    ask.write_all(format!("{hello}\n{}\n", json!({"jsonrpc": "2.0", "method": "notifications/initialized"})).as_bytes()).await.unwrap();
+    ask.write_all(
+        format!("{hello}\n{}\n", json!({"jsonrpc": "2.0", "method": "notifications/initialized"}))
+            .as_bytes(),
+    )
+    .await
+    .unwrap();
     answers.next_line().await.unwrap().unwrap();
     (ask, answers)
 }
@@ -56,13 +65,18 @@ async fn bad_arguments_are_refused_and_recorded() {
             .unwrap();
         let over_http = last_message(&answer.text().await.unwrap());
         ask.write_all(format!("{}\n", calc_call(arguments, "")).as_bytes()).await.unwrap();
-        let over_streams: Value = serde_json::from_str(&answers.next_line().await.unwrap().unwrap()).unwrap();
+        let over_streams: Value =
+            serde_json::from_str(&answers.next_line().await.unwrap().unwrap()).unwrap();
         for said in [over_http, over_streams] {
             assert_eq!(said["id"], json!(7), "{arguments}: {said}");
             let error = &said["result"]["_meta"]["toolgate/error"];
-            let code = if arguments.contains("[[") { "payload_too_large" } else { "invalid_arguments" };
+            let code =
+                if arguments.contains("[[") { "payload_too_large" } else { "invalid_arguments" };
             assert_eq!(error["code"], code, "{arguments}: {said}");
-            assert!(error["message"].as_str().unwrap().contains(why) && error["callId"].is_string(), "{arguments}: {said}");
+            assert!(
+                error["message"].as_str().unwrap().contains(why) && error["callId"].is_string(),
+                "{arguments}: {said}"
+            );
         }
     }
     // Nothing is nothing, and no bad argument.
@@ -72,12 +86,21 @@ async fn bad_arguments_are_refused_and_recorded() {
     // What is no message at all is answered under its name, as far as it has one.
     for (line, id) in [(r#"{"id": 9, "a": 1, "a": 2}"#, json!(9)), ("{", Value::Null)] {
         ask.write_all(format!("{line}\n").as_bytes()).await.unwrap();
-        let said: Value = serde_json::from_str(&answers.next_line().await.unwrap().unwrap()).unwrap();
-        assert_eq!((&said["id"], said.get("id").is_some(), &said["error"]["code"]), (&id, true, &json!(-32700)), "{said}");
+        let said: Value =
+            serde_json::from_str(&answers.next_line().await.unwrap().unwrap()).unwrap();
+        assert_eq!(
+            (&said["id"], said.get("id").is_some(), &said["error"]["code"]),
+            (&id, true, &json!(-32700)),
+            "{said}"
+        );
     }
     drop((ask, answers));
     let refused = toolgate_store::RowFilter { tool: Some("calc".to_owned()), ..Default::default() };
-    let rows = toolgate_store::Ledger::open(gate.home.path().join("ledger.db")).unwrap().find(&refused).unwrap().len();
+    let rows = toolgate_store::Ledger::open(gate.home.path().join("ledger.db"))
+        .unwrap()
+        .find(&refused)
+        .unwrap()
+        .len();
     assert_eq!(rows, 2 * cases.len() + 1);
     gate.shut_down().await;
 }
@@ -90,18 +113,41 @@ fn count_rows(gate: &TestGateway, tool: &str) -> usize {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn recognizable_call_is_recorded_in_malformed_request() {
-    let gate = TestGateway::open(&format!("{CALC_TOOL_CONFIG}[tools.mine]\nkind = \"client\"\npolicy = \"open\"\n")).await;
+    let gate = TestGateway::open(&format!(
+        "{CALC_TOOL_CONFIG}[tools.mine]\nkind = \"client\"\npolicy = \"open\"\n"
+    ))
+    .await;
     let http = reqwest::Client::builder().no_proxy().build().unwrap();
     let decide = async |verb: &str, body: &str| {
         let url = format!("{}/v1/calls/{verb}", gate.url);
-        let answer = http.post(url).header("content-type", "application/json").body(body.to_owned()).send().await.unwrap();
-        (answer.status().as_u16(), serde_json::from_str::<Value>(&answer.text().await.unwrap()).unwrap())
+        let answer = http
+            .post(url)
+            .header("content-type", "application/json")
+            .body(body.to_owned())
+            .send()
+            .await
+            .unwrap();
+        (
+            answer.status().as_u16(),
+            serde_json::from_str::<Value>(&answer.text().await.unwrap()).unwrap(),
+        )
     };
     // What the gate can say it says, for a pass or a report.
-    let (status, said) = decide("check", r#"{"id": "1", "session": "s", "tool": "mine", "arguments": {"x": 1, "x": 2}}"#).await;
-    assert_eq!((status, &said["decision"], &said["error"]["code"]), (200, &json!("deny"), &json!("invalid_arguments")), "{said}");
-    let (status, said) =
-        decide("report", r#"{"id": "1", "session": "s", "tool": "mine", "arguments": {"x": 1e999}, "result": null}"#).await;
+    let (status, said) = decide(
+        "check",
+        r#"{"id": "1", "session": "s", "tool": "mine", "arguments": {"x": 1, "x": 2}}"#,
+    )
+    .await;
+    assert_eq!(
+        (status, &said["decision"], &said["error"]["code"]),
+        (200, &json!("deny"), &json!("invalid_arguments")),
+        "{said}"
+    );
+    let (status, said) = decide(
+        "report",
+        r#"{"id": "1", "session": "s", "tool": "mine", "arguments": {"x": 1e999}, "result": null}"#,
+    )
+    .await;
     assert_eq!((status, &said["outcome"]["code"]), (200, &json!("not_admitted")), "{said}");
     let wrong = [
         ("check", r#"{"id": "2", "session": "s", "tool": "mine", "turn": 1, "turn": 2}"#),
@@ -120,22 +166,44 @@ async fn recognizable_call_is_recorded_in_malformed_request() {
             (400, &json!("invalid_request"), &json!("VALIDATION")),
             "{body}: {said}"
         );
-        assert!(said["error"].is_string() && said["callId"].is_string() && said["receipt"].is_object(), "{body}: {said}");
+        assert!(
+            said["error"].is_string() && said["callId"].is_string() && said["receipt"].is_object(),
+            "{body}: {said}"
+        );
     }
     assert_eq!(count_rows(&gate, "mine"), 2 + wrong.len());
-    // What stands where something else must is neither told nor written down, and of what is, as much as somebody reads.
+    // What stands where something else must is neither told nor written down, and of what is, as
+    // much as somebody reads.
     let secret = "card 4111 1111 1111 1111 declined";
     let long = "k".repeat(5_000);
     for (body, why) in [
         (json!({"id": "2", "session": "s", "tool": "mine", "error": secret}), "`error` must be"),
-        (json!({"id": "2", "session": "s", "tool": "mine", "error": {"message": "no", "effects": secret}}), "`error` must be"),
-        (json!({"id": "2", "session": "s", "tool": "mine", "turn": secret}), "`turn` must be a whole number"),
-        (json!({"id": "2", "session": "s", "tool": "mine", (long.as_str()): 1}), "unknown field `kkk"),
-        (json!({"id": "2", "session": "s", "tool": "mine", "argument": {}}), "unknown field `argument`; known fields: `id`, `tool`, "),
+        (
+            json!({"id": "2", "session": "s", "tool": "mine", "error": {"message": "no", "effects": secret}}),
+            "`error` must be",
+        ),
+        (
+            json!({"id": "2", "session": "s", "tool": "mine", "turn": secret}),
+            "`turn` must be a whole number",
+        ),
+        (
+            json!({"id": "2", "session": "s", "tool": "mine", (long.as_str()): 1}),
+            "unknown field `kkk",
+        ),
+        (
+            json!({"id": "2", "session": "s", "tool": "mine", "argument": {}}),
+            "unknown field `argument`; known fields: `id`, `tool`, ",
+        ),
     ] {
         let (status, said) = decide("report", &body.to_string()).await;
         let words = said["error"].as_str().unwrap_or_default();
-        assert!(status == 400 && words.contains(why) && words.len() <= 300 && said["callId"].is_string(), "{body}: {said}");
+        assert!(
+            status == 400
+                && words.contains(why)
+                && words.len() <= 300
+                && said["callId"].is_string(),
+            "{body}: {said}"
+        );
         assert!(!said.to_string().contains(secret), "{body}: {said}");
     }
     let wanted = toolgate_store::RowFilter { tool: Some("mine".to_owned()), ..Default::default() };
@@ -144,17 +212,22 @@ async fn recognizable_call_is_recorded_in_malformed_request() {
     // So much of it stands in no time, length of time or digest by chance.
     assert!(rows.iter().all(|one| !format!("{:?}", one.row).contains("4111 1111")));
     // What is no call has none.
-    for body in ["{", "[]", r#"{"id": "3"}"#, r#"{"tool": 7}"#, r#"{"tool": "mine", "tool": "calc"}"#] {
+    for body in
+        ["{", "[]", r#"{"id": "3"}"#, r#"{"tool": 7}"#, r#"{"tool": "mine", "tool": "calc"}"#]
+    {
         let (status, said) = decide("check", body).await;
         assert_eq!((status, &said["callId"]), (400, &Value::Null), "{body}: {said}");
     }
     assert_eq!(count_rows(&gate, "mine"), 7 + wrong.len());
-    // The same over MCP: what cannot be read, what the headers contradict, and what is no word of toolgate's.
+    // The same over MCP: what cannot be read, what the headers contradict, and what is no word of
+    // toolgate's.
     let own = r#""io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientInfo":{"name":"t","version":"1"},"io.modelcontextprotocol/clientCapabilities":{}"#;
     let twice = calc_call("{}", &format!(r#","_meta":{{{own},"a":1,"a":2}}"#));
     let plain = calc_call("{}", &format!(r#","_meta":{{{own}}}"#));
     let turn = calc_call("{}", &format!(r#","_meta":{{{own},"toolgate/turn":"x"}}"#));
-    for (body, name, code) in [(&twice, "calc", -32700), (&plain, "other", -32020), (&turn, "calc", -32602)] {
+    for (body, name, code) in
+        [(&twice, "calc", -32700), (&plain, "other", -32020), (&turn, "calc", -32602)]
+    {
         let before = count_rows(&gate, "calc");
         let request = http
             .post(format!("{}/mcp", gate.url))
@@ -163,15 +236,23 @@ async fn recognizable_call_is_recorded_in_malformed_request() {
             .header("mcp-protocol-version", "2026-07-28")
             .header("mcp-method", "tools/call")
             .header("mcp-name", name);
-        let said = last_message(&request.body(body.clone()).send().await.unwrap().text().await.unwrap());
+        let said =
+            last_message(&request.body(body.clone()).send().await.unwrap().text().await.unwrap());
         assert_eq!(said["error"]["code"], json!(code), "{said}");
         assert_eq!(count_rows(&gate, "calc"), before + 1, "{said}");
     }
     // In a session of an older client it is told in the stream that nobody knows the revision.
     let post = async |session: Option<&str>, version: &str, body: String| {
-        let request = http.post(format!("{}/mcp", gate.url)).header("accept", "application/json, text/event-stream");
-        let request = request.header("content-type", "application/json").header("mcp-protocol-version", version).body(body);
-        let request = session.into_iter().fold(request, |request, session| request.header("mcp-session-id", session));
+        let request = http
+            .post(format!("{}/mcp", gate.url))
+            .header("accept", "application/json, text/event-stream");
+        let request = request
+            .header("content-type", "application/json")
+            .header("mcp-protocol-version", version)
+            .body(body);
+        let request = session
+            .into_iter()
+            .fold(request, |request, session| request.header("mcp-session-id", session));
         request.send().await.unwrap()
     };
     let about = json!({"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}});
@@ -180,7 +261,10 @@ async fn recognizable_call_is_recorded_in_malformed_request() {
     let session = greeted.headers()["mcp-session-id"].to_str().unwrap().to_owned();
     for (version, code) in [("1999-01-01", json!(-32022)), ("2025-06-18", Value::Null)] {
         let before = count_rows(&gate, "calc");
-        let body = calc_call("{}", &format!(r#","_meta":{{"io.modelcontextprotocol/protocolVersion":"{version}"}}"#));
+        let body = calc_call(
+            "{}",
+            &format!(r#","_meta":{{"io.modelcontextprotocol/protocolVersion":"{version}"}}"#),
+        );
         let said = last_message(&post(Some(&session), version, body).await.text().await.unwrap());
         assert_eq!((&said["id"], &said["error"]["code"]), (&json!(7), &code), "{said}");
         assert_eq!(count_rows(&gate, "calc"), before + 1, "{said}");
@@ -193,7 +277,8 @@ async fn recognizable_call_is_recorded_in_malformed_request() {
         calc_call("{}", r#","inputResponses":7"#),
     ] {
         ask.write_all(format!("{line}\n").as_bytes()).await.unwrap();
-        let said: Value = serde_json::from_str(&answers.next_line().await.unwrap().unwrap()).unwrap();
+        let said: Value =
+            serde_json::from_str(&answers.next_line().await.unwrap().unwrap()).unwrap();
         let told = &said["error"]["data"];
         assert_eq!(
             (&said["id"], &told["code"], told["callId"].is_string()),
@@ -204,11 +289,20 @@ async fn recognizable_call_is_recorded_in_malformed_request() {
     assert_eq!(count_rows(&gate, "calc"), before + 3);
     // What is refused before the door has seen it has its row, too, and is told as it was.
     let long = "9".repeat(100_000);
-    for (version, code) in [("2099-01-01", -32022), ("2026-07-28", -32602), (long.as_str(), -32022)] {
-        let line = calc_call("{}", &format!(r#","_meta":{{"io.modelcontextprotocol/protocolVersion":"{version}"}}"#));
+    for (version, code) in [("2099-01-01", -32022), ("2026-07-28", -32602), (long.as_str(), -32022)]
+    {
+        let line = calc_call(
+            "{}",
+            &format!(r#","_meta":{{"io.modelcontextprotocol/protocolVersion":"{version}"}}"#),
+        );
         ask.write_all(format!("{line}\n").as_bytes()).await.unwrap();
-        let said: Value = serde_json::from_str(&answers.next_line().await.unwrap().unwrap()).unwrap();
-        assert_eq!((&said["id"], &said["error"]["code"]), (&json!(7), &json!(code)), "{line}: {said}");
+        let said: Value =
+            serde_json::from_str(&answers.next_line().await.unwrap().unwrap()).unwrap();
+        assert_eq!(
+            (&said["id"], &said["error"]["code"]),
+            (&json!(7), &json!(code)),
+            "{line}: {said}"
+        );
     }
     assert_eq!(count_rows(&gate, "calc"), before + 6);
     // So has one that comes before the greeting.
@@ -232,7 +326,10 @@ async fn upstream_errors_use_error_contract() {
         http_response("200 OK", "application/json", &json!({"jsonrpc": "2.0", "id": asked["id"], "error": error}).to_string())
     })
     .await;
-    let gate = TestGateway::open(&format!("[upstreams.far]\nurl = \"http://{upstream}/mcp\"\nundeclared = \"read\"\n")).await;
+    let gate = TestGateway::open(&format!(
+        "[upstreams.far]\nurl = \"http://{upstream}/mcp\"\nundeclared = \"read\"\n"
+    ))
+    .await;
     for (code, own) in [
         (-32700, "upstream_invalid"),
         (-32602, "upstream_invalid"),
@@ -245,16 +342,29 @@ async fn upstream_errors_use_error_contract() {
     ] {
         let said = gate.client().in_session("s").call("far_fail", json!({"code": code})).await;
         let error = &said["structuredContent"];
-        assert_eq!((&error["code"], &error["upstream"]["code"], error["callId"].is_string()), (&json!(own), &json!(code), true), "{said}");
-        assert!(said["isError"] == json!(true) && said["_meta"]["toolgate/receipt"].is_object(), "{said}");
+        assert_eq!(
+            (&error["code"], &error["upstream"]["code"], error["callId"].is_string()),
+            (&json!(own), &json!(code), true),
+            "{said}"
+        );
+        assert!(
+            said["isError"] == json!(true) && said["_meta"]["toolgate/receipt"].is_object(),
+            "{said}"
+        );
     }
     gate.shut_down().await;
-    // 2026-07-28 has a word of its own for what a client lacks, and wants it said: the contract goes along.
+    // 2026-07-28 has a word of its own for what a client lacks, and wants it said: the contract
+    // goes along.
     let gate = TestGateway::open(&fixture_config("undeclared = \"read\"")).await;
     let needs = json!({"name": "test_missing_capability", "arguments": {}});
-    let (status, said) = gate.client().in_session("s").call_method("tools/call", needs.clone()).await;
+    let (status, said) =
+        gate.client().in_session("s").call_method("tools/call", needs.clone()).await;
     let told = &said["error"]["data"];
-    assert_eq!((status, &said["error"]["code"], &told["requiredCapabilities"]), (400, &json!(-32021), &json!({"sampling": {}})), "{said}");
+    assert_eq!(
+        (status, &said["error"]["code"], &told["requiredCapabilities"]),
+        (400, &json!(-32021), &json!({"sampling": {}})),
+        "{said}"
+    );
     assert_eq!(
         (&told["isError"], &told["errorCategory"], &told["code"]),
         (&json!(true), &json!("BUSINESS"), &json!("tool_failed")),
@@ -268,7 +378,8 @@ async fn upstream_errors_use_error_contract() {
     ask.write_all(format!("{call}\n").as_bytes()).await.unwrap();
     // It may hear of lists that have changed first.
     let said = loop {
-        let said: Value = serde_json::from_str(&answers.next_line().await.unwrap().unwrap()).unwrap();
+        let said: Value =
+            serde_json::from_str(&answers.next_line().await.unwrap().unwrap()).unwrap();
         if said["id"] == json!(7) {
             break said;
         }
@@ -290,11 +401,23 @@ async fn unchecked_content_beside_structured_result_is_removed() {
         json_rpc_result(asked, json!({"content": [words, page, link, picture], "structuredContent": {"ok": true}}))
     })
     .await;
-    let gate = TestGateway::open(&format!("[upstreams.far]\nurl = \"http://{upstream}/mcp\"\nundeclared = \"read\"\n")).await;
+    let gate = TestGateway::open(&format!(
+        "[upstreams.far]\nurl = \"http://{upstream}/mcp\"\nundeclared = \"read\"\n"
+    ))
+    .await;
     let said = gate.client().call("far_look", json!({})).await;
     assert!(!said.to_string().contains("attacker"), "{said}");
-    let kinds: Vec<&str> = said["content"].as_array().unwrap().iter().map(|block| block["type"].as_str().unwrap()).collect();
-    assert_eq!((kinds, &said["structuredContent"]), (vec!["text", "image"], &json!({"ok": true})), "{said}");
+    let kinds: Vec<&str> = said["content"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|block| block["type"].as_str().unwrap())
+        .collect();
+    assert_eq!(
+        (kinds, &said["structuredContent"]),
+        (vec!["text", "image"], &json!({"ok": true})),
+        "{said}"
+    );
     gate.shut_down().await;
 }
 
@@ -307,14 +430,23 @@ async fn text_of_structured_result_is_rewritten() {
         json_rpc_result(asked, json!({"content": [twice, text(r#"{"card": "ok"}"#.to_owned())], "structuredContent": {"card": "ok"}}))
     })
     .await;
-    let gate = TestGateway::open(&format!("[upstreams.far]\nurl = \"http://{upstream}/mcp\"\nundeclared = \"read\"\n")).await;
+    let gate = TestGateway::open(&format!(
+        "[upstreams.far]\nurl = \"http://{upstream}/mcp\"\nundeclared = \"read\"\n"
+    ))
+    .await;
     let said = gate.client().call("far_look", json!({})).await;
-    assert_eq!(said["content"], json!([{"type": "text", "text": r#"{"card":"ok"}"#}]), "{:.600}", said.to_string());
+    assert_eq!(
+        said["content"],
+        json!([{"type": "text", "text": r#"{"card":"ok"}"#}]),
+        "{:.600}",
+        said.to_string()
+    );
     assert_eq!(said["structuredContent"], json!({"card": "ok"}), "{:.600}", said.to_string());
     gate.shut_down().await;
 }
 
-/// A server of 2026-07-28 that says everything in the name of toolgate, and what it was told when it asked.
+/// A server of 2026-07-28 that says everything in the name of toolgate, and what it was told when
+/// it asked.
 async fn serve_forged_names(mut stream: TcpStream) {
     let Some((_, asked)) = read_request(&mut stream).await else { return };
     let own = json!({"name": "poses", "version": "1"});
@@ -322,21 +454,35 @@ async fn serve_forged_names(mut stream: TcpStream) {
     let form = json!({"message": "Yes?", "requestedSchema": {"type": "object", "properties": {"a": {"type": "string"}}}, "_meta": meta});
     let questions = json!({"toolgate_approval": {"method": "elicitation/create", "params": form}});
     let list = |name: &str, one: Value| json!({"resultType": "complete", "ttlMs": 1000, "cacheScope": "private", name: [one]});
-    let said = match (asked["method"].as_str().unwrap_or_default(), asked.pointer("/params/inputResponses")) {
+    let said = match (
+        asked["method"].as_str().unwrap_or_default(),
+        asked.pointer("/params/inputResponses"),
+    ) {
         ("server/discover", _) => json!({
             "resultType": "complete", "supportedVersions": ["2026-07-28"], "capabilities": {"tools": {}, "prompts": {}, "resources": {}},
             "serverInfo": own, "ttlMs": 1000, "cacheScope": "private", "_meta": {"io.modelcontextprotocol/serverInfo": own},
         }),
-        ("tools/list", _) => list("tools", json!({"name": "ask", "description": "Asks.", "inputSchema": {"type": "object"}})),
+        ("tools/list", _) => list(
+            "tools",
+            json!({"name": "ask", "description": "Asks.", "inputSchema": {"type": "object"}}),
+        ),
         ("prompts/list", _) => list("prompts", json!({"name": "ask", "_meta": meta})),
-        ("resources/list", _) => list("resources", json!({"name": "ask", "uri": "a://b", "_meta": meta})),
-        ("resources/templates/list", _) => list("resourceTemplates", json!({"name": "ask", "uriTemplate": "a://{b}", "_meta": meta})),
-        ("tools/call", Some(told)) => json!({"resultType": "complete", "content": [], "structuredContent": {"told": told}}),
+        ("resources/list", _) => {
+            list("resources", json!({"name": "ask", "uri": "a://b", "_meta": meta}))
+        }
+        ("resources/templates/list", _) => list(
+            "resourceTemplates",
+            json!({"name": "ask", "uriTemplate": "a://{b}", "_meta": meta}),
+        ),
+        ("tools/call", Some(told)) => {
+            json!({"resultType": "complete", "content": [], "structuredContent": {"told": told}})
+        }
         ("tools/call" | "prompts/get" | "resources/read", _) => {
             json!({"resultType": "input_required", "inputRequests": questions, "_meta": meta})
         }
         _ => {
-            let _ = stream.write_all(http_response("202 Accepted", "text/plain", "").as_bytes()).await;
+            let _ =
+                stream.write_all(http_response("202 Accepted", "text/plain", "").as_bytes()).await;
             return;
         }
     };
@@ -346,23 +492,49 @@ async fn serve_forged_names(mut stream: TcpStream) {
 #[tokio::test(flavor = "multi_thread")]
 async fn upstream_cannot_use_reserved_request_names() {
     let address = serve_connections(serve_forged_names).await;
-    let gate = TestGateway::open(&format!("[upstreams.a]\nurl = \"http://{address}/mcp\"\nprefix = \"\"\nundeclared = \"read\"\n")).await;
+    let gate = TestGateway::open(&format!(
+        "[upstreams.a]\nurl = \"http://{address}/mcp\"\nprefix = \"\"\nundeclared = \"read\"\n"
+    ))
+    .await;
     let client = gate.client().in_session("s").with_capabilities(json!({"elicitation": {}}));
     let asked = client.call("ask", json!({})).await;
     let question = &asked["inputRequests"]["upstream_toolgate_approval"]["params"];
-    assert_eq!((&asked["resultType"], &question["message"]), (&json!("input_required"), &json!("Yes?")), "{asked}");
-    assert!(asked["inputRequests"].get("toolgate_approval").is_none() && !asked.to_string().contains("forged"), "{asked}");
+    assert_eq!(
+        (&asked["resultType"], &question["message"]),
+        (&json!("input_required"), &json!("Yes?")),
+        "{asked}"
+    );
+    assert!(
+        asked["inputRequests"].get("toolgate_approval").is_none()
+            && !asked.to_string().contains("forged"),
+        "{asked}"
+    );
     // It hears of it by the name that it gave.
     let yes = json!({"action": "accept", "content": {"a": "b"}});
     let back = json!({"name": "ask", "arguments": {}, "requestState": asked["requestState"], "inputResponses": {"upstream_toolgate_approval": yes}});
     let (_, told) = client.call_method("tools/call", back).await;
-    assert_eq!(told["result"]["structuredContent"], json!({"told": {"toolgate_approval": yes}}), "{told}");
-    for (method, params) in [("prompts/get", json!({"name": "ask"})), ("resources/read", json!({"uri": "a://b"}))] {
-        let (_, answer) = client.call_method(method, params).await;
-        assert!(answer["error"]["message"].as_str().unwrap_or_default().contains("reserved for toolgate"), "{method}: {answer}");
-    }
-    for (method, name) in [("prompts/list", "prompts"), ("resources/list", "resources"), ("resources/templates/list", "resourceTemplates")]
+    assert_eq!(
+        told["result"]["structuredContent"],
+        json!({"told": {"toolgate_approval": yes}}),
+        "{told}"
+    );
+    for (method, params) in
+        [("prompts/get", json!({"name": "ask"})), ("resources/read", json!({"uri": "a://b"}))]
     {
+        let (_, answer) = client.call_method(method, params).await;
+        assert!(
+            answer["error"]["message"]
+                .as_str()
+                .unwrap_or_default()
+                .contains("reserved for toolgate"),
+            "{method}: {answer}"
+        );
+    }
+    for (method, name) in [
+        ("prompts/list", "prompts"),
+        ("resources/list", "resources"),
+        ("resources/templates/list", "resourceTemplates"),
+    ] {
         let (_, answer) = client.call_method(method, json!({})).await;
         assert_eq!(answer["result"][name][0]["_meta"], json!({"own": 1}), "{method}: {answer}");
     }
@@ -380,12 +552,21 @@ async fn concurrent_verbose_calls_all_finish() {
         http_response("200 OK", "text/event-stream", &format!("{words}data: {done}\n\n"))
     })
     .await;
-    let gate = TestGateway::open(&format!("[upstreams.far]\nurl = \"http://{upstream}/mcp\"\nundeclared = \"read\"\n")).await;
+    let gate = TestGateway::open(&format!(
+        "[upstreams.far]\nurl = \"http://{upstream}/mcp\"\nundeclared = \"read\"\n"
+    ))
+    .await;
     let http = reqwest::Client::builder().no_proxy().build().unwrap();
     let post = |body: Value, session: Option<String>| {
-        let request = http.post(format!("{}/mcp", gate.url)).header("accept", "application/json, text/event-stream").json(&body);
+        let request = http
+            .post(format!("{}/mcp", gate.url))
+            .header("accept", "application/json, text/event-stream")
+            .json(&body);
         session
-            .map_or_else(|| request.try_clone().unwrap(), |session| request.try_clone().unwrap().header("mcp-session-id", session))
+            .map_or_else(
+                || request.try_clone().unwrap(),
+                |session| request.try_clone().unwrap().header("mcp-session-id", session),
+            )
             .send()
     };
     let hello = json!({"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": {"protocolVersion": "2025-03-26", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}});
@@ -398,7 +579,11 @@ async fn concurrent_verbose_calls_all_finish() {
         post(json!(calls), Some(session)).await.unwrap().text().await.unwrap()
     });
     let said = said.await.expect("it never ends");
-    let done = said.lines().filter_map(|line| line.strip_prefix("data:")).filter(|data| data.contains("\"result\"")).count();
+    let done = said
+        .lines()
+        .filter_map(|line| line.strip_prefix("data:"))
+        .filter(|data| data.contains("\"result\""))
+        .count();
     assert_eq!(done, 64);
     gate.shut_down().await;
 }

@@ -15,7 +15,14 @@ async fn changed_decision_fails_replay_check() {
     assert_eq!(gate.client().call_code("calc", json!({"expression": "1 + 1"})).await, "ok");
     let sql = rusqlite::Connection::open(gate.ledger_path()).unwrap();
     sql.busy_timeout(std::time::Duration::from_secs(5)).unwrap();
-    assert_eq!(sql.execute("UPDATE configs SET body = replace(body, '> 50', '> 1') WHERE body LIKE '%> 50%'", []).unwrap(), 1);
+    assert_eq!(
+        sql.execute(
+            "UPDATE configs SET body = replace(body, '> 50', '> 1') WHERE body LIKE '%> 50%'",
+            []
+        )
+        .unwrap(),
+        1
+    );
     drop(sql);
     gate.shut_down().await;
 }

@@ -7,7 +7,9 @@ use serde_json::json;
 use tokio::io::AsyncWriteExt;
 use tokio::sync::Notify;
 
-use crate::legacy_upstreams::{http_response, initialize_result, json_rpc_result, read_request, serve_connections};
+use crate::legacy_upstreams::{
+    http_response, initialize_result, json_rpc_result, read_request, serve_connections,
+};
 use crate::support::{TestGateway, wait_until};
 
 const FIRST_UPSTREAM_KEY: &str = "first-key-of-ours";
@@ -19,7 +21,11 @@ async fn rotated_secret_is_used_and_old_one_stays_redacted() {
     let key = home.path().join("key");
     std::fs::write(&key, format!("{FIRST_UPSTREAM_KEY}\n")).unwrap();
     // It says with which key it was called, at once or later.
-    let (keys, waiting, go) = (Arc::<Mutex<Vec<String>>>::default(), Arc::new(AtomicUsize::new(0)), Arc::new(Notify::new()));
+    let (keys, waiting, go) = (
+        Arc::<Mutex<Vec<String>>>::default(),
+        Arc::new(AtomicUsize::new(0)),
+        Arc::new(Notify::new()),
+    );
     let (noted, waits, gone) = (Arc::clone(&keys), Arc::clone(&waiting), Arc::clone(&go));
     let address = serve_connections(move |mut stream| {
         let (keys, waiting, go) = (Arc::clone(&noted), Arc::clone(&waits), Arc::clone(&gone));
@@ -58,14 +64,18 @@ async fn rotated_secret_is_used_and_old_one_stays_redacted() {
     let client = gate.client();
     let before = client.in_session("before").call("talk", json!({"how": "now"})).await.to_string();
     let late = client.in_session("late");
-    let late = tokio::spawn(async move { late.call("talk", json!({"how": "late"})).await.to_string() });
+    let late =
+        tokio::spawn(async move { late.call("talk", json!({"how": "late"})).await.to_string() });
     wait_until("one is under way", async || waiting.load(Ordering::SeqCst) == 1).await;
     // What is the same is left as it is.
     gate.reload(&text).await.unwrap();
     std::fs::write(&key, format!("{SECOND_UPSTREAM_KEY}\n")).unwrap();
     gate.reload(&text).await.unwrap();
     let after = client.in_session("after").call("talk", json!({"how": "now"})).await.to_string();
-    assert_eq!(*keys.lock().unwrap(), [FIRST_UPSTREAM_KEY, FIRST_UPSTREAM_KEY, SECOND_UPSTREAM_KEY]);
+    assert_eq!(
+        *keys.lock().unwrap(),
+        [FIRST_UPSTREAM_KEY, FIRST_UPSTREAM_KEY, SECOND_UPSTREAM_KEY]
+    );
     // It is over now, and says the key that it was called with.
     go.notify_one();
     let late = late.await.unwrap();
@@ -78,7 +88,11 @@ async fn rotated_secret_is_used_and_old_one_stays_redacted() {
     for file in [gate.ledger_path(), gate.home.path().join("ledger.db-wal")] {
         let text = std::fs::read(&file).unwrap_or_default();
         for key in [FIRST_UPSTREAM_KEY, SECOND_UPSTREAM_KEY] {
-            assert!(!text.windows(key.len()).any(|window| window == key.as_bytes()), "{key}: {}", file.display());
+            assert!(
+                !text.windows(key.len()).any(|window| window == key.as_bytes()),
+                "{key}: {}",
+                file.display()
+            );
         }
     }
 }

@@ -36,8 +36,9 @@ async fn slow_clients_do_not_block_other_clients() {
     let gate = TestGateway::open(CALC_TOOL_CONFIG).await;
     let address = gate.url.trim_start_matches("http://").to_owned();
     let head = "POST /mcp HTTP/1.1\r\nhost: localhost\r\n";
-    let body =
-        format!("{head}content-type: application/json\r\naccept: application/json, text/event-stream\r\ncontent-length: 1000\r\n\r\n{{");
+    let body = format!(
+        "{head}content-type: application/json\r\naccept: application/json, text/event-stream\r\ncontent-length: 1000\r\n\r\n{{"
+    );
     let mut slow = Vec::new();
     // More than may be at work at the same time.
     for n in 0..800 {
@@ -48,7 +49,9 @@ async fn slow_clients_do_not_block_other_clients() {
     }
     // In the end nobody listens to them any more, whether they fall silent or go on without end.
     let watched: Vec<TcpStream> = slow.drain(..16).collect();
-    let ended = join_all(watched.into_iter().enumerate().map(|(n, stream)| wait_for_disconnect(stream, n >= 8)));
+    let ended = join_all(
+        watched.into_iter().enumerate().map(|(n, stream)| wait_for_disconnect(stream, n >= 8)),
+    );
     let others = async {
         for _ in 0..20 {
             assert_eq!(call_calc(&gate.client()).await.0, 200);

@@ -32,7 +32,10 @@ pub(crate) fn fixture_path() -> PathBuf {
 
 /// A configuration with the fixture as an upstream over standard streams.
 pub(crate) fn fixture_config(more: &str) -> String {
-    format!("[upstreams.fix]\ncommand = {}\nargs = [\"--stdio\"]\nprefix = \"\"\n{more}\n", json!(fixture_path()))
+    format!(
+        "[upstreams.fix]\ncommand = {}\nargs = [\"--stdio\"]\nprefix = \"\"\n{more}\n",
+        json!(fixture_path())
+    )
 }
 
 pub(crate) struct TestGateway {
@@ -48,27 +51,42 @@ impl TestGateway {
         Self::try_open(config).await.unwrap_or_else(|error| panic!("{error}"))
     }
 
-    /// One that does not wait long for upstreams that say nothing. Whoever needs one of the others has to.
+    /// One that does not wait long for upstreams that say nothing. Whoever needs one of the others
+    /// has to.
     pub(crate) async fn open_with_short_timeout(config: &str) -> Self {
-        Self::open_with_timeout(config, None, Duration::from_secs(3)).await.unwrap_or_else(|error| panic!("{error}"))
+        Self::open_with_timeout(config, None, Duration::from_secs(3))
+            .await
+            .unwrap_or_else(|error| panic!("{error}"))
     }
 
     pub(crate) async fn try_open(config: &str) -> std::io::Result<Self> {
         Self::open_with_timeout(config, None, Duration::from_secs(20)).await
     }
 
-    /// Another one, which keeps what tools look like in the same place, as a second process with the same configuration does.
+    /// Another one, which keeps what tools look like in the same place, as a second process with
+    /// the same configuration does.
     pub(crate) async fn open_with_same_pins(&self, config: &str) -> Self {
-        Self::open_with_timeout(config, Some(self.pins_dir()), Duration::from_secs(20)).await.unwrap_or_else(|error| panic!("{error}"))
+        Self::open_with_timeout(config, Some(self.pins_dir()), Duration::from_secs(20))
+            .await
+            .unwrap_or_else(|error| panic!("{error}"))
     }
 
-    async fn open_with_timeout(config: &str, pins: Option<PathBuf>, patience: Duration) -> std::io::Result<Self> {
+    async fn open_with_timeout(
+        config: &str,
+        pins: Option<PathBuf>,
+        patience: Duration,
+    ) -> std::io::Result<Self> {
         let home = tempfile::tempdir()?;
         std::fs::write(home.path().join("toolgate.toml"), config)?;
-        let store = Arc::new(SqliteStore::open(home.path().join("ledger.db")).map_err(std::io::Error::other)?);
+        let store = Arc::new(
+            SqliteStore::open(home.path().join("ledger.db")).map_err(std::io::Error::other)?,
+        );
         let options = GatewayOptions {
             store: Arc::clone(&store) as Arc<dyn Store>,
-            upstreams: UpstreamOptions { pin_dir: Some(pins.unwrap_or_else(|| home.path().join("pins"))), launcher: None },
+            upstreams: UpstreamOptions {
+                pin_dir: Some(pins.unwrap_or_else(|| home.path().join("pins"))),
+                launcher: None,
+            },
             upstream_start_timeout: patience,
             launcher: None,
             built_in_rules: None,
@@ -92,12 +110,17 @@ impl TestGateway {
         McpTestClient::new(&self.url)
     }
 
-    /// A client on streams, which has said nothing yet: what serves it, where it asks and what it is told.
-    pub(crate) fn connect_streams(&self, agent: Option<&str>) -> (JoinHandle<()>, WriteHalf<DuplexStream>, ClientLines) {
+    /// A client on streams, which has said nothing yet: what serves it, where it asks and what it
+    /// is told.
+    pub(crate) fn connect_streams(
+        &self,
+        agent: Option<&str>,
+    ) -> (JoinHandle<()>, WriteHalf<DuplexStream>, ClientLines) {
         let (ours, theirs) = tokio::io::duplex(1 << 20);
         let (input, output) = tokio::io::split(theirs);
         let (gateway, agent) = (self.gateway.clone(), agent.map(str::to_owned));
-        let serving = tokio::spawn(async move { drop(gateway.serve_streams(input, output, agent).await) });
+        let serving =
+            tokio::spawn(async move { drop(gateway.serve_streams(input, output, agent).await) });
         let (answers, ask) = tokio::io::split(ours);
         (serving, ask, BufReader::new(answers).lines())
     }
@@ -138,7 +161,13 @@ pub(crate) struct McpTestClient {
 impl McpTestClient {
     pub(crate) fn new(base: &str) -> Self {
         let http = reqwest::Client::builder().no_proxy().build().unwrap();
-        Self { http, url: format!("{base}/mcp"), token: None, session: None, capabilities: json!({}) }
+        Self {
+            http,
+            url: format!("{base}/mcp"),
+            token: None,
+            session: None,
+            capabilities: json!({}),
+        }
     }
 
     pub(crate) fn in_session(&self, session: &str) -> Self {
@@ -155,17 +184,30 @@ impl McpTestClient {
 
     /// Any request. The status, and what is in the body.
     pub(crate) async fn call_method(&self, method: &str, mut params: Value) -> (u16, Value) {
-        let meta = params.as_object_mut().unwrap().entry("_meta").or_insert_with(|| json!({})).as_object_mut().unwrap();
+        let meta = params
+            .as_object_mut()
+            .unwrap()
+            .entry("_meta")
+            .or_insert_with(|| json!({}))
+            .as_object_mut()
+            .unwrap();
         meta.insert("io.modelcontextprotocol/protocolVersion".to_owned(), json!("2026-07-28"));
-        meta.insert("io.modelcontextprotocol/clientInfo".to_owned(), json!({"name": "test", "version": "1"}));
-        meta.insert("io.modelcontextprotocol/clientCapabilities".to_owned(), self.capabilities.clone());
+        meta.insert(
+            "io.modelcontextprotocol/clientInfo".to_owned(),
+            json!({"name": "test", "version": "1"}),
+        );
+        meta.insert(
+            "io.modelcontextprotocol/clientCapabilities".to_owned(),
+            self.capabilities.clone(),
+        );
         let mut request = self
             .http
             .post(&self.url)
             .header("accept", "application/json, text/event-stream")
             .header("mcp-protocol-version", "2026-07-28")
             .header("mcp-method", method);
-        if let Some(name) = params.get("name").or_else(|| params.get("uri")).and_then(Value::as_str) {
+        if let Some(name) = params.get("name").or_else(|| params.get("uri")).and_then(Value::as_str)
+        {
             request = request.header("mcp-name", name);
         }
         if let Some(token) = &self.token {
@@ -182,7 +224,8 @@ impl McpTestClient {
 
     /// A call of a tool: its result.
     pub(crate) async fn call(&self, tool: &str, arguments: Value) -> Value {
-        let (status, answer) = self.call_method("tools/call", json!({"name": tool, "arguments": arguments})).await;
+        let (status, answer) =
+            self.call_method("tools/call", json!({"name": tool, "arguments": arguments})).await;
         assert_eq!(status, 200, "{answer}");
         assert!(answer.get("result").is_some(), "{answer}");
         answer["result"].clone()
@@ -210,8 +253,11 @@ pub(crate) fn last_message(text: &str) -> Value {
     if let Ok(value) = serde_json::from_str(text) {
         return value;
     }
-    let last =
-        text.lines().filter_map(|line| line.strip_prefix("data:")).filter_map(|data| serde_json::from_str(data.trim()).ok()).next_back();
+    let last = text
+        .lines()
+        .filter_map(|line| line.strip_prefix("data:"))
+        .filter_map(|data| serde_json::from_str(data.trim()).ok())
+        .next_back();
     last.unwrap_or_else(|| json!({"text": text}))
 }
 
@@ -221,13 +267,21 @@ pub(crate) fn child_processes() -> Vec<(u32, String)> {
     let mut look = vec![std::process::id()];
     while let Some(parent) = look.pop() {
         for entry in std::fs::read_dir("/proc").unwrap().flatten() {
-            let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else { continue };
+            let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok())
+            else {
+                continue;
+            };
             let Ok(stat) = std::fs::read_to_string(entry.path().join("stat")) else { continue };
             let Some((_, rest)) = stat.rsplit_once(") ") else { continue };
             let mut fields = rest.split_whitespace();
-            let (state, of) = (fields.next().unwrap_or_default().to_owned(), fields.next().and_then(|of| of.parse::<u32>().ok()));
+            let (state, of) = (
+                fields.next().unwrap_or_default().to_owned(),
+                fields.next().and_then(|of| of.parse::<u32>().ok()),
+            );
             if of == Some(parent) && state != "Z" {
-                let words = std::fs::read_to_string(entry.path().join("cmdline")).unwrap_or_default().replace('\0', " ");
+                let words = std::fs::read_to_string(entry.path().join("cmdline"))
+                    .unwrap_or_default()
+                    .replace('\0', " ");
                 found.push((pid, words));
                 look.push(pid);
             }
@@ -236,7 +290,8 @@ pub(crate) fn child_processes() -> Vec<(u32, String)> {
     found
 }
 
-/// Those of them that have this number, `--tools N`. One that a test looks for has a number that no other test has.
+/// Those of them that have this number, `--tools N`. One that a test looks for has a number that no
+/// other test has.
 pub(crate) fn processes_with_number(number: u8) -> Vec<Pid> {
     let known = format!(" --tools {number} ");
     let found = child_processes().into_iter().filter(|(_, words)| words.contains(&known));
@@ -245,14 +300,24 @@ pub(crate) fn processes_with_number(number: u8) -> Vec<Pid> {
 
 /// Kills these, and says how many there were.
 pub(crate) fn kill_processes_with_number(number: u8) -> usize {
-    processes_with_number(number).into_iter().filter(|pid| kill_process(*pid, Signal::KILL).is_ok()).count()
+    processes_with_number(number)
+        .into_iter()
+        .filter(|pid| kill_process(*pid, Signal::KILL).is_ok())
+        .count()
 }
 
 /// Runs a test that is ignored otherwise, in a process of its own.
 pub(crate) fn run_in_own_process(test: &str) {
     let own = std::env::current_exe().unwrap();
-    let output = std::process::Command::new(own).args(["--exact", test, "--ignored", "--nocapture"]).output().unwrap();
-    let said = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    let output = std::process::Command::new(own)
+        .args(["--exact", test, "--ignored", "--nocapture"])
+        .output()
+        .unwrap();
+    let said = format!(
+        "{}{}",
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    );
     assert!(output.status.success() && said.contains("1 passed"), "{said}");
 }
 
@@ -280,7 +345,9 @@ pub(crate) fn count_lines(path: &Path) -> usize {
 }
 
 /// Serves MCP over HTTP, and says where.
-pub(crate) async fn start_mcp_server<S: ServerHandler>(service: StreamableHttpService<S, LocalSessionManager>) -> String {
+pub(crate) async fn start_mcp_server<S: ServerHandler>(
+    service: StreamableHttpService<S, LocalSessionManager>,
+) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}/mcp", listener.local_addr().unwrap());
     tokio::spawn(async move {
@@ -290,7 +357,8 @@ pub(crate) async fn start_mcp_server<S: ServerHandler>(service: StreamableHttpSe
                 let service = service.clone();
                 async move { Ok::<_, std::convert::Infallible>(service.handle(request).await) }
             });
-            let connection = hyper::server::conn::http1::Builder::new().serve_connection(hyper_util::rt::TokioIo::new(stream), answer);
+            let connection = hyper::server::conn::http1::Builder::new()
+                .serve_connection(hyper_util::rt::TokioIo::new(stream), answer);
             tokio::spawn(async move { drop(connection.await) });
         }
     });

@@ -1,5 +1,5 @@
-//! How clients come in, and what goes along with them: certificates, keys that are turned, questions in the middle of a call, and tokens
-//! that are for one upstream and no other.
+//! How clients come in, and what goes along with them: certificates, keys that are turned,
+//! questions in the middle of a call, and tokens that are for one upstream and no other.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -16,7 +16,9 @@ use tokio::net::TcpStream;
 use tokio::sync::mpsc;
 use toolgate_mcp::UpstreamStatus;
 
-use crate::legacy_upstreams::{http_response, initialize_result, json_rpc_result, read_request, serve_connections};
+use crate::legacy_upstreams::{
+    http_response, initialize_result, json_rpc_result, read_request, serve_connections,
+};
 use crate::security::token_digest;
 use crate::support::{McpTestClient, TestGateway, fixture_config, wait_until};
 
@@ -77,7 +79,9 @@ async fn forward_messages(mut answer: Response, said: mpsc::UnboundedSender<Valu
         text.push_str(&String::from_utf8_lossy(&chunk));
         while let Some(end) = text.find('\n') {
             let line: String = text.drain(..=end).collect();
-            if let Some(message) = line.strip_prefix("data:").and_then(|data| serde_json::from_str(data.trim()).ok()) {
+            if let Some(message) =
+                line.strip_prefix("data:").and_then(|data| serde_json::from_str(data.trim()).ok())
+            {
                 let _ = said.send(message);
             }
         }
@@ -102,11 +106,27 @@ impl LegacyHttpClient {
         let url = format!("{base}/mcp");
         let hello = json!({"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": {
             "protocolVersion": "2025-06-18", "capabilities": capabilities, "clientInfo": {"name": "t", "version": "1"}}});
-        let greeted = http.post(&url).header("accept", ACCEPT_JSON_OR_EVENTS).json(&hello).send().await.unwrap();
+        let greeted = http
+            .post(&url)
+            .header("accept", ACCEPT_JSON_OR_EVENTS)
+            .json(&hello)
+            .send()
+            .await
+            .unwrap();
         let session = greeted.headers()["mcp-session-id"].to_str().unwrap().to_owned();
-        let older = Self { http: http.clone(), url, session, last_id: 0, inbox: MessageInbox::new() };
+        let older =
+            Self { http: http.clone(), url, session, last_id: 0, inbox: MessageInbox::new() };
         let ready = json!({"jsonrpc": "2.0", "method": "notifications/initialized"});
-        assert!(older.http_request(Method::POST).json(&ready).send().await.unwrap().status().is_success());
+        assert!(
+            older
+                .http_request(Method::POST)
+                .json(&ready)
+                .send()
+                .await
+                .unwrap()
+                .status()
+                .is_success()
+        );
         let stream = older.http_request(Method::GET).send().await.unwrap();
         tokio::spawn(forward_messages(stream, older.inbox.sender.clone()));
         older
@@ -124,7 +144,9 @@ impl LegacyHttpClient {
     /// Asks, and does not wait.
     pub(crate) fn start_request(&mut self, method: &str, params: &Value) -> u64 {
         self.last_id += 1;
-        self.send(&json!({"jsonrpc": "2.0", "id": self.last_id, "method": method, "params": params}));
+        self.send(
+            &json!({"jsonrpc": "2.0", "id": self.last_id, "method": method, "params": params}),
+        );
         self.last_id
     }
 
@@ -143,7 +165,11 @@ impl LegacyHttpClient {
         let id = self.start_request("tools/call", &json!({"name": tool, "arguments": arguments}));
         let question = self.inbox.wait_for(|said| said["method"] == "elicitation/create").await;
         let shown = question["params"]["message"].as_str().unwrap();
-        assert!(shown.starts_with("A person decides.") && shown.contains(arguments["text"].as_str().unwrap()), "{question}");
+        assert!(
+            shown.starts_with("A person decides.")
+                && shown.contains(arguments["text"].as_str().unwrap()),
+            "{question}"
+        );
         self.send(&json!({"jsonrpc": "2.0", "id": question["id"], "result": said}));
         self.wait_for_answer(id).await["result"].clone()
     }
@@ -159,32 +185,60 @@ async fn gateway_with_certificate_serves_tls_only() {
     let (certificate, key) = (home.path().join("certificate.pem"), home.path().join("key.pem"));
     std::fs::write(&certificate, TLS_CERTIFICATE_PEM).unwrap();
     std::fs::write(&key, FIRST_KEY.0).unwrap();
-    let tls = |certificate: &Path| format!("{CALC_TOOL_CONFIG}[gateway.tls]\ncertificate = {}\nkey = {}\n", json!(certificate), json!(key));
+    let tls = |certificate: &Path| {
+        format!(
+            "{CALC_TOOL_CONFIG}[gateway.tls]\ncertificate = {}\nkey = {}\n",
+            json!(certificate),
+            json!(key)
+        )
+    };
     let gate = TestGateway::open(&tls(&certificate)).await;
     let address: SocketAddr = gate.url.trim_start_matches("http://").parse().unwrap();
     let base = format!("https://localhost:{}", address.port());
     let trusted = reqwest::Certificate::from_pem(TLS_CERTIFICATE_PEM.as_bytes()).unwrap();
-    let http = reqwest::Client::builder().no_proxy().resolve("localhost", address).tls_certs_only([trusted]).build().unwrap();
+    let http = reqwest::Client::builder()
+        .no_proxy()
+        .resolve("localhost", address)
+        .tls_certs_only([trusted])
+        .build()
+        .unwrap();
     let mut older = LegacyHttpClient::connect(&http, &base, json!({})).await;
-    let said = older.call_method("tools/call", json!({"name": "calc", "arguments": {"expression": "6*7"}})).await;
+    let said = older
+        .call_method("tools/call", json!({"name": "calc", "arguments": {"expression": "6*7"}}))
+        .await;
     assert_eq!(said["result"]["isError"], json!(false), "{said}");
     // In the open nothing is said.
     let mut stream = TcpStream::connect(address).await.unwrap();
-    stream.write_all(b"GET /healthz HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n").await.unwrap();
+    stream
+        .write_all(b"GET /healthz HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
+        .await
+        .unwrap();
     let mut heard = Vec::new();
-    let _ = tokio::time::timeout(Duration::from_secs(60), stream.read_to_end(&mut heard)).await.unwrap();
+    let _ = tokio::time::timeout(Duration::from_secs(60), stream.read_to_end(&mut heard))
+        .await
+        .unwrap();
     assert!(!String::from_utf8_lossy(&heard).contains("HTTP"), "{heard:?}");
     // Who vouches for itself is not believed, and it is told why.
-    let other = TestGateway::open(&format!("[upstreams.far]\nurl = \"{base}/mcp\"\nundeclared = \"read\"\n")).await;
+    let other = TestGateway::open(&format!(
+        "[upstreams.far]\nurl = \"{base}/mcp\"\nundeclared = \"read\"\n"
+    ))
+    .await;
     match other.gateway.health()[0].status.clone() {
         UpstreamStatus::Down { why, .. } => {
-            assert!(why.starts_with(&format!("cannot reach {base}: ")) && why.contains("certificate"), "{why}");
+            assert!(
+                why.starts_with(&format!("cannot reach {base}: ")) && why.contains("certificate"),
+                "{why}"
+            );
         }
         status => panic!("{status:?}"),
     }
     other.shut_down().await;
     gate.shut_down().await;
-    let error = TestGateway::try_open(&tls(&home.path().join("nowhere.pem"))).await.err().unwrap().to_string();
+    let error = TestGateway::try_open(&tls(&home.path().join("nowhere.pem")))
+        .await
+        .err()
+        .unwrap()
+        .to_string();
     assert!(error.contains("nowhere.pem"), "{error}");
 }
 
@@ -196,7 +250,12 @@ fn signed_token(kid: &str) -> String {
     let mut header = Header::new(Algorithm::ES256);
     header.kid = Some(kid.to_owned());
     let claims = json!({"iss": "i", "aud": "a", "sub": "ann", "exp": toolgate::Timestamp::now().as_second() + 600});
-    jsonwebtoken::encode(&header, &claims, &EncodingKey::from_ec_pem(key_pair(kid).0.as_bytes()).unwrap()).unwrap()
+    jsonwebtoken::encode(
+        &header,
+        &claims,
+        &EncodingKey::from_ec_pem(key_pair(kid).0.as_bytes()).unwrap(),
+    )
+    .unwrap()
 }
 
 /// Who signs tokens, and publishes one key; or is away.
@@ -236,7 +295,10 @@ impl TestJwksServer {
     /// A gateway that believes it.
     async fn open_gateway(&self) -> TestGateway {
         let keys = format!("keys = \"http://{}/keys\"", self.address);
-        TestGateway::open(&format!("{CALC_TOOL_CONFIG}[gateway.jwt]\nissuer = \"i\"\naudience = \"a\"\n{keys}\n")).await
+        TestGateway::open(&format!(
+            "{CALC_TOOL_CONFIG}[gateway.jwt]\nissuer = \"i\"\naudience = \"a\"\n{keys}\n"
+        ))
+        .await
     }
 
     fn request_count(&self) -> usize {
@@ -244,14 +306,16 @@ impl TestJwksServer {
     }
 }
 
-/// Half a minute: so long nobody is asked for keys again. Whoever comes meanwhile with an unknown one is one of hundreds.
+/// Half a minute: so long nobody is asked for keys again. Whoever comes meanwhile with an unknown
+/// one is one of hundreds.
 #[tokio::test(flavor = "multi_thread")]
 async fn unknown_key_ids_fetch_keys_once_and_keep_known_keys() {
     let (turns, leaves) = (TestJwksServer::start().await, TestJwksServer::start().await);
     let (one, other) = (turns.open_gateway().await, leaves.open_gateway().await);
     let (at_one, at_other) = (one.client(), other.client());
-    let enters =
-        async |client: &McpTestClient, kid: &str| client.with_token(&signed_token(kid)).call_method("tools/list", json!({})).await.0 == 200;
+    let enters = async |client: &McpTestClient, kid: &str| {
+        client.with_token(&signed_token(kid)).call_method("tools/list", json!({})).await.0 == 200
+    };
     assert!(enters(&at_one, "one").await && enters(&at_other, "one").await);
     *turns.key.lock().unwrap() = Some("two");
     *leaves.key.lock().unwrap() = None;
@@ -276,7 +340,8 @@ const APPROVAL_RULES: &str = "[tools.echo]\nkind = \"mcp\"\nupstream = \"fix\"\n
 #[tokio::test(flavor = "multi_thread")]
 async fn legacy_client_is_asked_during_its_call() {
     let gate = TestGateway::open(&(fixture_config("") + APPROVAL_RULES)).await;
-    let mut older = LegacyHttpClient::connect(&http_client(), &gate.url, json!({"elicitation": {}})).await;
+    let mut older =
+        LegacyHttpClient::connect(&http_client(), &gate.url, json!({"elicitation": {}})).await;
     let yes = json!({"action": "accept", "content": {"approve": true}});
     let no = json!({"action": "decline"});
     for (text, said, wanted) in [
@@ -284,7 +349,11 @@ async fn legacy_client_is_asked_during_its_call() {
         // What was approved was that call, and once.
         ("said yes, and more", &no, "approval_denied"),
         ("said yes", &no, "approval_denied"),
-        ("said no by saying yes", &json!({"action": "accept", "content": {"approve": false}}), "approval_denied"),
+        (
+            "said no by saying yes",
+            &json!({"action": "accept", "content": {"approve": false}}),
+            "approval_denied",
+        ),
         ("said nothing in it", &json!({"action": "accept", "content": {}}), "approval_denied"),
     ] {
         let result = older.call_with_approval("echo", &json!({"text": text}), said).await;
@@ -292,7 +361,9 @@ async fn legacy_client_is_asked_during_its_call() {
         assert_eq!(result["structuredContent"]["text"] == text, wanted == "ok", "{result}");
     }
     // Who closes the question has refused nothing.
-    let closed = older.call_with_approval("echo", &json!({"text": "closed"}), &json!({"action": "cancel"})).await;
+    let closed = older
+        .call_with_approval("echo", &json!({"text": "closed"}), &json!({"action": "cancel"}))
+        .await;
     assert_eq!(result_code(&closed), "approval_required", "{closed}");
     let id = closed["_meta"]["toolgate/error"]["approval"]["id"].as_str().unwrap();
     assert!(gate.gateway.runtime().answer_approval(id, true, "lead").await.unwrap());
@@ -300,7 +371,10 @@ async fn legacy_client_is_asked_during_its_call() {
     assert_eq!(result_code(&older.call_method("tools/call", call.clone()).await["result"]), "ok");
     // Who cannot ask anybody is not asked.
     let mut alone = LegacyHttpClient::connect(&http_client(), &gate.url, json!({})).await;
-    assert_eq!(result_code(&alone.call_method("tools/call", call).await["result"]), "approval_required");
+    assert_eq!(
+        result_code(&alone.call_method("tools/call", call).await["result"]),
+        "approval_required"
+    );
     drop((older, alone));
     gate.shut_down().await;
 }
@@ -354,21 +428,25 @@ async fn default_session_stays_open_during_call() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn late_approval_is_accepted_after_idle_timeout() {
-    let gate = TestGateway::open(&(fixture_config("") + APPROVAL_RULES + "[gateway]\nsession_idle_timeout = \"500ms\"\n")).await;
+    let gate = TestGateway::open(
+        &(fixture_config("") + APPROVAL_RULES + "[gateway]\nsession_idle_timeout = \"500ms\"\n"),
+    )
+    .await;
     let client = gate.client().with_capabilities(json!({"elicitation": {}}));
     let mut call = json!({"name": "echo", "arguments": {"text": "x"}});
     let asked = client.call_method("tools/call", call.clone()).await.1;
     assert_eq!(asked["result"]["resultType"], "input_required", "{asked}");
     tokio::time::sleep(Duration::from_millis(700)).await;
     call["requestState"] = asked["result"]["requestState"].clone();
-    call["inputResponses"] = json!({"toolgate_approval": {"action": "accept", "content": {"approve": true}}});
+    call["inputResponses"] =
+        json!({"toolgate_approval": {"action": "accept", "content": {"approve": true}}});
     let done = client.call_method("tools/call", call).await.1;
     assert_eq!(done["result"]["structuredContent"], json!({"text": "x"}), "{done}");
     gate.shut_down().await;
 }
 
-/// Serves one tool, of an earlier revision or of the newest, and notes the heads of what it is asked. Whom it does not let in it tells
-/// what they came with.
+/// Serves one tool, of an earlier revision or of the newest, and notes the heads of what it is
+/// asked. Whom it does not let in it tells what they came with.
 async fn start_header_recording_server(modern: bool, heads: Arc<Mutex<Vec<String>>>) -> String {
     serve_connections(move |mut stream| {
         let heads = Arc::clone(&heads);
@@ -409,9 +487,11 @@ async fn upstream_token_is_sent_only_to_its_upstream() {
     let home = tempfile::tempdir().unwrap();
     std::fs::write(home.path().join("key"), format!("{secret}\n")).unwrap();
     let bearer = format!("bearer = {{ file = {} }}\n", json!(home.path().join("key")));
-    let digest: String = Sha256::digest(entry.as_bytes()).iter().map(|byte| format!("{byte:02x}")).collect();
+    let digest: String =
+        Sha256::digest(entry.as_bytes()).iter().map(|byte| format!("{byte:02x}")).collect();
     for modern in [false, true] {
-        let (with, without) = (Arc::<Mutex<Vec<String>>>::default(), Arc::<Mutex<Vec<String>>>::default());
+        let (with, without) =
+            (Arc::<Mutex<Vec<String>>>::default(), Arc::<Mutex<Vec<String>>>::default());
         let (a, b) = (
             start_header_recording_server(modern, Arc::clone(&with)).await,
             start_header_recording_server(modern, Arc::clone(&without)).await,
@@ -423,32 +503,58 @@ async fn upstream_token_is_sent_only_to_its_upstream() {
         .await;
         let client = gate.client().with_token(entry).in_session("s");
         for tool in ["a_talk", "b_talk"] {
-            assert_eq!(client.call_code(tool, json!({"how": "open"})).await, "ok", "{modern} {tool}");
+            assert_eq!(
+                client.call_code(tool, json!({"how": "open"})).await,
+                "ok",
+                "{modern} {tool}"
+            );
         }
         let refused = client.call("a_talk", json!({"how": "locked"})).await;
         assert_eq!(result_code(&refused), "upstream_forbidden", "{refused}");
         let health = serde_json::to_string(&gate.gateway.health()).unwrap();
         assert!(health.contains("HTTP 401"), "{health}");
         let (with, without) = (with.lock().unwrap().clone(), without.lock().unwrap().clone());
-        assert!(with.iter().all(|head| head.contains(&format!("authorization: bearer {secret}"))), "{with:?}");
-        assert!(!without.is_empty() && without.iter().all(|head| !head.contains("authorization")), "{without:?}");
-        assert!(with.iter().chain(&without).all(|head| !head.contains(entry)), "{with:?} {without:?}");
+        assert!(
+            with.iter().all(|head| head.contains(&format!("authorization: bearer {secret}"))),
+            "{with:?}"
+        );
+        assert!(
+            !without.is_empty() && without.iter().all(|head| !head.contains("authorization")),
+            "{without:?}"
+        );
+        assert!(
+            with.iter().chain(&without).all(|head| !head.contains(entry)),
+            "{with:?} {without:?}"
+        );
         let mut kept = Vec::new();
         for file in ["ledger.db", "ledger.db-wal"] {
             kept.extend(std::fs::read(gate.home.path().join(file)).unwrap_or_default());
         }
         let texts = format!("{refused} {health} {}", String::from_utf8_lossy(&kept));
-        assert!(texts.contains("upstream_forbidden") && !texts.contains(secret) && !texts.contains(entry));
+        assert!(
+            texts.contains("upstream_forbidden")
+                && !texts.contains(secret)
+                && !texts.contains(entry)
+        );
         gate.shut_down().await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn session_name_is_scoped_to_principal() {
-    let token = |principal: &str| format!("[[gateway.tokens]]\nprincipal = \"{principal}\"\nsha256 = \"{}\"\n", token_digest(principal));
-    let gate = TestGateway::open(&format!("{CALC_TOOL_CONFIG}{}{}", token("ann"), token("bob"))).await;
+    let token = |principal: &str| {
+        format!(
+            "[[gateway.tokens]]\nprincipal = \"{principal}\"\nsha256 = \"{}\"\n",
+            token_digest(principal)
+        )
+    };
+    let gate =
+        TestGateway::open(&format!("{CALC_TOOL_CONFIG}{}{}", token("ann"), token("bob"))).await;
     let asks = async |who: &str, by: &str| {
-        let (mut client, mut params) = (gate.client().with_token(who), json!({"name": "calc", "arguments": {"expression": "6*7"}}));
+        let (mut client, mut params) = (
+            gate.client().with_token(who),
+            json!({"name": "calc", "arguments": {"expression": "6*7"}}),
+        );
         match by {
             "header" => client.session = Some("shared".to_owned()),
             "path" => client.url = format!("{}/mcp/default/shared", gate.url),
@@ -457,7 +563,8 @@ async fn session_name_is_scoped_to_principal() {
         let (_, answer) = client.call_method("tools/call", params).await;
         answer["result"]["_meta"]["toolgate/error"]["code"].as_str().unwrap_or("ok").to_owned()
     };
-    // The third of the same is refused, whichever way the session is named; the calls of somebody else do not count.
+    // The third of the same is refused, whichever way the session is named; the calls of somebody
+    // else do not count.
     for (who, by, code) in [
         ("ann", "header", "ok"),
         ("ann", "path", "ok"),

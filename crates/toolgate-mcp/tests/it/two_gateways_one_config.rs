@@ -11,7 +11,9 @@ async fn gateways_with_shared_pins_check_their_own_upstream() {
     let text = |number: u8, more: &str| {
         let program = json!(fixture_path());
         let args = format!("[\"--stdio\", \"--tools\", \"{number}\"{more}]");
-        format!("[upstreams.fix]\ncommand = {program}\nargs = {args}\nprefix = \"\"\nundeclared = \"read\"\n")
+        format!(
+            "[upstreams.fix]\ncommand = {program}\nargs = {args}\nprefix = \"\"\nundeclared = \"read\"\n"
+        )
     };
     let (old, new) = (text(62, ""), text(63, ", \"--version-two\""));
     let one = TestGateway::open(&old).await;
@@ -23,16 +25,32 @@ async fn gateways_with_shared_pins_check_their_own_upstream() {
         for (gate, config) in [(&one, &old), (&other, &new)] {
             gate.reload(config).await.unwrap();
             turn += 1;
-            codes.push(gate.client().in_session(&format!("s{turn}")).call_code("echo", json!({"text": "x"})).await);
+            codes.push(
+                gate.client()
+                    .in_session(&format!("s{turn}"))
+                    .call_code("echo", json!({"text": "x"}))
+                    .await,
+            );
         }
         codes
     };
-    let held = |gate: &TestGateway| gate.gateway.health().remove(0).held.into_iter().map(|change| change.tool).collect::<Vec<_>>();
+    let held = |gate: &TestGateway| {
+        gate.gateway
+            .health()
+            .remove(0)
+            .held
+            .into_iter()
+            .map(|change| change.tool)
+            .collect::<Vec<_>>()
+    };
     assert_eq!(codes().await, ["ok", "definition_changed"]);
     // It is started again, and says again what it has always said.
     kill_processes_with_number(62);
     let health = || one.gateway.health().remove(0);
-    wait_until("it is there again", async || health().starts > 1 && matches!(health().status, UpstreamStatus::Up { .. })).await;
+    wait_until("it is there again", async || {
+        health().starts > 1 && matches!(health().status, UpstreamStatus::Up { .. })
+    })
+    .await;
     assert_eq!(codes().await, ["ok", "definition_changed"]);
     assert_eq!((held(&one), held(&other)), (Vec::<String>::new(), vec!["echo".to_owned()]));
     // Somebody accepts what the other one has.

@@ -11,8 +11,11 @@ async fn new_tool_is_hidden_until_it_can_be_pinned() {
     let home = tempfile::tempdir().unwrap();
     let flags = home.path().join("flags");
     std::fs::write(&flags, "").unwrap();
-    let run =
-        write_script(home.path(), "server", &format!("exec {} --stdio --tools 61 $(cat {})", fixture_path().display(), flags.display()));
+    let run = write_script(
+        home.path(),
+        "server",
+        &format!("exec {} --stdio --tools 61 $(cat {})", fixture_path().display(), flags.display()),
+    );
     let text = format!("[upstreams.fix]\ncommand = {run}\nprefix = \"\"\nundeclared = \"read\"\n");
     let gate = TestGateway::open(&text).await;
     let client = gate.client();
@@ -25,9 +28,18 @@ async fn new_tool_is_hidden_until_it_can_be_pinned() {
     kill_processes_with_number(61);
     let health = || gate.gateway.health().remove(0);
     let is_up = || matches!(health().status, UpstreamStatus::Up { .. });
-    wait_until("it is there again, and what is new is seen", async || health().pin_write_error().is_some() && is_up()).await;
+    wait_until("it is there again, and what is new is seen", async || {
+        health().pin_write_error().is_some() && is_up()
+    })
+    .await;
     let held = serde_json::to_value(health().held).unwrap();
-    let why = |tool: &str| held.as_array().unwrap().iter().find(|one| one["tool"] == tool).map(|one| one["why"].clone());
+    let why = |tool: &str| {
+        held.as_array()
+            .unwrap()
+            .iter()
+            .find(|one| one["tool"] == tool)
+            .map(|one| one["why"].clone())
+    };
     assert!(why("extra").unwrap()[0]["why"].as_str().unwrap().contains("fix.json"), "{held}");
     assert_eq!(why("extra").unwrap()[0]["kind"], "unwritten", "{held}");
     gate.reload(&text).await.unwrap();

@@ -13,8 +13,8 @@ use serde_json::{Value, json};
 use toolgate_mcp::{UpstreamOptions, UpstreamStatus, Upstreams};
 
 use crate::support::{
-    TestGateway, child_processes, fixture_config, fixture_path, kill_processes_with_number, processes_with_number, run_in_own_process,
-    unused_address, wait_until,
+    TestGateway, child_processes, fixture_config, fixture_path, kill_processes_with_number,
+    processes_with_number, run_in_own_process, unused_address, wait_until,
 };
 pub(crate) use crate::upstream_faults::many_clients::ClientCrowd;
 
@@ -30,8 +30,16 @@ pub(crate) fn well_and_ill_config(ill: &str) -> String {
 pub(crate) fn write_script(home: &Path, name: &str, text: &str) -> Value {
     let (path, draft) = (home.join(name), home.join(format!("{name}.txt")));
     std::fs::write(&draft, format!("#!/bin/sh\n{text}\n")).unwrap();
-    // Another program makes it: what is open for writing here may be so in a child that another test has just begun, and cannot be run.
-    assert!(std::process::Command::new("install").args(["-m", "755"]).args([&draft, &path]).status().unwrap().success());
+    // Another program makes it: what is open for writing here may be so in a child that another
+    // test has just begun, and cannot be run.
+    assert!(
+        std::process::Command::new("install")
+            .args(["-m", "755"])
+            .args([&draft, &path])
+            .status()
+            .unwrap()
+            .success()
+    );
     json!(path)
 }
 
@@ -45,18 +53,37 @@ async fn missing_secret_disables_upstream_until_reload() {
     let key = home.path().join("key");
     let ill = |env: &str| {
         let declared = "[tools.ill_echo]\nkind = \"mcp\"\nupstream = \"ill\"\neffect = \"read\"\n";
-        well_and_ill_config(&format!("command = {}\nargs = [\"--stdio\"]\nenv = {{ KEY = {env} }}\n{declared}", json!(fixture_path())))
+        well_and_ill_config(&format!(
+            "command = {}\nargs = [\"--stdio\"]\nenv = {{ KEY = {env} }}\n{declared}",
+            json!(fixture_path())
+        ))
     };
     let text = ill(&format!("{{ file = {} }}", json!(key)));
     let gate = TestGateway::open(&text).await;
     let client = gate.client().in_session("s");
-    assert_eq!(client.call("well_echo", json!({"text": "a"})).await["structuredContent"]["text"], "a");
+    assert_eq!(
+        client.call("well_echo", json!({"text": "a"})).await["structuredContent"]["text"],
+        "a"
+    );
     assert!(client.tool_names().await.contains(&"ill_echo".to_owned()));
-    let refused = client.call("ill_echo", json!({"text": "a"})).await["_meta"]["toolgate/error"].clone();
-    assert_eq!((&refused["code"], &refused["errorCategory"]), (&json!("upstream_unavailable"), &json!("TRANSIENT")), "{refused}");
+    let refused =
+        client.call("ill_echo", json!({"text": "a"})).await["_meta"]["toolgate/error"].clone();
+    assert_eq!(
+        (&refused["code"], &refused["errorCategory"]),
+        (&json!("upstream_unavailable"), &json!("TRANSIENT")),
+        "{refused}"
+    );
     assert!(refused["upstream"]["said"].as_str().unwrap().contains("key"), "{refused}");
-    let UpstreamStatus::Down { since, .. } = status_of(&gate, "ill") else { panic!("{:?}", status_of(&gate, "ill")) };
-    assert!(refused["message"].as_str().unwrap().contains(&since.strftime("%Y-%m-%d %H:%M:%SZ").to_string()), "{refused}");
+    let UpstreamStatus::Down { since, .. } = status_of(&gate, "ill") else {
+        panic!("{:?}", status_of(&gate, "ill"))
+    };
+    assert!(
+        refused["message"]
+            .as_str()
+            .unwrap()
+            .contains(&since.strftime("%Y-%m-%d %H:%M:%SZ").to_string()),
+        "{refused}"
+    );
     // Its next try may be far away: it is not waited for.
     tokio::time::sleep(Duration::from_secs(3)).await;
     std::fs::write(&key, "secret-of-ill").unwrap();
@@ -76,7 +103,10 @@ async fn missing_secret_disables_upstream_until_reload() {
     assert_eq!(client.call_code("ill_echo", json!({"text": "c"})).await, "upstream_unavailable");
     gate.reload(&ill("\"${TOOLGATE_NO_SUCH_VARIABLE:-something}\"")).await.unwrap();
     wait_until("it is there again", async || is_up()).await;
-    assert_eq!(client.call("well_echo", json!({"text": "d"})).await["structuredContent"]["text"], "d");
+    assert_eq!(
+        client.call("well_echo", json!({"text": "d"})).await["structuredContent"]["text"],
+        "d"
+    );
     gate.shut_down().await;
 }
 
@@ -88,11 +118,22 @@ async fn stopped_upstream_gets_time_to_exit() {
         let word = home.path().join(pause.to_string());
         let more = format!("undeclared = \"read\"\nenv = {{ FIXTURE_GOODBYE = {} }}", json!(word));
         let config = toolgate_config::Config::parse("toolgate.toml", &fixture_config(&more));
-        // It is given seconds, in which a machine with much to do may do something else: then another one is tried. One that is not told
-        // that nobody listens any more never ends by itself.
+        // It is given seconds, in which a machine with much to do may do something else: then
+        // another one is tried. One that is not told that nobody listens any more never ends by
+        // itself.
         for _ in 0..3 {
-            let upstreams = Upstreams::start(&config, &UpstreamOptions::default(), Duration::from_secs(20)).await.unwrap();
-            assert!(upstreams.health().iter().all(|health| matches!(health.status, UpstreamStatus::Up { .. })), "{:?}", upstreams.health());
+            let upstreams =
+                Upstreams::start(&config, &UpstreamOptions::default(), Duration::from_secs(20))
+                    .await
+                    .unwrap();
+            assert!(
+                upstreams
+                    .health()
+                    .iter()
+                    .all(|health| matches!(health.status, UpstreamStatus::Up { .. })),
+                "{:?}",
+                upstreams.health()
+            );
             tokio::time::sleep(Duration::from_millis(pause)).await;
             upstreams.stop_all().await;
             if word.exists() {
@@ -152,13 +193,20 @@ async fn killed_upstream_restarts_without_lost_effects() {
     let mut happened = BTreeSet::new();
     for key in std::fs::read_to_string(&counter).unwrap_or_default().lines() {
         assert!(happened.insert(key.to_owned()), "`{key}` happened twice");
-        assert!(sure.iter().chain(&unsure).any(|known| known == key), "`{key}` happened, and it was said that it did not");
+        assert!(
+            sure.iter().chain(&unsure).any(|known| known == key),
+            "`{key}` happened, and it was said that it did not"
+        );
     }
     for key in &sure {
         assert!(happened.contains(key), "`{key}` was answered and never happened");
     }
-    wait_until("it is back", async || matches!(status_of(&gate, "ill"), UpstreamStatus::Up { .. })).await;
-    assert_eq!(gate.client().in_session("after").call_code("ill_count", json!({"key": "after"})).await, "ok");
+    wait_until("it is back", async || matches!(status_of(&gate, "ill"), UpstreamStatus::Up { .. }))
+        .await;
+    assert_eq!(
+        gate.client().in_session("after").call_code("ill_count", json!({"key": "after"})).await,
+        "ok"
+    );
     gate.shut_down().await;
     assert!(processes_with_number(9).is_empty(), "{:?}", child_processes());
 }
@@ -168,7 +216,9 @@ async fn hung_upstream_times_out_without_blocking_others() {
     let home = tempfile::tempdir().unwrap();
     let begun = home.path().join("begun");
     let declared = |name: &str, time: &str| {
-        format!("[tools.ill_{name}]\nkind = \"mcp\"\nupstream = \"ill\"\ntool = \"sleep\"\neffect = \"read\"\ntimeout = \"{time}\"\n")
+        format!(
+            "[tools.ill_{name}]\nkind = \"mcp\"\nupstream = \"ill\"\ntool = \"sleep\"\neffect = \"read\"\ntimeout = \"{time}\"\n"
+        )
     };
     let ill = format!(
         "command = {}\nargs = [\"--stdio\", \"--tools\", \"2\"]\nenv = {{ FIXTURE_COUNTER = {} }}\n{}{}",
@@ -182,7 +232,8 @@ async fn hung_upstream_times_out_without_blocking_others() {
     let client = gate.client();
     // One that takes its time takes nobody else's.
     let resting = client.in_session("resting");
-    let resting = tokio::spawn(async move { resting.call_code("ill_rest", json!({"ms": 30_000})).await });
+    let resting =
+        tokio::spawn(async move { resting.call_code("ill_rest", json!({"ms": 30_000})).await });
     let rests = || std::fs::read_to_string(&begun).is_ok_and(|said| said.contains("sleep 30000"));
     wait_until("it is under way", async || rests()).await;
     crowd.assert_progress_during(&resting).await;
@@ -202,7 +253,8 @@ async fn hung_upstream_times_out_without_blocking_others() {
     let mut tries = 0;
     wait_until("it is tried again", async || {
         tries += 1;
-        client.in_session(&format!("later-{tries}")).call_code("ill_sleep", json!({"ms": 1})).await == "ok"
+        client.in_session(&format!("later-{tries}")).call_code("ill_sleep", json!({"ms": 1})).await
+            == "ok"
     })
     .await;
     crowd.finish().await;
@@ -234,7 +286,11 @@ async fn junk_output_disables_only_its_upstream() {
         let mut tries = 0;
         wait_until("the other one is there", async || {
             tries += 1;
-            gate.client().in_session(&format!("well-{tries}")).call_code("well_echo", json!({"text": "x"})).await == "ok"
+            gate.client()
+                .in_session(&format!("well-{tries}"))
+                .call_code("well_echo", json!({"text": "x"}))
+                .await
+                == "ok"
         })
         .await;
         let crowd = ClientCrowd::start(&gate.client());
@@ -242,17 +298,31 @@ async fn junk_output_disables_only_its_upstream() {
             let mut tries = 0;
             wait_until("it is heard through the noise", async || {
                 tries += 1;
-                gate.client().in_session(&format!("s{tries}")).call_code("ill_echo", json!({"text": "x"})).await == "ok"
+                gate.client()
+                    .in_session(&format!("s{tries}"))
+                    .call_code("ill_echo", json!({"text": "x"}))
+                    .await
+                    == "ok"
             })
             .await;
         } else {
-            let error = gate.client().in_session("t").call("ill_echo", json!({"text": "x"})).await["_meta"]["toolgate/error"].clone();
-            assert_eq!((error["errorCategory"].as_str(), error["effects"].as_str()), (Some("TRANSIENT"), Some("none")), "{name}: {error}");
+            let error = gate.client().in_session("t").call("ill_echo", json!({"text": "x"})).await
+                ["_meta"]["toolgate/error"]
+                .clone();
+            assert_eq!(
+                (error["errorCategory"].as_str(), error["effects"].as_str()),
+                (Some("TRANSIENT"), Some("none")),
+                "{name}: {error}"
+            );
         }
         crowd.finish().await;
         gate.shut_down().await;
-        let is_of_it = |words: &str| words.contains(&format!("/{name}")) || words.contains("sleep 1000");
-        wait_until(&format!("nothing of {name} is left"), async || !child_processes().iter().any(|(_, words)| is_of_it(words))).await;
+        let is_of_it =
+            |words: &str| words.contains(&format!("/{name}")) || words.contains("sleep 1000");
+        wait_until(&format!("nothing of {name} is left"), async || {
+            !child_processes().iter().any(|(_, words)| is_of_it(words))
+        })
+        .await;
     }
 }
 
@@ -266,18 +336,32 @@ async fn endless_answer_fails_without_blocking_others() {
     let crowd = ClientCrowd::start(&gate.client());
     // What is too large for the context is kept aside; what is too large for anything is an error.
     let kept = gate.client().in_session("a").call("ill_big", json!({"bytes": 300_000})).await;
-    assert!(kept["_meta"]["toolgate/stored"]["bytes"].as_u64().unwrap() >= 300_000, "{:.300}", kept.to_string());
+    assert!(
+        kept["_meta"]["toolgate/stored"]["bytes"].as_u64().unwrap() >= 300_000,
+        "{:.300}",
+        kept.to_string()
+    );
     let endless = gate.client().in_session("b");
-    let endless = tokio::spawn(async move { endless.call("ill_big", json!({"bytes": 100_000_000})).await });
+    let endless =
+        tokio::spawn(async move { endless.call("ill_big", json!({"bytes": 100_000_000})).await });
     crowd.assert_progress_during(&endless).await;
     let endless = endless.await.unwrap();
     let error = &endless["_meta"]["toolgate/error"];
-    assert_eq!((&error["code"], &error["errorCategory"]), (&json!("timeout"), &json!("TRANSIENT")), "{:.300}", endless.to_string());
+    assert_eq!(
+        (&error["code"], &error["errorCategory"]),
+        (&json!("timeout"), &json!("TRANSIENT")),
+        "{:.300}",
+        endless.to_string()
+    );
     // It was read to its end all the same, and what comes after it is an answer again.
     let mut turn = 0;
     wait_until("it is heard again", async || {
         turn += 1;
-        gate.client().in_session(&format!("c{turn}")).call_code("ill_big", json!({"bytes": 300})).await == "ok"
+        gate.client()
+            .in_session(&format!("c{turn}"))
+            .call_code("ill_big", json!({"bytes": 300}))
+            .await
+            == "ok"
     })
     .await;
     // It was waited for twice as long.
@@ -290,8 +374,11 @@ async fn upgraded_upstream_quarantines_changed_tools() {
     let home = tempfile::tempdir().unwrap();
     let flags = home.path().join("flags");
     std::fs::write(&flags, "").unwrap();
-    let run =
-        write_script(home.path(), "server", &format!("exec {} --stdio --tools 4 $(cat {})", fixture_path().display(), flags.display()));
+    let run = write_script(
+        home.path(),
+        "server",
+        &format!("exec {} --stdio --tools 4 $(cat {})", fixture_path().display(), flags.display()),
+    );
     let text = well_and_ill_config(&format!("command = {run}\nundeclared = \"read\"\n"));
     let gate = TestGateway::open(&text).await;
     let client = gate.client();
@@ -299,9 +386,15 @@ async fn upgraded_upstream_quarantines_changed_tools() {
     assert_eq!(client.in_session("a").call_code("ill_echo", json!({"text": "x"})).await, "ok");
     std::fs::write(&flags, "--version-two").unwrap();
     kill_processes_with_number(4);
-    wait_until("the change is seen", async || gate.gateway.health().iter().any(|health| !health.held.is_empty())).await;
+    wait_until("the change is seen", async || {
+        gate.gateway.health().iter().any(|health| !health.held.is_empty())
+    })
+    .await;
     // What has changed is held back; what is gone is gone; what is as it was goes on.
-    assert_eq!(client.in_session("b").call_code("ill_echo", json!({"text": "x"})).await, "definition_changed");
+    assert_eq!(
+        client.in_session("b").call_code("ill_echo", json!({"text": "x"})).await,
+        "definition_changed"
+    );
     assert_eq!(client.in_session("b").call_code("ill_sleep", json!({"ms": 1})).await, "ok");
     let gone = client.in_session("b").call_code("ill_add", json!({"a": 1, "b": 2})).await;
     assert!(gone == "upstream_invalid" || gone == "tool_failed", "{gone}");
@@ -309,7 +402,11 @@ async fn upgraded_upstream_quarantines_changed_tools() {
     assert_eq!(held.iter().map(|change| change.tool.as_str()).collect::<Vec<_>>(), ["echo"]);
     assert!(held[0].before.is_some());
     // Somebody looks at it and finds it fine.
-    let upstream = toolgate_config::Config::parse("toolgate.toml", &text).upstreams.into_iter().find(|one| one.name == "ill").unwrap();
+    let upstream = toolgate_config::Config::parse("toolgate.toml", &text)
+        .upstreams
+        .into_iter()
+        .find(|one| one.name == "ill")
+        .unwrap();
     let pins = toolgate_mcp::Pins::open(Some(&gate.pins_dir()), &upstream).unwrap();
     // What nobody was shown cannot be accepted.
     assert_eq!(pins.accept(Some("echo")).unwrap().not_shown, ["echo"]);
@@ -339,7 +436,8 @@ async fn gateway_leaks_in_own_process() {
     let mut before = 0;
     for round in 0..6 {
         let gate = TestGateway::open(&text).await;
-        let clients: Vec<_> = (0..16).map(|number| gate.client().in_session(&format!("{round}-{number}"))).collect();
+        let clients: Vec<_> =
+            (0..16).map(|number| gate.client().in_session(&format!("{round}-{number}"))).collect();
         for client in &clients {
             assert_eq!(client.call_code("ill_echo", json!({"text": "x"})).await, "ok");
         }
@@ -366,10 +464,15 @@ async fn reload_drops_no_call() {
     let crowd = ClientCrowd::start(&gate.client());
     crowd.assert_progress().await;
     let client = gate.client().in_session("slow");
-    let slow = tokio::spawn(async move { client.call_code("ill_sleep", json!({"ms": 1_500})).await });
+    let slow =
+        tokio::spawn(async move { client.call_code("ill_sleep", json!({"ms": 1_500})).await });
     tokio::time::sleep(Duration::from_millis(100)).await;
     for round in 0..5 {
-        gate.reload(&format!("{text}\n[tools.calc]\nkind = \"builtin\"\ndescription = \"round {round}\"\n")).await.unwrap();
+        gate.reload(&format!(
+            "{text}\n[tools.calc]\nkind = \"builtin\"\ndescription = \"round {round}\"\n"
+        ))
+        .await
+        .unwrap();
     }
     assert!(gate.client().tool_names().await.contains(&"calc".to_owned()));
     // One that is broken leaves the old one in force.
@@ -386,14 +489,21 @@ async fn upstream_secret_is_redacted_everywhere() {
     let home = tempfile::tempdir().unwrap();
     let secret = "s3cr3t-of-the-upstream";
     std::fs::write(home.path().join("key"), format!("{secret}\n")).unwrap();
-    let loud = write_script(home.path(), "loud", "echo \"my key is $KEY\" >&2; echo \"and again $KEY\" >&2; exit 3");
+    let loud = write_script(
+        home.path(),
+        "loud",
+        "echo \"my key is $KEY\" >&2; echo \"and again $KEY\" >&2; exit 3",
+    );
     let ill = format!(
         "command = {loud}\nenv = {{ KEY = {{ file = {} }} }}\n[tools.ill_echo]\nkind = \"mcp\"\nupstream = \"ill\"\neffect = \"read\"\n",
         json!(home.path().join("key"))
     );
     let gate = TestGateway::open(&well_and_ill_config(&ill)).await;
     let said = gate.client().call("ill_echo", json!({"text": "x"})).await.to_string();
-    assert!(said.contains("my key is [redacted]") || said.contains("and again [redacted]"), "{said}");
+    assert!(
+        said.contains("my key is [redacted]") || said.contains("and again [redacted]"),
+        "{said}"
+    );
     let health = serde_json::to_string(&gate.gateway.health()).unwrap();
     let (ledger, home) = (gate.home.path().join("ledger.db"), gate.home.path().to_owned());
     assert!(!said.contains(secret) && !health.contains(secret), "{said} {health}");
@@ -402,7 +512,11 @@ async fn upstream_secret_is_redacted_everywhere() {
     drop(store);
     for file in [ledger, home.join("ledger.db-wal")] {
         let text = std::fs::read(&file).unwrap_or_default();
-        assert!(!text.windows(secret.len()).any(|window| window == secret.as_bytes()), "{}", file.display());
+        assert!(
+            !text.windows(secret.len()).any(|window| window == secret.as_bytes()),
+            "{}",
+            file.display()
+        );
     }
 }
 
@@ -417,10 +531,16 @@ async fn failure_message_redacts_secrets_of_upstream() {
         "{{ KEY = \"s3cr3t-of-the-upstream\", ROOT = \"/usr/bin\", STAGE = \"production\", PASSWORD = \"correcthorse\", PHRASE = {{ file = {} }} }}",
         json!(file)
     );
-    let gate = TestGateway::open(&fixture_config(&format!("undeclared = \"read\"\nenv = {env}"))).await;
-    let message = "bad key s3cr3t-of-the-upstream in /usr/bin of production: correcthorse batterystaple";
+    let gate =
+        TestGateway::open(&fixture_config(&format!("undeclared = \"read\"\nenv = {env}"))).await;
+    let message =
+        "bad key s3cr3t-of-the-upstream in /usr/bin of production: correcthorse batterystaple";
     let said = gate.client().call("fail", json!({"message": message})).await.to_string();
-    assert!(said.contains("bad key [redacted] in /usr/bin of production: [redacted] [redacted]") && !said.contains("s3cr3t"), "{said}");
+    assert!(
+        said.contains("bad key [redacted] in /usr/bin of production: [redacted] [redacted]")
+            && !said.contains("s3cr3t"),
+        "{said}"
+    );
     gate.shut_down().await;
 }
 
@@ -442,9 +562,15 @@ fn start_fixed_answer_server(answer: &'static str) -> String {
 #[tokio::test(flavor = "multi_thread")]
 async fn unavailable_upstream_reports_plain_reason() {
     let (_held, closed) = unused_address();
-    let page = start_fixed_answer_server("HTTP/1.1 200 OK\r\ncontent-type: text/html\r\ncontent-length: 2\r\nconnection: close\r\n\r\nhi");
-    let locked = start_fixed_answer_server("HTTP/1.1 401 Unauthorized\r\ncontent-length: 0\r\nconnection: close\r\n\r\n");
-    let lost = start_fixed_answer_server("HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\nconnection: close\r\n\r\n");
+    let page = start_fixed_answer_server(
+        "HTTP/1.1 200 OK\r\ncontent-type: text/html\r\ncontent-length: 2\r\nconnection: close\r\n\r\nhi",
+    );
+    let locked = start_fixed_answer_server(
+        "HTTP/1.1 401 Unauthorized\r\ncontent-length: 0\r\nconnection: close\r\n\r\n",
+    );
+    let lost = start_fixed_answer_server(
+        "HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\nconnection: close\r\n\r\n",
+    );
     let config = format!(
         "[upstreams.closed]\nurl = \"http://{closed}/mcp\"\n[upstreams.page]\nurl = \"{page}\"\n[upstreams.locked]\nurl = \"{locked}\"\n\
          [upstreams.lost]\nurl = \"{lost}\"\n[upstreams.brief]\ncommand = \"/bin/true\"\n[upstreams.nowhere]\ncommand = \"/no/such/program\"\n"

@@ -1,5 +1,5 @@
-//! An upstream is lost with calls under way, and comes back: reads are answered all the same, no effect is repeated, and what it was told
-//! it is told again.
+//! An upstream is lost with calls under way, and comes back: reads are answered all the same, no
+//! effect is repeated, and what it was told it is told again.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -13,15 +13,20 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use crate::legacy_upstreams::{
-    discover_result, http_response, initialize_result, json_rpc_result, modern_result, read_request, serve_connections,
+    discover_result, http_response, initialize_result, json_rpc_result, modern_result,
+    read_request, serve_connections,
 };
-use crate::support::{TestGateway, count_lines, fixture_path, kill_processes_with_number, processes_with_number, wait_until};
+use crate::support::{
+    TestGateway, count_lines, fixture_path, kill_processes_with_number, processes_with_number,
+    wait_until,
+};
 use crate::tls_and_authentication::{LegacyHttpClient, http_client};
 
 /// So many reads at the same time: more than may fail in a row.
 const READ_COUNT: usize = 8;
 
-/// A server with a tool that reads and one that pays. Who calls for the first time is not answered, until it hangs up on all of them.
+/// A server with a tool that reads and one that pays. Who calls for the first time is not answered,
+/// until it hangs up on all of them.
 struct DroppingServer {
     modern: bool,
     /// How often it has forgotten whom it talks to, where it is of an earlier revision.
@@ -39,9 +44,15 @@ impl DroppingServer {
             received_keys: Mutex::default(),
         });
         let own = Arc::clone(&host);
-        let address = serve_connections(move |stream| Arc::clone(&own).handle_connection(stream)).await;
-        let tool = |name: &str, effect: &str| format!("[tools.{name}]\nkind = \"mcp\"\nupstream = \"h\"\n{effect}\n");
-        let (look, pay) = (tool("look", "effect = \"read\""), tool("pay", "effect = \"write\"\npolicy = \"open\""));
+        let address =
+            serve_connections(move |stream| Arc::clone(&own).handle_connection(stream)).await;
+        let tool = |name: &str, effect: &str| {
+            format!("[tools.{name}]\nkind = \"mcp\"\nupstream = \"h\"\n{effect}\n")
+        };
+        let (look, pay) = (
+            tool("look", "effect = \"read\""),
+            tool("pay", "effect = \"write\"\npolicy = \"open\""),
+        );
         (host, format!("[upstreams.h]\nurl = \"http://{address}/mcp\"\nprefix = \"\"\n{look}{pay}"))
     }
 
@@ -55,22 +66,38 @@ impl DroppingServer {
         let session = format!("mcp-session-id: life-{}", self.session_epoch.load(Ordering::SeqCst));
         let with = |said: Value| modern_result(&asked, said);
         let said = match asked["method"].as_str().unwrap_or_default() {
-            "server/discover" if self.modern => discover_result(&asked, "host", &json!({"tools": {}})),
+            "server/discover" if self.modern => {
+                discover_result(&asked, "host", &json!({"tools": {}}))
+            }
             "server/discover" => http_response("404 No", "text/html", "<p>"),
-            "initialize" => json_rpc_result(&asked, initialize_result()).replacen("\r\n", &format!("\r\n{session}\r\n"), 1),
+            "initialize" => json_rpc_result(&asked, initialize_result()).replacen(
+                "\r\n",
+                &format!("\r\n{session}\r\n"),
+                1,
+            ),
             "" if head.starts_with("get ") => http_response("405 No", "text/plain", ""),
-            _ if !self.modern && !head.contains(&session) => http_response("404 Not Found", "text/plain", ""),
+            _ if !self.modern && !head.contains(&session) => {
+                http_response("404 Not Found", "text/plain", "")
+            }
             "ping" => json_rpc_result(&asked, json!({})),
             "tools/list" => {
                 let text = json!({"type": "string"});
                 let schema = json!({"type": "object", "properties": {"key": text, "how": text}});
-                let tools = ["look", "pay"].map(|name| json!({"name": name, "description": "Does.", "inputSchema": schema}));
+                let tools = ["look", "pay"].map(
+                    |name| json!({"name": name, "description": "Does.", "inputSchema": schema}),
+                );
                 with(json!({"tools": tools}))
             }
             "tools/call" => {
-                let key = asked.pointer("/params/arguments/key").and_then(Value::as_str).unwrap_or_default().to_owned();
+                let key = asked
+                    .pointer("/params/arguments/key")
+                    .and_then(Value::as_str)
+                    .unwrap_or_default()
+                    .to_owned();
                 self.received_keys.lock().unwrap().push(key.clone());
-                if key.starts_with("never") || (key != "other" && self.call_counts().get(&key) == Some(&1)) {
+                if key.starts_with("never")
+                    || (key != "other" && self.call_counts().get(&key) == Some(&1))
+                {
                     let _ = self.disconnects.subscribe().wait_for(|over| *over).await;
                     return;
                 }
@@ -98,10 +125,14 @@ fn spawn_call(gate: &TestGateway, tool: &'static str, key: &str) -> JoinHandle<V
 
 /// Many reads and one effect.
 fn spawn_reads_and_payment(gate: &TestGateway) -> (Vec<JoinHandle<Value>>, JoinHandle<Value>) {
-    ((0..READ_COUNT).map(|n| spawn_call(gate, "look", &format!("read-{n}"))).collect(), spawn_call(gate, "pay", "pay"))
+    (
+        (0..READ_COUNT).map(|n| spawn_call(gate, "look", &format!("read-{n}"))).collect(),
+        spawn_call(gate, "pay", "pay"),
+    )
 }
 
-/// The reads were made again and are answered; the effect was made once, and nobody knows what became of it.
+/// The reads were made again and are answered; the effect was made once, and nobody knows what
+/// became of it.
 async fn assert_reads_answered_and_payment_unknown(
     gate: TestGateway,
     (reads, pay): (Vec<JoinHandle<Value>>, JoinHandle<Value>),
@@ -112,9 +143,14 @@ async fn assert_reads_answered_and_payment_unknown(
         assert!(said["_meta"]["toolgate/error"].is_null(), "{said}");
     }
     let error = pay.await.unwrap()["_meta"]["toolgate/error"].clone();
-    assert_eq!((&error["code"], &error["effects"]), (&json!("upstream_unavailable"), &json!("unknown")), "{error}");
+    assert_eq!(
+        (&error["code"], &error["effects"]),
+        (&json!("upstream_unavailable"), &json!("unknown")),
+        "{error}"
+    );
     assert_eq!(gate.gateway.runtime().pending_calls().await.unwrap().len(), 1);
-    let mut expected: BTreeMap<String, usize> = (0..READ_COUNT).map(|n| (format!("read-{n}"), 2)).collect();
+    let mut expected: BTreeMap<String, usize> =
+        (0..READ_COUNT).map(|n| (format!("read-{n}"), 2)).collect();
     expected.insert("pay".to_owned(), 1);
     let mut found = times();
     found.remove("other");
@@ -132,7 +168,11 @@ async fn running_reads_are_repeated_after_lost_session() {
     let mut turn = 0;
     wait_until("it is noticed", async || {
         turn += 1;
-        gate.client().in_session(&format!("s{turn}")).call_code("look", json!({"key": "other"})).await == "ok"
+        gate.client()
+            .in_session(&format!("s{turn}"))
+            .call_code("look", json!({"key": "other"}))
+            .await
+            == "ok"
     })
     .await;
     assert_reads_answered_and_payment_unknown(gate, under_way, || host.call_counts()).await;
@@ -160,9 +200,13 @@ async fn circuit_breaker_opens_if_upstream_drops_every_call() {
         wait_until("it is left alone", async || {
             turn += 1;
             let (key, before) = (format!("never-{turn}"), host.call_counts().len());
-            let error = spawn_call(&gate, "pay", &key).await.unwrap()["_meta"]["toolgate/error"].clone();
+            let error =
+                spawn_call(&gate, "pay", &key).await.unwrap()["_meta"]["toolgate/error"].clone();
             let left_alone = error["message"].as_str().unwrap().contains("circuit breaker");
-            assert!(!left_alone || (error["effects"] == "none" && host.call_counts().len() == before), "{modern}: {error}");
+            assert!(
+                !left_alone || (error["effects"] == "none" && host.call_counts().len() == before),
+                "{modern}: {error}"
+            );
             left_alone
         })
         .await;
@@ -172,7 +216,14 @@ async fn circuit_breaker_opens_if_upstream_drops_every_call() {
 
 /// What was left by a program.
 fn mark_counts(path: &Path) -> BTreeMap<String, usize> {
-    count_by_key(std::fs::read_to_string(path).unwrap().lines().map(str::to_owned).collect::<Vec<_>>().iter())
+    count_by_key(
+        std::fs::read_to_string(path)
+            .unwrap()
+            .lines()
+            .map(str::to_owned)
+            .collect::<Vec<_>>()
+            .iter(),
+    )
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -205,8 +256,12 @@ async fn late_answer_is_not_sent_to_restarted_program() {
     ))
     .await;
     // Nobody answers.
-    let asked =
-        gate.client().in_session("s").with_capabilities(json!({"elicitation": {}})).call("look", json!({"key": "a", "how": "asks"})).await;
+    let asked = gate
+        .client()
+        .in_session("s")
+        .with_capabilities(json!({"elicitation": {}}))
+        .call("look", json!({"key": "a", "how": "asks"}))
+        .await;
     assert_eq!(asked["resultType"], "input_required", "{asked}");
     let program = processes_with_number(89);
     assert_eq!(kill_processes_with_number(89), 1);
@@ -225,8 +280,12 @@ async fn late_answer_is_not_sent_to_restarted_program() {
     gate.shut_down().await;
 }
 
-/// A server of an earlier revision that says what goes on to whoever wanted that in this session, and which one it is.
-async fn start_logging_server(life: Arc<AtomicUsize>, told: Arc<Mutex<BTreeMap<usize, Value>>>) -> String {
+/// A server of an earlier revision that says what goes on to whoever wanted that in this session,
+/// and which one it is.
+async fn start_logging_server(
+    life: Arc<AtomicUsize>,
+    told: Arc<Mutex<BTreeMap<usize, Value>>>,
+) -> String {
     serve_connections(move |mut stream| {
         let (life, told) = (life.load(Ordering::SeqCst), Arc::clone(&told));
         async move {
@@ -269,20 +328,40 @@ async fn start_logging_server(life: Arc<AtomicUsize>, told: Arc<Mutex<BTreeMap<u
 
 #[tokio::test(flavor = "multi_thread")]
 async fn log_level_is_set_again_after_reconnect() {
-    let (life, told) = (Arc::<AtomicUsize>::default(), Arc::<Mutex<BTreeMap<usize, Value>>>::default());
+    let (life, told) =
+        (Arc::<AtomicUsize>::default(), Arc::<Mutex<BTreeMap<usize, Value>>>::default());
     let address = start_logging_server(Arc::clone(&life), Arc::clone(&told)).await;
-    let gate = TestGateway::open(&format!("[upstreams.t]\nurl = \"http://{address}/mcp\"\nprefix = \"\"\nundeclared = \"read\"\n")).await;
+    let gate = TestGateway::open(&format!(
+        "[upstreams.t]\nurl = \"http://{address}/mcp\"\nprefix = \"\"\nundeclared = \"read\"\n"
+    ))
+    .await;
     let mut client = LegacyHttpClient::connect(&http_client(), &gate.url, json!({})).await;
-    assert!(client.call_method("logging/setLevel", json!({"level": "debug"})).await.get("result").is_some());
+    assert!(
+        client
+            .call_method("logging/setLevel", json!({"level": "debug"}))
+            .await
+            .get("result")
+            .is_some()
+    );
     for round in 0..2 {
         life.store(round, Ordering::SeqCst);
         for turn in 0..2 {
             // The first one notices that it is somebody else.
-            let said = client.call_method("tools/call", json!({"name": "look", "arguments": {"n": 2 * round + turn}})).await;
+            let said = client
+                .call_method(
+                    "tools/call",
+                    json!({"name": "look", "arguments": {"n": 2 * round + turn}}),
+                )
+                .await;
             assert_eq!(said["result"]["content"][0]["text"], "done", "{round}: {said}");
             wait_until("it is told", async || told.lock().unwrap().contains_key(&round)).await;
         }
-        client.inbox.wait_for(|said| said["method"] == "notifications/message" && said["params"]["data"] == json!(round)).await;
+        client
+            .inbox
+            .wait_for(|said| {
+                said["method"] == "notifications/message" && said["params"]["data"] == json!(round)
+            })
+            .await;
     }
     drop(client);
     gate.shut_down().await;

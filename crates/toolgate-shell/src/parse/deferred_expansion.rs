@@ -21,10 +21,16 @@ impl SyntaxAnalyzer<'_> {
     /// Returns whether this node evaluates arithmetic or takes the name of a variable from a text.
     pub(crate) fn is_evaluated_at(&self, node: Node<'_>) -> bool {
         match node.kind() {
-            "arithmetic_expansion" | "c_style_for_statement" | "declaration_command" | "subscript" | "unset_command" => true,
+            "arithmetic_expansion"
+            | "c_style_for_statement"
+            | "declaration_command"
+            | "subscript"
+            | "unset_command" => true,
             "compound_statement" => self.text_of(node).starts_with("(("),
             "expansion" => self.text_of(node).contains(':'),
-            "test_command" => self.text_of(node).starts_with("[[") || self.text_of(node).contains("-v"),
+            "test_command" => {
+                self.text_of(node).starts_with("[[") || self.text_of(node).contains("-v")
+            }
             "command" => {
                 let name = node.child_by_field_name("name").map(|name| self.node_word(name, 0));
                 match name.as_ref().and_then(ShellWord::text) {
@@ -43,18 +49,24 @@ impl SyntaxAnalyzer<'_> {
         let name = || node.child_by_field_name("name").map(|name| self.node_word(name, 0));
         match node.kind() {
             "function_definition" => true,
-            "command" => {
-                name().as_ref().and_then(ShellWord::text).is_none_or(|name| matches!(name, "mapfile" | "read" | "readarray" | "set"))
-            }
+            "command" => name()
+                .as_ref()
+                .and_then(ShellWord::text)
+                .is_none_or(|name| matches!(name, "mapfile" | "read" | "readarray" | "set")),
             _ => false,
         }
     }
 
     /// Returns whether a text opens more brackets than it closes.
     pub(crate) fn has_open_bracket_at(&self, node: Node<'_>) -> bool {
-        let is_text = matches!(node.kind(), "ansi_c_string" | "concatenation" | "heredoc_body" | "raw_string" | "string" | "word");
+        let is_text = matches!(
+            node.kind(),
+            "ansi_c_string" | "concatenation" | "heredoc_body" | "raw_string" | "string" | "word"
+        );
         let text = self.text_of(node);
-        is_text && (node.kind() == "ansi_c_string" || text.matches('[').count() > text.matches(']').count())
+        is_text
+            && (node.kind() == "ansi_c_string"
+                || text.matches('[').count() > text.matches(']').count())
     }
 
     /// Returns whether a text contains a substitution that only runs when it is evaluated again.
@@ -63,27 +75,41 @@ impl SyntaxAnalyzer<'_> {
         match node.kind() {
             "heredoc_body" => {
                 let is_captured = above.iter().any(|outer| outer.kind() == "command_substitution");
-                return (is_captured || self.reads_variables || self.is_variable_value(above)) && is_array_element(text);
+                return (is_captured || self.reads_variables || self.is_variable_value(above))
+                    && is_array_element(text);
             }
-            "concatenation" | "word" if text.contains(['\'', '"', '\\']) && can_be_array_element(&strip_quotes(text)) => return true,
+            "concatenation" | "word"
+                if text.contains(['\'', '"', '\\'])
+                    && can_be_array_element(&strip_quotes(text)) =>
+            {
+                return true;
+            }
             "ansi_c_string" | "concatenation" | "raw_string" | "string" | "word" => {}
             _ => return false,
         }
-        let outer = above.iter().rev().map(Node::kind).find(|kind| !matches!(*kind, "array" | "concatenation"));
-        let is_kept = (self.reads_variables && self.has_open_brackets) || matches!(outer, Some("for_statement" | "variable_assignment"));
+        let outer = above
+            .iter()
+            .rev()
+            .map(Node::kind)
+            .find(|kind| !matches!(*kind, "array" | "concatenation"));
+        let is_kept = (self.reads_variables && self.has_open_brackets)
+            || matches!(outer, Some("for_statement" | "variable_assignment"));
         let word = self.node_word(node, 0);
         // The characters of such a text are not known.
         let is_open = node.kind() == "ansi_c_string" && word.text().is_none();
         // A script may concatenate its variables.
-        let is_piece = |text: &str| find_substitution(text).is_some() || text == "$" || text.ends_with("[$");
+        let is_piece =
+            |text: &str| find_substitution(text).is_some() || text == "$" || text.ends_with("[$");
         is_open || word.texts().any(|text| is_array_element(text) || (is_kept && is_piece(text)))
     }
 
     /// Returns whether a here-document becomes the value of a variable.
     fn is_variable_value(&self, above: &[Node<'_>]) -> bool {
         let owner = above.iter().rev().find(|outer| outer.kind() != "heredoc_redirect");
-        let body =
-            owner.and_then(|owner| owner.child_by_field_name("body")).map(|body| strip_quotes(self.text_of(body))).unwrap_or_default();
+        let body = owner
+            .and_then(|owner| owner.child_by_field_name("body"))
+            .map(|body| strip_quotes(self.text_of(body)))
+            .unwrap_or_default();
         let mut words = body.split(|c: char| !c.is_alphanumeric());
         words.any(|word| matches!(word, "mapfile" | "read" | "readarray"))
     }

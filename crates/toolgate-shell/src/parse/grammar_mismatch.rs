@@ -35,16 +35,28 @@ impl SyntaxAnalyzer<'_> {
 
     fn find_grammar_mismatch(&self, node: Node<'_>, above: &[Node<'_>]) -> Option<&'static str> {
         match node.kind() {
-            "file_redirect" | "heredoc_redirect" if has_orphaned_words(node, above) => return Some(UNPARSED_PART_REASON),
-            "file_redirect" if is_expanded_twice(self.text_of(node)) => return Some("the target of `>&` may be expanded twice"),
-            "comment" if self.is_in_arithmetic(above) => return Some("a part looks like a comment but is not one"),
+            "file_redirect" | "heredoc_redirect" if has_orphaned_words(node, above) => {
+                return Some(UNPARSED_PART_REASON);
+            }
+            "file_redirect" if is_expanded_twice(self.text_of(node)) => {
+                return Some("the target of `>&` may be expanded twice");
+            }
+            "comment" if self.is_in_arithmetic(above) => {
+                return Some("a part looks like a comment but is not one");
+            }
             "test_command" if !has_separate_brackets(self.text_of(node)) => {
                 return Some("a word begins or ends like a test but is not one");
             }
-            "expansion" if has_hidden_commands(self.text_of(node), above) => return Some("a variable expansion may contain commands"),
+            "expansion" if has_hidden_commands(self.text_of(node), above) => {
+                return Some("a variable expansion may contain commands");
+            }
             _ => {}
         }
-        if node.child_count() == 0 { self.find_leaf_mismatch(node, above) } else { self.find_gap_mismatch(node, above) }
+        if node.child_count() == 0 {
+            self.find_leaf_mismatch(node, above)
+        } else {
+            self.find_gap_mismatch(node, above)
+        }
     }
 
     /// Checks a node without children.
@@ -59,7 +71,8 @@ impl SyntaxAnalyzer<'_> {
         // `[` is a normal program, so a shell reads a comparison between the brackets as a list or
         // a redirection.
         let is_sign = !node.is_named() && text.contains(['<', '>', '|', '&', ';', '(', ')']);
-        (is_sign && self.is_in_test_brackets(node, above)).then_some("`[` is followed by signs that a shell reads differently")
+        (is_sign && self.is_in_test_brackets(node, above))
+            .then_some("`[` is followed by signs that a shell reads differently")
     }
 
     /// Checks that only spaces are between two children of a node.
@@ -68,7 +81,8 @@ impl SyntaxAnalyzer<'_> {
         if matches!(kind, "string" | "heredoc_body" | "expansion" | "heredoc_redirect" | "regex") {
             return None;
         }
-        let is_one_line = SINGLE_LINE_NODE_KINDS.contains(&kind) || self.is_in_test_brackets(node, above);
+        let is_one_line =
+            SINGLE_LINE_NODE_KINDS.contains(&kind) || self.is_in_test_brackets(node, above);
         for gap in gap_ranges(node) {
             let end = gap.end;
             let gap = self.text.get(gap).unwrap_or_default();
@@ -99,7 +113,11 @@ impl SyntaxAnalyzer<'_> {
         };
         let mut inside = above.iter().rev().take_while(|outer| !has_commands(outer));
         let calculates = |outer: &Node<'_>| match outer.kind() {
-            "arithmetic_expansion" | "c_style_for_statement" | "expansion" | "string" | "subscript" => true,
+            "arithmetic_expansion"
+            | "c_style_for_statement"
+            | "expansion"
+            | "string"
+            | "subscript" => true,
             "compound_statement" => self.text_of(*outer).starts_with("(("),
             "test_command" => !self.text_of(*outer).starts_with("[["),
             _ => false,
@@ -110,21 +128,30 @@ impl SyntaxAnalyzer<'_> {
     /// Returns whether a node is directly inside of `[ … ]`, or is that test.
     fn is_in_test_brackets(&self, node: Node<'_>, above: &[Node<'_>]) -> bool {
         let is_closed = ENCLOSING_NODE_KINDS.contains(&node.kind());
-        let outer =
-            if is_closed { Some(node) } else { above.iter().rev().find(|outer| ENCLOSING_NODE_KINDS.contains(&outer.kind())).copied() };
-        outer.is_some_and(|outer| outer.kind() == "test_command" && !self.text_of(outer).starts_with("[["))
+        let outer = if is_closed {
+            Some(node)
+        } else {
+            above.iter().rev().find(|outer| ENCLOSING_NODE_KINDS.contains(&outer.kind())).copied()
+        };
+        outer.is_some_and(|outer| {
+            outer.kind() == "test_command" && !self.text_of(outer).starts_with("[[")
+        })
     }
 }
 
 /// Returns whether the brackets of a test are separate words: `[[a` is a program, and `b]]` a text.
 fn has_separate_brackets(test: &str) -> bool {
-    let Some(inner) =
-        test.strip_prefix("[[").map(|rest| rest.strip_suffix("]]")).or_else(|| Some(test.strip_prefix('[')?.strip_suffix(']')))
+    let Some(inner) = test
+        .strip_prefix("[[")
+        .map(|rest| rest.strip_suffix("]]"))
+        .or_else(|| Some(test.strip_prefix('[')?.strip_suffix(']')))
     else {
         return true;
     };
     let is_space = |c: char| matches!(c, ' ' | '\t' | '\n');
-    inner.is_some_and(|inner| (inner.starts_with(is_space) || inner.starts_with("\\\n")) && inner.ends_with(is_space))
+    inner.is_some_and(|inner| {
+        (inner.starts_with(is_space) || inner.starts_with("\\\n")) && inner.ends_with(is_space)
+    })
 }
 
 /// Returns whether the grammar treats code in an expansion as text.
@@ -133,7 +160,9 @@ fn has_separate_brackets(test: &str) -> bool {
 fn has_hidden_commands(expansion: &str, above: &[Node<'_>]) -> bool {
     let is_quoted = above.iter().any(|outer| outer.kind() == "string");
     let has_quotes = || expansion.replace("\\\"", "").contains('"');
-    expansion.contains("<(") || expansion.contains(">(") || (is_quoted && expansion.contains("$\\") && has_quotes())
+    expansion.contains("<(")
+        || expansion.contains(">(")
+        || (is_quoted && expansion.contains("$\\") && has_quotes())
 }
 
 /// Returns whether Bash may expand the target of `>&` twice, the first time to test for a number.
@@ -147,13 +176,17 @@ fn has_orphaned_words(node: Node<'_>, above: &[Node<'_>]) -> bool {
     let closes = node.children(&mut cursor).any(|part| matches!(part.kind(), "<&-" | ">&-"));
     let mut cursor = node.walk();
     let has_words = match node.kind() {
-        "file_redirect" => node.children_by_field_name("destination", &mut cursor).count() > usize::from(!closes),
+        "file_redirect" => {
+            node.children_by_field_name("destination", &mut cursor).count() > usize::from(!closes)
+        }
         _ => node.children_by_field_name("argument", &mut cursor).next().is_some(),
     };
     let owner = above.iter().rev().find(|outer| outer.kind() != "heredoc_redirect");
     let is_owned = owner.is_some_and(|owner| match owner.kind() {
         "command" => true,
-        "redirected_statement" => owner.child_by_field_name("body").is_some_and(|body| body.kind() == "command"),
+        "redirected_statement" => {
+            owner.child_by_field_name("body").is_some_and(|body| body.kind() == "command")
+        }
         _ => false,
     });
     has_words && !is_owned
@@ -166,7 +199,9 @@ fn is_after_assignments(node: Node<'_>, at: usize) -> bool {
     let mut cursor = node.walk();
     let mut before = node.children(&mut cursor).take_while(|part| part.start_byte() < at);
     let is_name = node.child_by_field_name("name").is_some_and(|name| at <= name.start_byte());
-    node.kind() == "command" && is_name && before.all(|part| matches!(part.kind(), "variable_assignment" | "comment"))
+    node.kind() == "command"
+        && is_name
+        && before.all(|part| matches!(part.kind(), "variable_assignment" | "comment"))
 }
 
 /// Returns whether a text contains the end of a line.
@@ -187,7 +222,10 @@ fn gap_ranges(node: Node<'_>) -> Vec<Range<usize>> {
 /// Returns whether two words of a command are adjacent without a space, as in `x=(a)ls`. A shell
 /// joins them.
 fn has_adjacent_words(node: Node<'_>) -> bool {
-    if !matches!(node.kind(), "command" | "declaration_command" | "unset_command" | "variable_assignments") {
+    if !matches!(
+        node.kind(),
+        "command" | "declaration_command" | "unset_command" | "variable_assignments"
+    ) {
         return false;
     }
     let (mut cursor, mut end) = (node.walk(), None);

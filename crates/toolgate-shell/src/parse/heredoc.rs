@@ -11,18 +11,29 @@ impl SyntaxAnalyzer<'_> {
             let mut cursor = node.walk();
             node.children(&mut cursor).find(|child| child.kind() == kind)
         };
-        let bare = part("heredoc_start").map(|start| self.text_of(start)).unwrap_or_default().trim_matches(['\'', '"']);
+        let bare = part("heredoc_start")
+            .map(|start| self.text_of(start))
+            .unwrap_or_default()
+            .trim_matches(['\'', '"']);
         let plain = !bare.is_empty() && bare.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
         let has_tabs = part("<<-").is_some();
-        let ends = part("heredoc_end").is_some_and(|end| self.is_delimiter_line(end, bare, has_tabs));
+        let ends =
+            part("heredoc_end").is_some_and(|end| self.is_delimiter_line(end, bare, has_tabs));
         // A shell uses the first delimiter, even if a substitution is open.
-        let is_name = |line: &str| line == bare || (has_tabs && line.trim_start_matches('\t') == bare);
-        let goes_on = part("heredoc_body").is_some_and(|body| self.text_of(body).lines().any(is_name));
+        let is_name =
+            |line: &str| line == bare || (has_tabs && line.trim_start_matches('\t') == bare);
+        let goes_on =
+            part("heredoc_body").is_some_and(|body| self.text_of(body).lines().any(is_name));
         // The text starts on the next line, even if the command continues there: `cat <<E |`.
-        let line =
-            |start: Node<'_>, body: Node<'_>| self.text.get(start.end_byte()..body.start_byte()).map(|text| text.replace("\\\n", ""));
-        let between = part("heredoc_start").zip(part("heredoc_body").or(part("heredoc_end"))).and_then(|(start, body)| line(start, body));
-        let begins_later = between.is_some_and(|between| between.split_once('\n').is_some_and(|(_, more)| !more.trim().is_empty()));
+        let line = |start: Node<'_>, body: Node<'_>| {
+            self.text.get(start.end_byte()..body.start_byte()).map(|text| text.replace("\\\n", ""))
+        };
+        let between = part("heredoc_start")
+            .zip(part("heredoc_body").or(part("heredoc_end")))
+            .and_then(|(start, body)| line(start, body));
+        let begins_later = between.is_some_and(|between| {
+            between.split_once('\n').is_some_and(|(_, more)| !more.trim().is_empty())
+        });
         if !plain || !ends || goes_on || begins_later {
             self.add_doubt("the end of a here-document is ambiguous");
         }
@@ -35,9 +46,11 @@ impl SyntaxAnalyzer<'_> {
     fn is_delimiter_line(&self, node: Node<'_>, name: &str, has_tabs: bool) -> bool {
         let found = self.text_of(node);
         let at = node.start_byte() + found.len() - found.trim_start().len();
-        let indent = self.text.get(..at).and_then(|before| before.rsplit('\n').next()).unwrap_or_default();
+        let indent =
+            self.text.get(..at).and_then(|before| before.rsplit('\n').next()).unwrap_or_default();
         let rest = self.text.get(at..).and_then(|behind| behind.strip_prefix(name));
-        let begins = if has_tabs { indent.trim_start_matches('\t').is_empty() } else { indent.is_empty() };
+        let begins =
+            if has_tabs { indent.trim_start_matches('\t').is_empty() } else { indent.is_empty() };
         begins && rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(['\n', ')']))
     }
 
@@ -46,7 +59,8 @@ impl SyntaxAnalyzer<'_> {
         let quoted = above.last().is_some_and(|redirect| self.has_quoted_delimiter(*redirect));
         let text = self.text_of(node);
         let simple = |at: usize| {
-            let inside = text.get(at + 2..).and_then(|rest| rest.split('}').next()).unwrap_or_default();
+            let inside =
+                text.get(at + 2..).and_then(|rest| rest.split('}').next()).unwrap_or_default();
             !inside.is_empty() && inside.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
         };
         if !quoted && (text.contains('`') || text.match_indices("${").any(|(at, _)| !simple(at))) {
@@ -67,7 +81,8 @@ impl SyntaxAnalyzer<'_> {
         let is_found = |at: usize| {
             let mut cursor = node.walk();
             let holds = |part: Node<'_>| part.byte_range().contains(&(node.start_byte() + at));
-            node.named_children(&mut cursor).any(|part| part.kind() != "heredoc_content" && holds(part))
+            node.named_children(&mut cursor)
+                .any(|part| part.kind() != "heredoc_content" && holds(part))
         };
         text.match_indices("$(").any(|(at, _)| !is_escaped(at) && !is_found(at))
     }
@@ -78,19 +93,29 @@ impl SyntaxAnalyzer<'_> {
         let is_spaced = before.is_some_and(|before| *before != b'\n');
         let ending = above.last().and_then(|redirect| {
             let mut cursor = redirect.walk();
-            redirect.children(&mut cursor).find(|part| part.kind() == "heredoc_end").map(|end| self.text_of(end).trim())
+            redirect
+                .children(&mut cursor)
+                .find(|part| part.kind() == "heredoc_end")
+                .map(|end| self.text_of(end).trim())
         });
         match ending.filter(|ending| is_spaced && !ending.is_empty()) {
             Some(ending) => {
-                let again = format!(": <<{ending}\n{}\n{ending}\n", self.text_of(node).trim_end_matches('\n'));
+                let again = format!(
+                    ": <<{ending}\n{}\n{ending}\n",
+                    self.text_of(node).trim_end_matches('\n')
+                );
                 self.analysis.merge(crate::parse::analyze_text(&again, self.depth.nested()));
             }
-            None => self.add_doubt("a here-document contains code that only the running shell knows"),
+            None => {
+                self.add_doubt("a here-document contains code that only the running shell knows")
+            }
         }
     }
 
     pub(crate) fn has_quoted_delimiter(&self, redirect: Node<'_>) -> bool {
         let mut cursor = redirect.walk();
-        redirect.children(&mut cursor).any(|part| part.kind() == "heredoc_start" && self.text_of(part).contains(['\'', '"', '\\']))
+        redirect.children(&mut cursor).any(|part| {
+            part.kind() == "heredoc_start" && self.text_of(part).contains(['\'', '"', '\\'])
+        })
     }
 }

@@ -29,10 +29,15 @@ pub(crate) fn analyze_text(text: &str, depth: NestingBudget<'_>) -> ShellAnalysi
         return ShellAnalysis::opaque("the command is too long to analyze");
     }
     // Shells treat these characters as letters, while people and other programs see white space.
-    let odd = |c: char| (c.is_whitespace() && !matches!(c, ' ' | '\t' | '\n')) || (c.is_control() && !matches!(c, '\t' | '\n'));
+    let odd = |c: char| {
+        (c.is_whitespace() && !matches!(c, ' ' | '\t' | '\n'))
+            || (c.is_control() && !matches!(c, '\t' | '\n'))
+    };
     let mut found = ShellAnalysis::default();
     if text.contains(odd) {
-        found.opaque_reasons.push("it contains a character that shells and people read differently".to_owned());
+        found
+            .opaque_reasons
+            .push("it contains a character that shells and people read differently".to_owned());
     }
     found.merge(parse_and_analyze(text, depth));
     // Outside of comments, a shell removes a backslash with the line break after it.
@@ -70,9 +75,25 @@ fn parse_and_analyze(text: &str, depth: NestingBudget<'_>) -> ShellAnalysis {
         depth,
     };
     // A shell removes quotes again where it evaluates arithmetic or a comparison.
-    let calculates =
-        ["((", "-eq", "-ne", "-lt", "-gt", "-le", "-ge", " -v ", "let ", "declare -i", "typeset -i"].iter().any(|sign| text.contains(sign));
-    let hides = text.contains("\\$(") || text.contains("\\`") || text.contains("[$(") || text.contains("[`");
+    let calculates = [
+        "((",
+        "-eq",
+        "-ne",
+        "-lt",
+        "-gt",
+        "-le",
+        "-ge",
+        " -v ",
+        "let ",
+        "declare -i",
+        "typeset -i",
+    ]
+    .iter()
+    .any(|sign| text.contains(sign));
+    let hides = text.contains("\\$(")
+        || text.contains("\\`")
+        || text.contains("[$(")
+        || text.contains("[`");
     if calculates && hides {
         reader.add_doubt(deferred_expansion::SECOND_EVALUATION_REASON);
     }
@@ -80,7 +101,9 @@ fn parse_and_analyze(text: &str, depth: NestingBudget<'_>) -> ShellAnalysis {
         reader.analysis.opaque_reasons.push("the command cannot be parsed".to_owned());
     }
     if grammar_mismatch::has_mixed_line_continuations(text, &tree) {
-        reader.add_doubt("a backslash joins lines within a word, and another one does not join lines");
+        reader.add_doubt(
+            "a backslash joins lines within a word, and another one does not join lines",
+        );
     }
     if !visit_tree(&tree, |node, above| reader.record_variables(node, above)) {
         return ShellAnalysis::opaque("the command is nested too deeply to analyze");
@@ -154,19 +177,35 @@ const VARIABLE_SETTERS: &[&str] = &[
     "unset",
 ];
 /// Variables that the shell sets itself.
-pub(crate) const SHELL_MANAGED_VARIABLES: &[&str] =
-    &["FUNCNAME", "PIPESTATUS", "RANDOM", "SRANDOM", "REPLY", "DIRSTACK", "GROUPS", "OPTARG", "OPTIND", "LINENO", "SECONDS", "OLDPWD", "_"];
+pub(crate) const SHELL_MANAGED_VARIABLES: &[&str] = &[
+    "FUNCNAME",
+    "PIPESTATUS",
+    "RANDOM",
+    "SRANDOM",
+    "REPLY",
+    "DIRSTACK",
+    "GROUPS",
+    "OPTARG",
+    "OPTIND",
+    "LINENO",
+    "SECONDS",
+    "OLDPWD",
+    "_",
+];
 /// Commands that keep the variables that are set in front of them.
 const ASSIGNMENT_KEEPING_COMMANDS: &[&str] = &[
-    ":", ".", "break", "continue", "eval", "exec", "exit", "export", "readonly", "return", "set", "shift", "source", "times", "trap",
-    "unset",
+    ":", ".", "break", "continue", "eval", "exec", "exit", "export", "readonly", "return", "set",
+    "shift", "source", "times", "trap", "unset",
 ];
 
 impl<'r> SyntaxAnalyzer<'r> {
     pub(crate) fn text_of(&self, node: Node<'_>) -> &'r str {
         let text = self.text.get(node.byte_range()).unwrap_or_default();
         // In a text of several lines, the grammar includes the spaces before such a node.
-        let is_spaced = matches!(node.kind(), "arithmetic_expansion" | "command_substitution" | "expansion" | "simple_expansion");
+        let is_spaced = matches!(
+            node.kind(),
+            "arithmetic_expansion" | "command_substitution" | "expansion" | "simple_expansion"
+        );
         if is_spaced { text.trim_start() } else { text }
     }
 
@@ -183,30 +222,41 @@ impl<'r> SyntaxAnalyzer<'r> {
         match node.kind() {
             "variable_assignment" => {
                 let name = node.child_by_field_name("name");
-                let plain = name.is_some_and(|name| name.kind() == "variable_name") && !self.text_of(node).contains("+=");
-                let value = node.child_by_field_name("value").map_or_else(ShellWord::empty, |value| self.node_word(value, 0));
-                let name = name.map(|name| self.text_of(name).split('[').next().unwrap_or_default().to_owned()).unwrap_or_default();
+                let plain = name.is_some_and(|name| name.kind() == "variable_name")
+                    && !self.text_of(node).contains("+=");
+                let value = node
+                    .child_by_field_name("value")
+                    .map_or_else(ShellWord::empty, |value| self.node_word(value, 0));
+                let name = name
+                    .map(|name| self.text_of(name).split('[').next().unwrap_or_default().to_owned())
+                    .unwrap_or_default();
                 // A setting in front of a command usually applies to that command alone. If the
                 // command expands to nothing, the setting remains.
                 if parent == "command" {
-                    let command = above.last().and_then(|command| command.child_by_field_name("name"));
+                    let command =
+                        above.last().and_then(|command| command.child_by_field_name("name"));
                     let is_told = command.is_some_and(|name| {
-                        let is_text = self.node_word(name, 0).text().is_some_and(|text| !text.is_empty());
+                        let is_text =
+                            self.node_word(name, 0).text().is_some_and(|text| !text.is_empty());
                         is_text && !self.text_of(name).contains(['$', '`'])
                     });
                     // The setting also remains if the line ends before the command. The grammar
                     // ignores that line break.
-                    let gap = command.and_then(|name| self.text.get(node.end_byte()..name.start_byte())).unwrap_or_default();
+                    let gap = command
+                        .and_then(|name| self.text.get(node.end_byte()..name.start_byte()))
+                        .unwrap_or_default();
                     let is_of_command = !gap.replace("\\\n", "").contains('\n');
                     self.has_plain_assignments &= is_told
                         && is_of_command
-                        && !ASSIGNMENT_KEEPING_COMMANDS.contains(&command.map(|name| self.text_of(name)).unwrap_or_default());
+                        && !ASSIGNMENT_KEEPING_COMMANDS
+                            .contains(&command.map(|name| self.text_of(name)).unwrap_or_default());
                     return;
                 }
                 // An assignment in a branch may not run.
                 let outer = above.iter().rev().nth(1).map(Node::kind).unwrap_or_default();
                 let away = node.next_sibling().is_some_and(|next| next.kind() == "&");
-                let kept = outer == "program" && ["declaration_command", "variable_assignments"].contains(&parent);
+                let kept = outer == "program"
+                    && ["declaration_command", "variable_assignments"].contains(&parent);
                 let straight = !away && (parent == "program" || kept);
                 self.first_assignments.entry(name.clone()).or_insert_with(|| node.start_byte());
                 let words = self.variables.entry(name).or_default();
@@ -218,9 +268,13 @@ impl<'r> SyntaxAnalyzer<'r> {
             "for_statement" => {
                 let Some(name) = node.child_by_field_name("variable") else { return };
                 let mut cursor = node.walk();
-                let values: Vec<ShellWord> =
-                    node.children_by_field_name("value", &mut cursor).flat_map(|value| self.node_words(value)).collect();
-                self.first_assignments.entry(self.text_of(name).to_owned()).or_insert_with(|| node.start_byte());
+                let values: Vec<ShellWord> = node
+                    .children_by_field_name("value", &mut cursor)
+                    .flat_map(|value| self.node_words(value))
+                    .collect();
+                self.first_assignments
+                    .entry(self.text_of(name).to_owned())
+                    .or_insert_with(|| node.start_byte());
                 if values.is_empty() || is_behaviour_change(self.text_of(name), None) {
                     self.has_plain_assignments = false;
                 }
@@ -231,19 +285,31 @@ impl<'r> SyntaxAnalyzer<'r> {
             "expansion" if self.text_of(node).contains('=') => self.has_plain_assignments = false,
             "declaration_command" => {
                 let mut cursor = node.walk();
-                let odd = |child: Node<'_>| !matches!(child.kind(), "variable_assignment" | "variable_name" | "file_redirect");
+                let odd = |child: Node<'_>| {
+                    !matches!(
+                        child.kind(),
+                        "variable_assignment" | "variable_name" | "file_redirect"
+                    )
+                };
                 // `export NAME=value` is plain; every other form is not.
-                self.has_plain_assignments &= self.text_of(node).starts_with("export") && !node.named_children(&mut cursor).any(odd);
+                self.has_plain_assignments &= self.text_of(node).starts_with("export")
+                    && !node.named_children(&mut cursor).any(odd);
             }
             "command" => {
                 let name = node.child_by_field_name("name").map(|name| self.node_word(name, 0));
                 let name = name.as_ref().and_then(ShellWord::text).unwrap_or("eval");
                 let mut cursor = node.walk();
-                let mut args = node.children_by_field_name("argument", &mut cursor).map(|word| self.node_word(word, 0));
+                let mut args = node
+                    .children_by_field_name("argument", &mut cursor)
+                    .map(|word| self.node_word(word, 0));
                 // `set -A` sets arrays in other shells.
                 let fills = match name {
-                    "print" | "printf" => args.any(|word| word.match_pattern("-v*") != Certainty::No),
-                    "set" => args.any(|word| word.match_pattern("-A*").max(word.match_pattern("+A*")) == Certainty::Yes),
+                    "print" | "printf" => {
+                        args.any(|word| word.match_pattern("-v*") != Certainty::No)
+                    }
+                    "set" => args.any(|word| {
+                        word.match_pattern("-A*").max(word.match_pattern("+A*")) == Certainty::Yes
+                    }),
                     _ => VARIABLE_SETTERS.contains(&name),
                 };
                 self.has_plain_assignments &= !fills;
@@ -271,7 +337,8 @@ impl<'r> SyntaxAnalyzer<'r> {
             "file_redirect" => {
                 let mut cursor = node.walk();
                 let first = node.children_by_field_name("destination", &mut cursor).next();
-                let file = first.map_or_else(|| ShellWord::unknown(true), |to| self.node_word(to, 0));
+                let file =
+                    first.map_or_else(|| ShellWord::unknown(true), |to| self.node_word(to, 0));
                 if self.text_of(node).contains('>')
                     && let Some(path) = file.text()
                 {
@@ -287,18 +354,23 @@ impl<'r> SyntaxAnalyzer<'r> {
             "variable_assignment" => self.visit_assignment(node, above),
             "for_statement" => {
                 let mut cursor = node.walk();
-                let values: Vec<Node<'_>> = node.children_by_field_name("value", &mut cursor).collect();
-                let name = node.child_by_field_name("variable").map(|name| self.text_of(name)).unwrap_or_default();
-                let words: Vec<ShellWord> = values.iter().flat_map(|value| self.node_words(*value)).collect();
+                let values: Vec<Node<'_>> =
+                    node.children_by_field_name("value", &mut cursor).collect();
+                let name = node
+                    .child_by_field_name("variable")
+                    .map(|name| self.text_of(name))
+                    .unwrap_or_default();
+                let words: Vec<ShellWord> =
+                    values.iter().flat_map(|value| self.node_words(*value)).collect();
                 if env_vars::is_behaviour_loop(name, &words) {
                     self.add_doubt(env_vars::VARIABLE_CHANGE_REASON);
                 }
                 values.into_iter().for_each(|value| self.record_value(value));
             }
             "comment" => self.check_comment(node),
-            "word" if self.is_equals_expansion(node, above) => {
-                self.add_doubt("a word starts with `=`, which some shells expand to the path of a program")
-            }
+            "word" if self.is_equals_expansion(node, above) => self.add_doubt(
+                "a word starts with `=`, which some shells expand to the path of a program",
+            ),
             "heredoc_redirect" => self.check_here_document(node),
             "heredoc_body" => self.check_here_document_body(node, above),
             "expansion" => self.check_expansion(node),
@@ -307,10 +379,15 @@ impl<'r> SyntaxAnalyzer<'r> {
             }
             // Backticks remove one level of escapes before anything is parsed. A `$` before them is
             // separate.
-            "command_substitution" if self.text_of(node).trim_start_matches('$').starts_with('`') && self.text_of(node).contains('\\') => {
+            "command_substitution"
+                if self.text_of(node).trim_start_matches('$').starts_with('`')
+                    && self.text_of(node).contains('\\') =>
+            {
                 self.add_doubt("a command substitution contains escapes")
             }
-            "raw_string" | "ansi_c_string" if self.text_of(node).contains("$(") || self.text_of(node).contains('`') => {
+            "raw_string" | "ansi_c_string"
+                if self.text_of(node).contains("$(") || self.text_of(node).contains('`') =>
+            {
                 // Some commands evaluate code that is quoted.
                 let evaluated = |node: &Node<'_>| match node.kind() {
                     "variable_assignment"
@@ -321,7 +398,9 @@ impl<'r> SyntaxAnalyzer<'r> {
                     | "arithmetic_expansion" => true,
                     "command" => node.child_by_field_name("name").is_some_and(|name| {
                         let name = self.text_of(name).trim_matches(['"', '\'', '\\']);
-                        let evaluates = ["test", "[", "printf", "read", "let", "unset", "compgen", "wait"].contains(&name);
+                        let evaluates =
+                            ["test", "[", "printf", "read", "let", "unset", "compgen", "wait"]
+                                .contains(&name);
                         evaluates && !(name == "printf" && self.is_plain_printf(*node))
                     }),
                     _ => false,
@@ -337,26 +416,37 @@ impl<'r> SyntaxAnalyzer<'r> {
     /// Returns whether `printf` sets no variable and formats no number, which some shells evaluate.
     pub(crate) fn is_plain_printf(&self, command: Node<'_>) -> bool {
         let mut cursor = command.walk();
-        let format = command.children_by_field_name("argument", &mut cursor).next().map(|word| self.node_word(word, 0));
+        let format = command
+            .children_by_field_name("argument", &mut cursor)
+            .next()
+            .map(|word| self.node_word(word, 0));
         let Some(format) = format.as_ref().and_then(ShellWord::text) else { return false };
         let is_width = |c: char| c == '-' || c == '.' || c.is_ascii_digit();
-        let is_text = |conversion: &str| conversion.trim_start_matches(is_width).starts_with(['b', 's']);
+        let is_text =
+            |conversion: &str| conversion.trim_start_matches(is_width).starts_with(['b', 's']);
         !format.starts_with('-') && format.replace("%%", "").split('%').skip(1).all(is_text)
     }
 
     fn visit_assignment(&mut self, node: Node<'_>, above: &[Node<'_>]) {
-        let name = node.child_by_field_name("name").map(|name| self.text_of(name)).unwrap_or_default();
+        let name =
+            node.child_by_field_name("name").map(|name| self.text_of(name)).unwrap_or_default();
         let name = name.split('[').next().unwrap_or_default();
-        let value = node.child_by_field_name("value").map_or_else(ShellWord::empty, |value| self.node_word(value, 0));
+        let value = node
+            .child_by_field_name("value")
+            .map_or_else(ShellWord::empty, |value| self.node_word(value, 0));
         if let Some(value) = node.child_by_field_name("value") {
             self.record_value(value);
         }
         // `IFS= read` only changes how a line is split.
         let reads = above.last().is_some_and(|command| {
-            command.kind() == "command" && command.child_by_field_name("name").is_some_and(|name| self.text_of(name) == "read")
+            command.kind() == "command"
+                && command
+                    .child_by_field_name("name")
+                    .is_some_and(|name| self.text_of(name) == "read")
         });
         let value = if name == "PATH" {
-            node.child_by_field_name("value").map(|value| self.text_of(value).trim_matches(['"', '\'']))
+            node.child_by_field_name("value")
+                .map(|value| self.text_of(value).trim_matches(['"', '\'']))
         } else {
             value.text()
         };
@@ -364,11 +454,14 @@ impl<'r> SyntaxAnalyzer<'r> {
             self.add_doubt(format!("`{name}` changes what commands do"));
         }
         // A program may read or write a path in its variables: `GIT_TRACE=/x git status`.
-        let is_handed = above.last().is_some_and(|outer| matches!(outer.kind(), "command" | "declaration_command"));
+        let is_handed = above
+            .last()
+            .is_some_and(|outer| matches!(outer.kind(), "command" | "declaration_command"));
         if is_handed && let Some(text) = value.filter(|_| name != "PATH") {
             // The parts of a long list are checked separately.
             let is_long = (16..256).contains(&text.matches(['=', ':', '@', ',']).count());
-            let parts: Vec<&str> = if is_long { text.split([':', ',']).collect() } else { vec![text] };
+            let parts: Vec<&str> =
+                if is_long { text.split([':', ',']).collect() } else { vec![text] };
             let parts = parts.into_iter().map(|part| ShellWord::known(format!("{name}={part}")));
             let words = std::iter::once(ShellWord::known("set")).chain(parts).collect();
             self.analysis.commands.push(ShellCommand { words, ..ShellCommand::default() });
@@ -390,16 +483,24 @@ impl<'r> SyntaxAnalyzer<'r> {
     /// Returns the values of a variable, as written and as expanded.
     fn value_forms(&self, value: Node<'_>) -> Vec<String> {
         let mut cursor = value.walk();
-        let items: Vec<Node<'_>> = if value.kind() == "array" { value.named_children(&mut cursor).collect() } else { vec![value] };
-        let words: Vec<ShellWord> = items.into_iter().flat_map(|item| self.node_words(item)).collect();
+        let items: Vec<Node<'_>> = if value.kind() == "array" {
+            value.named_children(&mut cursor).collect()
+        } else {
+            vec![value]
+        };
+        let words: Vec<ShellWord> =
+            items.into_iter().flat_map(|item| self.node_words(item)).collect();
         let texts = words.iter().flat_map(|word| word.texts()).map(str::to_owned);
         std::iter::once(self.text_of(value).to_owned()).chain(texts).collect()
     }
 
     /// Doubts a comment of the grammar that a shell does not treat as a comment.
     fn check_comment(&mut self, node: Node<'_>) {
-        let byte = |back: usize| node.start_byte().checked_sub(back).and_then(|at| self.text.as_bytes().get(at)).copied();
-        let begins = byte(1).is_none_or(|before| b" \t\n;&|(".contains(&before)) && byte(2) != Some(b'\\');
+        let byte = |back: usize| {
+            node.start_byte().checked_sub(back).and_then(|at| self.text.as_bytes().get(at)).copied()
+        };
+        let begins =
+            byte(1).is_none_or(|before| b" \t\n;&|(".contains(&before)) && byte(2) != Some(b'\\');
         if !begins {
             self.add_doubt("a part looks like a comment but is not one");
         }
@@ -412,7 +513,11 @@ impl<'r> SyntaxAnalyzer<'r> {
             let mut cursor = node.walk();
             node.children(&mut cursor).any(|child| child.kind() == "command_substitution")
         };
-        if text.contains('`') || (text.contains("$(") && !nested(node)) || text.starts_with("${!") || text.contains("@P") {
+        if text.contains('`')
+            || (text.contains("$(") && !nested(node))
+            || text.starts_with("${!")
+            || text.contains("@P")
+        {
             self.add_doubt("an expansion contains code that only the running shell knows");
         }
         if env_vars::is_behaviour_default(text) {
@@ -428,11 +533,9 @@ impl<'r> SyntaxAnalyzer<'r> {
         let mut at = 0;
         while let Some(place) = places.get(at).copied() {
             let mut cursor = place.walk();
-            places.extend(
-                place
-                    .children(&mut cursor)
-                    .filter(|child| matches!(child.kind(), "heredoc_redirect" | "file_redirect" | "herestring_redirect")),
-            );
+            places.extend(place.children(&mut cursor).filter(|child| {
+                matches!(child.kind(), "heredoc_redirect" | "file_redirect" | "herestring_redirect")
+            }));
             at += 1;
         }
         let mut words: Vec<(usize, Node<'_>)> = Vec::new();
@@ -441,15 +544,27 @@ impl<'r> SyntaxAnalyzer<'r> {
             match place.kind() {
                 "command" => {
                     words.extend(place.child_by_field_name("name").map(|name| (0, name)));
-                    words.extend(place.children_by_field_name("argument", &mut cursor).map(|word| (word.start_byte(), word)));
+                    words.extend(
+                        place
+                            .children_by_field_name("argument", &mut cursor)
+                            .map(|word| (word.start_byte(), word)),
+                    );
                 }
-                "heredoc_redirect" => {
-                    words.extend(place.children_by_field_name("argument", &mut cursor).map(|word| (word.start_byte(), word)))
-                }
+                "heredoc_redirect" => words.extend(
+                    place
+                        .children_by_field_name("argument", &mut cursor)
+                        .map(|word| (word.start_byte(), word)),
+                ),
                 "file_redirect" => {
                     // `>&-` closes a descriptor and names no file.
-                    let closes = self.text_of(*place).trim_start_matches(|c: char| c.is_ascii_digit()).get(1..3) == Some("&-");
-                    let behind = place.children_by_field_name("destination", &mut cursor).skip(usize::from(!closes));
+                    let closes = self
+                        .text_of(*place)
+                        .trim_start_matches(|c: char| c.is_ascii_digit())
+                        .get(1..3)
+                        == Some("&-");
+                    let behind = place
+                        .children_by_field_name("destination", &mut cursor)
+                        .skip(usize::from(!closes));
                     words.extend(behind.map(|word| (word.start_byte(), word)));
                 }
                 _ => {}
@@ -457,8 +572,11 @@ impl<'r> SyntaxAnalyzer<'r> {
         }
         words.sort_by_key(|(at, _)| *at);
         words.dedup_by_key(|(_, word)| word.id());
-        let words: Vec<ShellWord> = words.into_iter().flat_map(|(_, word)| self.node_words(word)).collect();
-        if words.iter().filter_map(ShellWord::text).map(str::len).sum::<usize>() > 2 * MAX_COMMAND_BYTES {
+        let words: Vec<ShellWord> =
+            words.into_iter().flat_map(|(_, word)| self.node_words(word)).collect();
+        if words.iter().filter_map(ShellWord::text).map(str::len).sum::<usize>()
+            > 2 * MAX_COMMAND_BYTES
+        {
             self.add_doubt("the command is too long to analyze");
             return;
         }
@@ -466,8 +584,12 @@ impl<'r> SyntaxAnalyzer<'r> {
             self.add_doubt(env_vars::VARIABLE_CHANGE_REASON);
         }
         let fed = self.redirected_stdin(&places).or_else(|| piped_stdin(node, above));
-        let command =
-            ShellCommand { words, stdin: fed, working_directory: self.required_directory(node, above), ..ShellCommand::default() };
+        let command = ShellCommand {
+            words,
+            stdin: fed,
+            working_directory: self.required_directory(node, above),
+            ..ShellCommand::default()
+        };
         self.record_written_files(&command);
         let inner = nested_command::analyze_nested(&command, self.depth);
         self.analysis.merge(inner);
@@ -481,14 +603,27 @@ impl<'r> SyntaxAnalyzer<'r> {
             match place.kind() {
                 "heredoc_redirect" => {
                     let mut cursor = place.walk();
-                    let body = place.children(&mut cursor).find(|part| part.kind() == "heredoc_body");
-                    let known = body.filter(|body| self.has_quoted_delimiter(*place) || !self.text_of(*body).contains(['$', '`', '\\']));
-                    all.push(known.map_or(StdinSource::Unknown, |body| StdinSource::Text(ShellWord::known(self.text_of(body)))));
+                    let body =
+                        place.children(&mut cursor).find(|part| part.kind() == "heredoc_body");
+                    let known = body.filter(|body| {
+                        self.has_quoted_delimiter(*place)
+                            || !self.text_of(*body).contains(['$', '`', '\\'])
+                    });
+                    all.push(known.map_or(StdinSource::Unknown, |body| {
+                        StdinSource::Text(ShellWord::known(self.text_of(body)))
+                    }));
                 }
                 "herestring_redirect" => {
-                    all.push(place.named_child(0).map_or(StdinSource::Unknown, |word| StdinSource::Text(self.node_word(word, 0))))
+                    all.push(place.named_child(0).map_or(StdinSource::Unknown, |word| {
+                        StdinSource::Text(self.node_word(word, 0))
+                    }))
                 }
-                "file_redirect" if self.text_of(*place).trim_start_matches(|c: char| c.is_ascii_digit()).starts_with('<') => {
+                "file_redirect"
+                    if self
+                        .text_of(*place)
+                        .trim_start_matches(|c: char| c.is_ascii_digit())
+                        .starts_with('<') =>
+                {
                     all.push(StdinSource::Unknown)
                 }
                 _ => {}
@@ -507,13 +642,20 @@ impl<'r> SyntaxAnalyzer<'r> {
 fn piped_stdin(node: Node<'_>, above: &[Node<'_>]) -> Option<StdinSource> {
     let mut inner = node;
     for outer in above.iter().rev() {
-        if outer.kind() == "pipeline" && outer.named_child(0).is_some_and(|first| first.id() != inner.id()) {
+        if outer.kind() == "pipeline"
+            && outer.named_child(0).is_some_and(|first| first.id() != inner.id())
+        {
             return Some(StdinSource::Pipe);
         }
         // The input of a group goes to all its commands. The input of a single command is known.
         let mut cursor = outer.walk();
-        let feeds = |child: Node<'_>| matches!(child.kind(), "heredoc_redirect" | "herestring_redirect" | "file_redirect");
-        if outer.kind() == "redirected_statement" && inner.kind() != "command" && outer.children(&mut cursor).any(feeds) {
+        let feeds = |child: Node<'_>| {
+            matches!(child.kind(), "heredoc_redirect" | "herestring_redirect" | "file_redirect")
+        };
+        if outer.kind() == "redirected_statement"
+            && inner.kind() != "command"
+            && outer.children(&mut cursor).any(feeds)
+        {
             return Some(StdinSource::Unknown);
         }
         inner = *outer;

@@ -15,8 +15,11 @@ pub(crate) fn derived_files(command: &ShellCommand) -> Vec<ShellWord> {
         ..BASE_SYNTAX
     };
     // Most of these letters have another meaning for `rsync`.
-    const RSYNC_SYNTAX: ProgramSyntax = ProgramSyntax { short_with_value: "@BMTef", long_with_value: &["suffix"], ..BASE_SYNTAX };
-    let (Some(program), words) = (command.program(), certain_arguments(command)) else { return Vec::new() };
+    const RSYNC_SYNTAX: ProgramSyntax =
+        ProgramSyntax { short_with_value: "@BMTef", long_with_value: &["suffix"], ..BASE_SYNTAX };
+    let (Some(program), words) = (command.program(), certain_arguments(command)) else {
+        return Vec::new();
+    };
     match program {
         "sed" | "gsed" => sed_backup_files(words),
         "cp" | "install" | "ln" | "mv" => backup_files(words, &BACKUP_SYNTAX, &["-S", "--suffix"]),
@@ -40,34 +43,68 @@ fn sed_backup_files(words: &[ShellWord]) -> Vec<ShellWord> {
         let ending = text.strip_prefix("-i").or_else(|| text.strip_prefix("--in-place="));
         ending.filter(|ending| !ending.is_empty()).map(ShellWord::known)
     };
-    let Some(ending) = words.iter().filter_map(ShellWord::text).filter_map(ending).next_back() else { return Vec::new() };
+    let Some(ending) = words.iter().filter_map(ShellWord::text).filter_map(ending).next_back()
+    else {
+        return Vec::new();
+    };
     let files = words.iter().filter(|word| word.text().is_none_or(|text| !text.starts_with('-')));
     files.map(|file| file.clone().append(&ending)).collect()
 }
 
 /// Returns whether `patch` composes the names of its backup files in another way.
 fn has_custom_patch_backups(words: &[ShellWord]) -> bool {
-    const PATCH_SYNTAX: ProgramSyntax =
-        ProgramSyntax { short_with_value: "BDFVYdgioprz", long_with_value: &["basename-prefix", "prefix", "suffix"], ..BASE_SYNTAX };
-    options::parse_options(words, &PATCH_SYNTAX).has(&["-B", "-Y", "-z", "--basename-prefix", "--prefix", "--suffix"])
+    const PATCH_SYNTAX: ProgramSyntax = ProgramSyntax {
+        short_with_value: "BDFVYdgioprz",
+        long_with_value: &["basename-prefix", "prefix", "suffix"],
+        ..BASE_SYNTAX
+    };
+    options::parse_options(words, &PATCH_SYNTAX).has(&[
+        "-B",
+        "-Y",
+        "-z",
+        "--basename-prefix",
+        "--prefix",
+        "--suffix",
+    ])
 }
 
 /// Returns the pieces of a file, whose names are a prefix and a counter.
 fn split_file_names(program: &str, words: &[ShellWord]) -> Vec<ShellWord> {
     const SPLIT_SYNTAX: ProgramSyntax = ProgramSyntax {
         short_with_value: "Cablnt",
-        long_with_value: &["additional-suffix", "bytes", "filter", "line-bytes", "lines", "number", "separator", "suffix-length"],
+        long_with_value: &[
+            "additional-suffix",
+            "bytes",
+            "filter",
+            "line-bytes",
+            "lines",
+            "number",
+            "separator",
+            "suffix-length",
+        ],
         ..BASE_SYNTAX
     };
-    const CSPLIT_SYNTAX: ProgramSyntax =
-        ProgramSyntax { short_with_value: "bfn", long_with_value: &["digits", "prefix", "suffix-format"], ..BASE_SYNTAX };
+    const CSPLIT_SYNTAX: ProgramSyntax = ProgramSyntax {
+        short_with_value: "bfn",
+        long_with_value: &["digits", "prefix", "suffix-format"],
+        ..BASE_SYNTAX
+    };
     if program == "split" {
         let given = options::parse_options(words, &SPLIT_SYNTAX);
-        return given.operands.into_iter().skip(1).map(|begins| begins.append(&ShellWord::unknown_name())).collect();
+        return given
+            .operands
+            .into_iter()
+            .skip(1)
+            .map(|begins| begins.append(&ShellWord::unknown_name()))
+            .collect();
     }
     let given = options::parse_options(words, &CSPLIT_SYNTAX);
     // The format of the counter may contain more of the path.
-    let counted = if given.has(&["-b", "--suffix-format"]) { ShellWord::unknown(false) } else { ShellWord::unknown_name() };
+    let counted = if given.has(&["-b", "--suffix-format"]) {
+        ShellWord::unknown(false)
+    } else {
+        ShellWord::unknown_name()
+    };
     let mut begins = given.values(&["-f", "--p", "--prefix"]);
     // Without an option, `csplit` uses a default prefix.
     if begins.is_empty() {
@@ -75,5 +112,9 @@ fn split_file_names(program: &str, words: &[ShellWord]) -> Vec<ShellWord> {
     }
     // The word after an abbreviated option is an operand as well.
     let cut = given.has_exactly("--p");
-    begins.into_iter().chain(given.operands.into_iter().filter(|_| cut)).map(|begins| begins.append(&counted)).collect()
+    begins
+        .into_iter()
+        .chain(given.operands.into_iter().filter(|_| cut))
+        .map(|begins| begins.append(&counted))
+        .collect()
 }

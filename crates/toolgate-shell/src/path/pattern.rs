@@ -25,7 +25,10 @@ impl<'h> PathPattern<'h> {
         let path = expand_home_path(pattern.trim_end_matches('/'), home);
         // A relative path may start in any directory.
         let somewhere = path.contains('/') && !path.starts_with(['/', '~', '*']);
-        Self { path: if somewhere { format!("*/{}", path.trim_start_matches("./")) } else { path }, home }
+        Self {
+            path: if somewhere { format!("*/{}", path.trim_start_matches("./")) } else { path },
+            home,
+        }
     }
 
     /// Expands `~` in a path.
@@ -54,28 +57,43 @@ impl<'h> PathPattern<'h> {
             if text.matches(['=', ':', '@', ',']).count() > 16 {
                 // To limit the work, not every sign is tried as the start of a path. A path between
                 // two signs, or one that may be in the text, is enough.
-                let pieces = text.split(['=', ':', '@', ',']).filter(|piece| piece.contains(['/', '~']));
-                let named = pieces.map(|piece| self.match_known_path(piece)).max().unwrap_or(Certainty::No);
+                let pieces =
+                    text.split(['=', ':', '@', ',']).filter(|piece| piece.contains(['/', '~']));
+                let named =
+                    pieces.map(|piece| self.match_known_path(piece)).max().unwrap_or(Certainty::No);
                 let is_open = !rest.is_empty() || self.can_occur_in(text);
                 return best.max(named).max(if is_open { Certainty::Maybe } else { Certainty::No });
             }
             // `-o.env` names the path, too.
             if text.starts_with('-') && !text.starts_with("--") {
-                best = best.max(self.match_path_spelling(&prefix_spelling(text.get(2..).unwrap_or_default(), rest)));
+                best = best.max(self.match_path_spelling(&prefix_spelling(
+                    text.get(2..).unwrap_or_default(),
+                    rest,
+                )));
                 // `-uo.env` names the path, too. Without a directory, the match may be the end of
                 // another name.
                 if let Some(path) = path_after_letters(text) {
                     let named = self.match_path_spelling(&prefix_spelling(path, rest));
-                    best = best.max(if path.contains('/') { named } else { named.min(Certainty::Maybe) });
+                    best = best.max(if path.contains('/') {
+                        named
+                    } else {
+                        named.min(Certainty::Maybe)
+                    });
                 }
             }
             for (at, _) in text.match_indices(['=', ':', '@', ',']) {
-                best = best.max(self.match_path_spelling(&prefix_spelling(text.get(at + 1..).unwrap_or_default(), rest)));
+                best = best.max(self.match_path_spelling(&prefix_spelling(
+                    text.get(at + 1..).unwrap_or_default(),
+                    rest,
+                )));
             }
             // `-v path:/there` and `--mount=src=path,dst=/there` name the path before a sign. If a
             // space follows the sign, the text is prose.
-            let is_prose = |at: usize| text.get(at + 1..).is_some_and(|rest| rest.starts_with(char::is_whitespace));
-            let signs = text.match_indices(['=', ':', ',']).map(|(at, _)| at).filter(|at| !is_prose(*at));
+            let is_prose = |at: usize| {
+                text.get(at + 1..).is_some_and(|rest| rest.starts_with(char::is_whitespace))
+            };
+            let signs =
+                text.match_indices(['=', ':', ',']).map(|(at, _)| at).filter(|at| !is_prose(*at));
             let pieces = signs.filter_map(|at| text.get(..at)?.rsplit(['=', ':', '@', ',']).next());
             for piece in pieces.filter(|piece| piece.contains(['/', '~'])) {
                 let glued = piece.get(2..).filter(|_| piece.starts_with('-'));
@@ -91,30 +109,51 @@ impl<'h> PathPattern<'h> {
         }
         let spelling = &self.clean_spelling(spelling)[..];
         // A path that goes up and then down is compared by its remainder.
-        let wanted = |pattern: &str| can_intersect(spelling, &ShellWord::parse_rule_pattern(pattern));
-        let is_led = |text: &str| text.starts_with("/proc/") || (text.starts_with('/') && (wanted("/proc/*/*") || wanted("/dev/fd/*")));
+        let wanted =
+            |pattern: &str| can_intersect(spelling, &ShellWord::parse_rule_pattern(pattern));
+        let is_led = |text: &str| {
+            text.starts_with("/proc/")
+                || (text.starts_with('/') && (wanted("/proc/*/*") || wanted("/dev/fd/*")))
+        };
         let is_odd = |text: &str| text.trim_start_matches("../").contains("/../") || is_led(text);
-        if working_dir::has_unknown_parent(spelling) || matches!(spelling.first(), Some(WordPart::Text(text)) if is_odd(text)) {
+        if working_dir::has_unknown_parent(spelling)
+            || matches!(spelling.first(), Some(WordPart::Text(text)) if is_odd(text))
+        {
             return Certainty::Maybe;
         }
-        if matches!(spelling.first(), Some(WordPart::Text(text)) if text.contains("/../")) && self.can_be_parent(spelling) {
+        if matches!(spelling.first(), Some(WordPart::Text(text)) if text.contains("/../"))
+            && self.can_be_parent(spelling)
+        {
             return Certainty::Maybe;
         }
         // An unknown word may be any path. A partly known word may be every path that fits its
         // parts.
         let here = if self.is_bare_name() {
             let name = &self.path;
-            [name.clone(), format!("*/{name}"), format!("{name}/*"), format!("*/{name}/*")].iter().any(|pattern| wanted(pattern))
+            [name.clone(), format!("*/{name}"), format!("{name}/*"), format!("*/{name}/*")]
+                .iter()
+                .any(|pattern| wanted(pattern))
         } else {
             let relative = !matches!(spelling.first(), Some(WordPart::Text(text)) if text.starts_with(['/', '~']));
             let name = base_name(&self.path);
             let somewhere = || {
-                let names = [name.to_owned(), format!("*/{name}"), format!("{name}/*"), format!("*/{name}/*")];
+                let names = [
+                    name.to_owned(),
+                    format!("*/{name}"),
+                    format!("{name}/*"),
+                    format!("*/{name}/*"),
+                ];
                 names.iter().any(|pattern| wanted(pattern))
             };
             // A file pattern starts in the current directory, while an unknown part may contain any
             // path.
-            let from_here = || if spelling.contains(&WordPart::AnyText) { somewhere() } else { self.can_start_suffix(spelling) };
+            let from_here = || {
+                if spelling.contains(&WordPart::AnyText) {
+                    somewhere()
+                } else {
+                    self.can_start_suffix(spelling)
+                }
+            };
             wanted(&self.path) || wanted(&format!("{}/*", self.path)) || (relative && from_here())
         };
         if here { Certainty::Maybe } else { Certainty::No }
@@ -130,7 +169,11 @@ impl<'h> PathPattern<'h> {
         if let Some(tail) = detour
             && self.match_known_path(tail) == Certainty::Yes
         {
-            return Certainty::Maybe.max(if odd { Certainty::Maybe } else { self.match_direct_path(text) });
+            return Certainty::Maybe.max(if odd {
+                Certainty::Maybe
+            } else {
+                self.match_direct_path(text)
+            });
         }
         self.match_direct_path(text)
     }
@@ -141,7 +184,9 @@ impl<'h> PathPattern<'h> {
         // `/proc` is another way to the same files.
         let path = match path.strip_prefix("/proc/").and_then(|rest| rest.split_once("/root/")) {
             Some((_, rest)) => format!("/{rest}"),
-            None if path.starts_with("/proc/") && ["/cwd", "/fd/", "/root"].iter().any(|part| path.contains(part)) => {
+            None if path.starts_with("/proc/")
+                && ["/cwd", "/fd/", "/root"].iter().any(|part| path.contains(part)) =>
+            {
                 return Certainty::Maybe;
             }
             None if working_dir::is_process_path(&written) => return Certainty::Maybe,
@@ -150,18 +195,27 @@ impl<'h> PathPattern<'h> {
         let parts: Vec<&str> = path.split('/').collect();
         let like = |name: &str, pattern: &str| toolgate_text::matches_glob(pattern, name);
         if self.is_bare_name() {
-            return if parts.iter().any(|part| like(part, &self.path)) { Certainty::Yes } else { Certainty::No };
+            return if parts.iter().any(|part| like(part, &self.path)) {
+                Certainty::Yes
+            } else {
+                Certainty::No
+            };
         }
         if path.starts_with('/') {
             let under = like(&path, &self.path) || like(&path, &format!("{}/*", self.path));
             return if under { Certainty::Yes } else { Certainty::No };
         }
         // From an unknown directory, the path starts like the end of the pattern.
-        let given: Vec<&str> = parts.into_iter().skip_while(|part| *part == "..").filter(|part| !part.is_empty()).collect();
+        let given: Vec<&str> = parts
+            .into_iter()
+            .skip_while(|part| *part == "..")
+            .filter(|part| !part.is_empty())
+            .collect();
         let place: Vec<&str> = self.path.split('/').filter(|part| !part.is_empty()).collect();
         let ends = |most: usize| {
             let end = place.get(place.len() - most..).unwrap_or_default();
-            given.len() >= end.len() && end.iter().zip(&given).all(|(pattern, part)| like(part, pattern))
+            given.len() >= end.len()
+                && end.iter().zip(&given).all(|(pattern, part)| like(part, pattern))
         };
         if (1..=place.len()).any(ends) { Certainty::Yes } else { Certainty::No }
     }
@@ -169,7 +223,9 @@ impl<'h> PathPattern<'h> {
     /// Returns whether a text of code contains a path to this place.
     pub(crate) fn match_in_code(&self, word: &ShellWord) -> Certainty {
         combine_certainty(word.spellings().iter().map(|spelling| match spelling.as_slice() {
-            [WordPart::Text(text)] => split_paths(text).map(|path| self.match_text(path)).max().unwrap_or(Certainty::No),
+            [WordPart::Text(text)] => {
+                split_paths(text).map(|path| self.match_text(path)).max().unwrap_or(Certainty::No)
+            }
             // A pattern for file names is not code.
             _ if word.is_pattern() => Certainty::No,
             _ => Certainty::Maybe,
@@ -179,14 +235,16 @@ impl<'h> PathPattern<'h> {
     /// Returns whether a text may contain a path to this place.
     fn can_occur_in(&self, text: &str) -> bool {
         // `*` in the pattern also matches characters that separate paths in a text.
-        let is_apart = |part: &str| part.trim_matches('*').contains('*') || split_paths(part).ne([part]);
+        let is_apart =
+            |part: &str| part.trim_matches('*').contains('*') || split_paths(part).ne([part]);
         self.path.split('/').filter(|part| !part.is_empty()).any(is_apart)
             || split_paths(text).any(|path| self.match_text(path) != Certainty::No)
     }
 
     /// Returns whether a text contains the path of a directory above this place.
     pub(crate) fn has_parent_in(&self, word: &ShellWord) -> bool {
-        let mut paths = split_paths(word.text().unwrap_or_default()).filter(|path| path.contains(['/', '~']));
+        let mut paths =
+            split_paths(word.text().unwrap_or_default()).filter(|path| path.contains(['/', '~']));
         paths.any(|path| self.match_parent(&ShellWord::known(path)) != Certainty::No)
     }
 
@@ -201,7 +259,8 @@ impl<'h> PathPattern<'h> {
         let Some(path) = path.filter(|path| !path.starts_with('/')) else { return false };
         let parent = self.path.rsplit('/').nth(1).unwrap_or_default();
         // The parent may follow a sign or a short option.
-        let is_parent = |part: &str| part == parent || (part.starts_with('-') && part.get(2..) == Some(parent));
+        let is_parent =
+            |part: &str| part == parent || (part.starts_with('-') && part.get(2..) == Some(parent));
         !self.is_bare_name() && !path.split(['/', '=', ':', '@', ',']).any(is_parent)
     }
 
@@ -209,7 +268,8 @@ impl<'h> PathPattern<'h> {
     /// directory is not hidden.
     pub(crate) fn has_rare_name(&self) -> bool {
         let mut parts = self.path.rsplit('/');
-        parts.next().is_some_and(|name| name.contains('.')) && parts.next().is_some_and(|parent| !parent.starts_with('.'))
+        parts.next().is_some_and(|name| name.contains('.'))
+            && parts.next().is_some_and(|parent| !parent.starts_with('.'))
     }
 
     /// Returns whether a word is a pattern that is relative to the current directory and cannot
@@ -219,7 +279,8 @@ impl<'h> PathPattern<'h> {
         let from_here = |spelling: &word::WordSpelling| {
             let is_whole = matches!(spelling.first(), Some(WordPart::Text(text)) if text.starts_with(['/', '~']));
             // If the start is unknown, `..` in the rest has no meaning.
-            let again = !spelling.contains(&WordPart::AnyText) && spelling.iter().skip(1).any(goes_up);
+            let again =
+                !spelling.contains(&WordPart::AnyText) && spelling.iter().skip(1).any(goes_up);
             let up = spelling.first().is_some_and(goes_up) && self.can_start_suffix(spelling);
             !is_whole && !up && !again && !self.can_continue_as(spelling)
         };
@@ -256,7 +317,8 @@ impl<'h> PathPattern<'h> {
         let Some(text) = word.text() else { return Certainty::No };
         let glued = text.get(2..).filter(|_| text.starts_with('-')).unwrap_or_default();
         let value = text.split_once('=').map(|(_, value)| value).unwrap_or_default();
-        let named = [text, glued, value].into_iter().filter(|path| self.expand_home(path).starts_with('/'));
+        let named =
+            [text, glued, value].into_iter().filter(|path| self.expand_home(path).starts_with('/'));
         named.map(|path| self.match_parent(&ShellWord::known(path))).max().unwrap_or(Certainty::No)
     }
 
@@ -267,12 +329,16 @@ impl<'h> PathPattern<'h> {
             // A pattern may match the directory that contains this path.
             let parent = parts.iter().rev().nth(1).copied().unwrap_or_default();
             let near = !parent.is_empty()
-                && word
-                    .spellings()
-                    .iter()
-                    .any(|spelling| can_intersect(&self.clean_spelling(spelling), &ShellWord::parse_rule_pattern(parent)));
+                && word.spellings().iter().any(|spelling| {
+                    can_intersect(
+                        &self.clean_spelling(spelling),
+                        &ShellWord::parse_rule_pattern(parent),
+                    )
+                });
             let above = |spelling: &word::WordSpelling| match spelling.as_slice() {
-                [WordPart::Text(text)] => self.match_parent(&ShellWord::known(text.as_str())) != Certainty::No,
+                [WordPart::Text(text)] => {
+                    self.match_parent(&ShellWord::known(text.as_str())) != Certainty::No
+                }
                 spelling => self.can_be_parent(spelling),
             };
             let near = near || word.spellings().iter().any(above);
@@ -283,7 +349,9 @@ impl<'h> PathPattern<'h> {
         }
         // The home directory of another user, `~+`, and the pathspecs of `git` for a whole
         // repository are not known.
-        if self.expand_home(text).starts_with('~') || [":/", ":(", ":!", ":^"].iter().any(|sign| text.starts_with(sign)) {
+        if self.expand_home(text).starts_with('~')
+            || [":/", ":(", ":!", ":^"].iter().any(|sign| text.starts_with(sign))
+        {
             return Certainty::Maybe;
         }
         let path = normalize_path(&self.expand_home(text));
@@ -291,7 +359,9 @@ impl<'h> PathPattern<'h> {
             // The current directory may be any directory.
             "" | "." | ".." | "*" => return Certainty::Maybe,
             "/" => return Certainty::Yes,
-            path if path.starts_with('/') => return if self.is_under(path) { Certainty::Yes } else { Certainty::No },
+            path if path.starts_with('/') => {
+                return if self.is_under(path) { Certainty::Yes } else { Certainty::No };
+            }
             _ => {}
         }
         // From an unknown directory, the path ends like one of the directories above this one.
@@ -299,7 +369,11 @@ impl<'h> PathPattern<'h> {
         if given.is_empty() {
             return Certainty::Maybe;
         }
-        let ends = |above: usize| parts.get(..parts.len().saturating_sub(above)).is_some_and(|above| above.ends_with(&given));
+        let ends = |above: usize| {
+            parts
+                .get(..parts.len().saturating_sub(above))
+                .is_some_and(|above| above.ends_with(&given))
+        };
         match (1..parts.len()).find(|above| ends(*above)) {
             // A single name such as `bin` is common, so it proves less.
             Some(1) if given.len() > 1 || path.starts_with('.') => Certainty::Yes,
@@ -310,12 +384,20 @@ impl<'h> PathPattern<'h> {
 
     /// Returns whether this path is under a directory that a changing command names, alone or glued
     /// to an option.
-    pub(crate) fn match_changed_parent(&self, word: &ShellWord, stands: Option<&ShellWord>) -> Certainty {
+    pub(crate) fn match_changed_parent(
+        &self,
+        word: &ShellWord,
+        stands: Option<&ShellWord>,
+    ) -> Certainty {
         let is_here = |word: &ShellWord| matches!(word.text(), Some("." | "./"));
         let under = |word: &ShellWord| match word.text() {
             // An empty word names no directory.
             Some("") => Certainty::No,
-            _ => self.match_parent(&if is_here(word) { relative_to_start(word, stands) } else { word.clone() }),
+            _ => self.match_parent(&if is_here(word) {
+                relative_to_start(word, stands)
+            } else {
+                word.clone()
+            }),
         };
         words_with_option_values(word).iter().map(under).max().unwrap_or(Certainty::No)
     }
@@ -324,7 +406,11 @@ impl<'h> PathPattern<'h> {
     /// prefix.
     pub(crate) fn match_patch(&self, patch: &ShellWord) -> Certainty {
         let named = |line: &str| {
-            let path = line.strip_prefix("+++ ").or_else(|| line.strip_prefix("--- "))?.split('\t').next()?;
+            let path = line
+                .strip_prefix("+++ ")
+                .or_else(|| line.strip_prefix("--- "))?
+                .split('\t')
+                .next()?;
             path.split_once('/').map(|(_, path)| self.match_text(path.trim_end()))
         };
         patch.text().unwrap_or_default().lines().filter_map(named).max().unwrap_or(Certainty::No)
@@ -341,13 +427,22 @@ impl<'h> PathPattern<'h> {
             }
         }
         let is_whole = matches!(given.first(), Some(WordPart::Text(text)) if text.starts_with('/'));
-        let mut above = self.path.match_indices('/').filter_map(|(at, _)| self.path.get(..at)).filter(|above| !above.is_empty());
+        let mut above = self
+            .path
+            .match_indices('/')
+            .filter_map(|(at, _)| self.path.get(..at))
+            .filter(|above| !above.is_empty());
         let may_be = |path: &str| can_intersect(&given, &ShellWord::parse_rule_pattern(path));
         let ends_so = |above: &str| {
-            let mut ends = above.match_indices('/').filter_map(|(at, _)| above.get(at + 1..)).filter(|end| !end.starts_with('*'));
+            let mut ends = above
+                .match_indices('/')
+                .filter_map(|(at, _)| above.get(at + 1..))
+                .filter(|end| !end.starts_with('*'));
             ends.any(may_be)
         };
-        above.any(|above| if is_whole { above.starts_with('/') && may_be(above) } else { ends_so(above) })
+        above.any(
+            |above| if is_whole { above.starts_with('/') && may_be(above) } else { ends_so(above) },
+        )
     }
 
     /// Returns whether a spelling, relative to an unknown directory, may start like an ending of
@@ -379,7 +474,9 @@ impl<'h> PathPattern<'h> {
         let mut place = self.path.split('/').filter(|part| !part.is_empty());
         let mut given = directory.split('/').filter(|part| !part.is_empty());
         self.path.starts_with('/')
-            && given.all(|part| place.next().is_some_and(|pattern| toolgate_text::matches_glob(pattern, part)))
+            && given.all(|part| {
+                place.next().is_some_and(|pattern| toolgate_text::matches_glob(pattern, part))
+            })
             && place.next().is_some()
     }
 
@@ -411,9 +508,17 @@ fn prefix_spelling(text: &str, rest: &[WordPart]) -> Vec<WordPart> {
 
 /// Returns a word and the values that are glued to an option in it, except for exclusions.
 fn words_with_option_values(word: &ShellWord) -> Vec<ShellWord> {
-    let text = word.text().filter(|text| text.starts_with('-') && !text.starts_with("--exclude")).unwrap_or_default();
-    let value = if text.starts_with("--") { text.split_once('=').map(|(_, value)| value) } else { text.get(2..) };
-    let values = value.filter(|value| !value.is_empty()).into_iter().chain(path_after_letters(text));
+    let text = word
+        .text()
+        .filter(|text| text.starts_with('-') && !text.starts_with("--exclude"))
+        .unwrap_or_default();
+    let value = if text.starts_with("--") {
+        text.split_once('=').map(|(_, value)| value)
+    } else {
+        text.get(2..)
+    };
+    let values =
+        value.filter(|value| !value.is_empty()).into_iter().chain(path_after_letters(text));
     std::iter::once(word.clone()).chain(values.map(ShellWord::known)).collect()
 }
 
@@ -426,7 +531,9 @@ fn path_after_letters(text: &str) -> Option<&str> {
 
 /// Returns the endings of a path that have at least two parts.
 pub(crate) fn multi_part_suffixes(path: &str) -> impl Iterator<Item = &str> {
-    path.match_indices('/').filter_map(move |(at, _)| path.get(at..)).filter(|end| end.matches('/').count() > 1)
+    path.match_indices('/')
+        .filter_map(move |(at, _)| path.get(at..))
+        .filter(|end| end.matches('/').count() > 1)
 }
 
 /// Expands `~` in a path. `$HOME` is read as `~`.
@@ -469,5 +576,6 @@ fn has_device_name(path: &str) -> bool {
     let name = base_name(path);
     let above = path.rsplit_once('/').map(|(above, _)| base_name(above));
     let is_number = !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_digit());
-    matches!(name, "stdin" | "tty") || (is_number && above.is_none_or(|above| matches!(above, "" | "." | ".." | "fd")))
+    matches!(name, "stdin" | "tty")
+        || (is_number && above.is_none_or(|above| matches!(above, "" | "." | ".." | "fd")))
 }

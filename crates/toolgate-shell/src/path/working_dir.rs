@@ -26,7 +26,8 @@ impl ShellAnalysis {
                 continue;
             }
             steps += all.len();
-            let reached: Vec<String> = all.iter().map(|directory| join_path(directory, to, home)).collect();
+            let reached: Vec<String> =
+                all.iter().map(|directory| join_path(directory, to, home)).collect();
             for directory in reached {
                 if !all.contains(&directory) {
                     all.push(directory);
@@ -42,14 +43,17 @@ impl ShellAnalysis {
 
 /// Returns the directories that options of a command select, with `None` for an unknown one.
 fn option_directories(command: &ShellCommand) -> Vec<Option<&str>> {
-    const LAUNCHER_OPTIONS_WITH_VALUE: &[&str] = &["-C", "-D", "-R", "-T", "-U", "-g", "-h", "-p", "-r", "-t", "-u"];
+    const LAUNCHER_OPTIONS_WITH_VALUE: &[&str] =
+        &["-C", "-D", "-R", "-T", "-U", "-g", "-h", "-p", "-r", "-t", "-u"];
     let words = command.words.get(1..).unwrap_or_default();
     // Options of these programs apply to the program that they start.
     let mut leads = matches!(command.program(), Some("doas" | "env" | "runuser" | "su" | "sudo"));
     let logs_in = |text: &str| match (command.program(), text.strip_prefix("--")) {
         (Some("runuser" | "su" | "sudo"), Some(long)) => long.starts_with("lo"),
         (Some("sudo"), None) => text.starts_with('-') && text.contains('i'),
-        (Some("runuser" | "su"), None) => text == "-" || (text.starts_with('-') && text.contains('l')),
+        (Some("runuser" | "su"), None) => {
+            text == "-" || (text.starts_with('-') && text.contains('l'))
+        }
         _ => false,
     };
     let (mut found, mut before) = (Vec::new(), None);
@@ -57,7 +61,9 @@ fn option_directories(command: &ShellCommand) -> Vec<Option<&str>> {
         let behind = std::mem::replace(&mut before, word.text());
         let Some(text) = word.text() else { continue };
         leads = leads
-            && (text.starts_with('-') || text.contains('=') || behind.is_some_and(|option| LAUNCHER_OPTIONS_WITH_VALUE.contains(&option)));
+            && (text.starts_with('-')
+                || text.contains('=')
+                || behind.is_some_and(|option| LAUNCHER_OPTIONS_WITH_VALUE.contains(&option)));
         // The home directory of another user may be any directory.
         if leads && logs_in(text) {
             found.push(Some(UNKNOWN_DIRECTORY));
@@ -65,12 +71,21 @@ fn option_directories(command: &ShellCommand) -> Vec<Option<&str>> {
         let value = match text.strip_prefix("--") {
             Some(long) => {
                 let (name, value) = split_name_value(long);
-                let is_like = |option: &str, least: usize| name.len() >= least && option.starts_with(name);
-                (is_like("chdir", 1) || is_like("directory", 5) || is_like("work-tree", 5) || name == "cd").then_some(value)
+                let is_like =
+                    |option: &str, least: usize| name.len() >= least && option.starts_with(name);
+                (is_like("chdir", 1)
+                    || is_like("directory", 5)
+                    || is_like("work-tree", 5)
+                    || name == "cd")
+                    .then_some(value)
             }
             None => match text.strip_prefix('-').and_then(|flags| flags.split_once(['C', 'D'])) {
                 // For most programs, these letters have another meaning.
-                Some((before, value)) if leads || (before.is_empty() && (value.is_empty() || value.starts_with(['/', '.', '~']))) => {
+                Some((before, value))
+                    if leads
+                        || (before.is_empty()
+                            && (value.is_empty() || value.starts_with(['/', '.', '~']))) =>
+                {
                     Some(Some(value).filter(|value| !value.is_empty()))
                 }
                 _ => None,
@@ -136,7 +151,9 @@ pub(crate) fn join_path(directory: &str, path: &str, home: &str) -> String {
     let path = expand_home_path(path, home);
     let whole = match path.starts_with('/') {
         true => path,
-        false if path.starts_with('~') || !directory.starts_with('/') => return UNKNOWN_DIRECTORY.to_owned(),
+        false if path.starts_with('~') || !directory.starts_with('/') => {
+            return UNKNOWN_DIRECTORY.to_owned();
+        }
         false => format!("{directory}/{path}"),
     };
     // From such a path, the next `cd` may lead to any directory.
@@ -149,7 +166,8 @@ impl PathPattern<'_> {
         let whole = join_path(from, path, self.home);
         let odd = !whole.starts_with('/');
         // `/proc` is another way to the same files, and a name may be in any directory.
-        let other = whole.starts_with("/proc/") && ["/cwd", "/fd", "/root"].iter().any(|part| whole.contains(part));
+        let other = whole.starts_with("/proc/")
+            && ["/cwd", "/fd", "/root"].iter().any(|part| whole.contains(part));
         if odd || other || self.is_bare_name() || self.path.starts_with('*') {
             return Certainty::Maybe;
         }
@@ -176,10 +194,14 @@ impl PathPattern<'_> {
         }
         // The path may follow an option or a sign.
         let glued = text.get(2..).filter(|_| text.starts_with('-'));
-        let tails = text.match_indices(['=', ':', '@', ',']).take(16).filter_map(|(at, _)| text.get(at + 1..));
+        let tails = text
+            .match_indices(['=', ':', '@', ','])
+            .take(16)
+            .filter_map(|(at, _)| text.get(at + 1..));
         std::iter::once(text).chain(glued).chain(tails).any(|path| {
             let whole = join_path(directory, path, self.home);
-            toolgate_text::matches_glob(&self.path, &whole) || toolgate_text::matches_glob(&under, &whole)
+            toolgate_text::matches_glob(&self.path, &whole)
+                || toolgate_text::matches_glob(&under, &whole)
         })
     }
 
@@ -190,7 +212,8 @@ impl PathPattern<'_> {
             Some(WordPart::Text(text)) => std::mem::take(text),
             _ => String::new(),
         };
-        let whole = if begins.starts_with(['/', '~']) { begins } else { format!("{directory}/{begins}") };
+        let whole =
+            if begins.starts_with(['/', '~']) { begins } else { format!("{directory}/{begins}") };
         if is_process_path(&whole) {
             return vec![WordPart::AnyText];
         }
@@ -199,7 +222,10 @@ impl PathPattern<'_> {
         }
         // The rest of the last part is not known.
         let (above, last) = whole.rsplit_once('/').unwrap_or(("", whole.as_str()));
-        spelling.insert(0, WordPart::Text(format!("{}/{last}", normalize_path(above).trim_end_matches('/'))));
+        spelling.insert(
+            0,
+            WordPart::Text(format!("{}/{last}", normalize_path(above).trim_end_matches('/'))),
+        );
         spelling
     }
 }

@@ -28,10 +28,15 @@ pub(crate) fn is_harmless_awk(words: &[ShellWord]) -> bool {
             _ => {}
         }
         // After `print`, `>` writes to a file; elsewhere it compares.
-        let mut printed = text.match_indices("print").filter_map(|(at, name)| text.get(at + name.len()..));
-        let writes = text.matches("print").count() > MAX_PRINT_STATEMENTS || printed.any(has_redirection);
+        let mut printed =
+            text.match_indices("print").filter_map(|(at, name)| text.get(at + name.len()..));
+        let writes =
+            text.matches("print").count() > MAX_PRINT_STATEMENTS || printed.any(has_redirection);
         let is_piped = text.replace("||", "").contains('|');
-        if writes || is_piped || ["system", "getline", "ARGV", "@"].iter().any(|act| text.contains(act)) {
+        if writes
+            || is_piped
+            || ["system", "getline", "ARGV", "@"].iter().any(|act| text.contains(act))
+        {
             return false;
         }
         has_text = true;
@@ -51,11 +56,18 @@ fn has_redirection(rest: &str) -> bool {
             '\n' if open == 0 && !",&|?:\\".contains(before) => return false,
             '"' => skip_string(&mut letters),
             '#' => {
-                letters = letters.as_str().find('\n').and_then(|end| letters.as_str().get(end..)).unwrap_or_default().chars();
+                letters = letters
+                    .as_str()
+                    .find('\n')
+                    .and_then(|end| letters.as_str().get(end..))
+                    .unwrap_or_default()
+                    .chars();
                 continue;
             }
             // A slash that does not divide starts a pattern, whose end is not known.
-            '/' if !before.is_alphanumeric() && !"_)]\"".contains(before) => return letters.as_str().contains('>'),
+            '/' if !before.is_alphanumeric() && !"_)]\"".contains(before) => {
+                return letters.as_str().contains('>');
+            }
             '(' => open += 1,
             ')' => open = open.saturating_sub(1),
             _ => {}

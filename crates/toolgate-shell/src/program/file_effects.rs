@@ -3,7 +3,9 @@
 use super::options::{ProgramSyntax, known_prefix};
 use crate::nested_command::{interpreter_options, is_known_program};
 use crate::program::implicit_reads::searcher_syntax;
-use crate::program::tables::{FILE_CHANGING_GIT_SUBCOMMANDS, IN_PLACE_COMPRESSORS, OPERAND_CHANGING_PROGRAMS, SHELL_PROGRAMS};
+use crate::program::tables::{
+    FILE_CHANGING_GIT_SUBCOMMANDS, IN_PLACE_COMPRESSORS, OPERAND_CHANGING_PROGRAMS, SHELL_PROGRAMS,
+};
 use crate::word::ShellWord;
 use crate::{ShellCommand, skip_git_options};
 
@@ -18,8 +20,9 @@ pub(crate) fn runs_code(command: &ShellCommand) -> bool {
 /// Returns whether the words of a command never name files.
 pub(crate) fn names_no_files(command: &ShellCommand) -> bool {
     const FILELESS_PROGRAMS: &[&str] = &[
-        ":", "[", "basename", "dirname", "echo", "exit", "export", "expr", "false", "kill", "printf", "return", "seq", "shift", "sleep",
-        "test", "true", "type", "unset", "wait", "which",
+        ":", "[", "basename", "dirname", "echo", "exit", "export", "expr", "false", "kill",
+        "printf", "return", "seq", "shift", "sleep", "test", "true", "type", "unset", "wait",
+        "which",
     ];
     command.program().is_some_and(|program| FILELESS_PROGRAMS.contains(&program))
 }
@@ -27,11 +30,16 @@ pub(crate) fn names_no_files(command: &ShellCommand) -> bool {
 /// Returns whether one word of a command is a search pattern.
 fn has_search_pattern(command: &ShellCommand) -> bool {
     let gives = |word: &str| {
-        let short = word.strip_prefix('-').is_some_and(|flags| !flags.starts_with('-') && flags.contains(['e', 'f']));
+        let short = word
+            .strip_prefix('-')
+            .is_some_and(|flags| !flags.starts_with('-') && flags.contains(['e', 'f']));
         short || word.starts_with("--reg") || word.starts_with("--fi")
     };
     let given = || command.words.iter().filter_map(ShellWord::text).any(gives);
-    command.program().is_some_and(|program| ["grep", "egrep", "fgrep", "rg", "ag"].contains(&program)) && !given()
+    command
+        .program()
+        .is_some_and(|program| ["grep", "egrep", "fgrep", "rg", "ag"].contains(&program))
+        && !given()
 }
 
 /// The role of a word of a search program.
@@ -44,11 +52,17 @@ enum SearchWordRole<'c> {
     Operand,
 }
 
-fn classify_search_words<'c>(command: &'c ShellCommand, shape: &ProgramSyntax) -> Vec<SearchWordRole<'c>> {
-    let letters = if shape.short_with_value.is_empty() { "ABCGWgmp" } else { shape.short_with_value };
+fn classify_search_words<'c>(
+    command: &'c ShellCommand,
+    shape: &ProgramSyntax,
+) -> Vec<SearchWordRole<'c>> {
+    let letters =
+        if shape.short_with_value.is_empty() { "ABCGWgmp" } else { shape.short_with_value };
     let takes = |text: &str| match (text.strip_prefix("--"), text.strip_prefix('-')) {
         (Some(long), _) => shape.long_with_value.contains(&long),
-        (None, Some(flags)) => flags.find(|flag: char| letters.contains(flag)).is_some_and(|at| at + 1 == flags.len()),
+        (None, Some(flags)) => {
+            flags.find(|flag: char| letters.contains(flag)).is_some_and(|at| at + 1 == flags.len())
+        }
         (None, None) => false,
     };
     // Some options take a number or nothing: `ag -C KEY`.
@@ -79,26 +93,39 @@ fn classify_search_words<'c>(command: &'c ShellCommand, shape: &ProgramSyntax) -
 /// pattern: `rg -g .env x`.
 pub(crate) fn non_file_positions(command: &ShellCommand) -> Vec<usize> {
     let Some(shape) = command.program().and_then(searcher_syntax) else { return Vec::new() };
-    let (roles, words) = (classify_search_words(command, shape), command.words.get(1..).unwrap_or_default());
+    let (roles, words) =
+        (classify_search_words(command, shape), command.words.get(1..).unwrap_or_default());
     // It is not known whether an abbreviated option takes a value: `--incl .env`.
     let is_cut = |text: &str| {
-        let long = text.strip_prefix("--").filter(|long| !long.is_empty() && !shape.long_with_value.contains(long));
+        let long = text
+            .strip_prefix("--")
+            .filter(|long| !long.is_empty() && !shape.long_with_value.contains(long));
         long.is_some_and(|long| shape.long_with_value.iter().any(|name| name.starts_with(long)))
     };
-    let is_sure = has_search_pattern(command) && !words.iter().filter_map(ShellWord::text).any(is_cut);
-    let pattern = roles.iter().position(|role| *role == SearchWordRole::Operand).filter(|_| is_sure);
+    let is_sure =
+        has_search_pattern(command) && !words.iter().filter_map(ShellWord::text).any(is_cut);
+    let pattern =
+        roles.iter().position(|role| *role == SearchWordRole::Operand).filter(|_| is_sure);
     let is_spared = |at: usize, role: SearchWordRole<'_>| match role {
-        SearchWordRole::Value("--exclude" | "--exclude-dir") => words.get(at).is_some_and(|word| word.text().is_some()),
+        SearchWordRole::Value("--exclude" | "--exclude-dir") => {
+            words.get(at).is_some_and(|word| word.text().is_some())
+        }
         _ => Some(at) == pattern,
     };
-    roles.into_iter().enumerate().filter(|(at, role)| is_spared(*at, *role)).map(|(at, _)| at).collect()
+    roles
+        .into_iter()
+        .enumerate()
+        .filter(|(at, role)| is_spared(*at, *role))
+        .map(|(at, _)| at)
+        .collect()
 }
 
 /// Returns whether the input of a command names the files that it changes.
 pub(crate) fn is_patch_program(command: &ShellCommand) -> bool {
-    command
-        .program()
-        .is_some_and(|program| program == "patch" || (program == "git" && matches!(git_subcommand(command), Some("apply" | "am"))))
+    command.program().is_some_and(|program| {
+        program == "patch"
+            || (program == "git" && matches!(git_subcommand(command), Some("apply" | "am")))
+    })
 }
 
 /// Returns the subcommand of `git`.
@@ -113,7 +140,9 @@ pub(crate) fn is_file_change(command: &ShellCommand) -> bool {
     let words = || command.words.iter().skip(1).map(|word| known_prefix(word).0);
     let has = |flag: &str| words().any(|word| word.starts_with(flag));
     // `-Ei` edits in place, as `-i` does.
-    let in_place = |flags: &str| flags.trim_start_matches(|flag: char| "nErszu".contains(flag)).starts_with('i');
+    let in_place = |flags: &str| {
+        flags.trim_start_matches(|flag: char| "nErszu".contains(flag)).starts_with('i')
+    };
     let edits = |word: &str| word.strip_prefix('-').is_some_and(in_place);
     let edits_by_name = |word: &str| {
         let name = word.split('=').next().unwrap_or_default();
@@ -129,8 +158,10 @@ pub(crate) fn is_file_change(command: &ShellCommand) -> bool {
         let flags = word.strip_prefix('-').filter(|flags| !flags.starts_with('-'));
         flags.and_then(|flags| flags.split(valued).next()).is_some_and(|flags| flags.contains(flag))
     };
-    let is_one = |word: &str, names: &[&str]| names.iter().any(|name| word.eq_ignore_ascii_case(name));
-    let act = || words().find(|word| !word.is_empty() && !word.starts_with('-')).unwrap_or_default();
+    let is_one =
+        |word: &str, names: &[&str]| names.iter().any(|name| word.eq_ignore_ascii_case(name));
+    let act =
+        || words().find(|word| !word.is_empty() && !word.starts_with('-')).unwrap_or_default();
     command.program().is_none_or(|program| {
         OPERAND_CHANGING_PROGRAMS.contains(&program)
             || is_in_place_compression(command)
@@ -151,8 +182,11 @@ pub(crate) fn is_file_change(command: &ShellCommand) -> bool {
 /// Returns whether a command certainly does not change the files that it names, or its effect is
 /// checked elsewhere.
 pub(crate) fn is_file_preserving(command: &ShellCommand) -> bool {
-    const DISPLAY_PROGRAMS: &[&str] = &["bat", "column", "less", "more", "nl", "rev", "strings", "tac", "toolgate", "yq"];
-    command.program().is_some_and(|program| is_known_program(program) || DISPLAY_PROGRAMS.contains(&program))
+    const DISPLAY_PROGRAMS: &[&str] =
+        &["bat", "column", "less", "more", "nl", "rev", "strings", "tac", "toolgate", "yq"];
+    command
+        .program()
+        .is_some_and(|program| is_known_program(program) || DISPLAY_PROGRAMS.contains(&program))
 }
 
 /// Returns whether a command replaces the files that it names by compressed or decompressed ones.
@@ -161,26 +195,41 @@ pub(crate) fn is_in_place_compression(command: &ShellCommand) -> bool {
         Some(long) => ["stdout", "to-stdout", "test", "list"].contains(&long),
         // The text after these letters is their value. Not all of these programs list with `-l`.
         None => {
-            let lists = command.program().is_some_and(|program| !program.contains("bz") && !program.contains("lz4"));
-            let flags = word.strip_prefix('-').and_then(|flags| flags.split(['C', 'D', 'F', 'M', 'S', 'T', 'b', 'o', 'p']).next());
+            let lists = command
+                .program()
+                .is_some_and(|program| !program.contains("bz") && !program.contains("lz4"));
+            let flags = word.strip_prefix('-').and_then(|flags| {
+                flags.split(['C', 'D', 'F', 'M', 'S', 'T', 'b', 'o', 'p']).next()
+            });
             flags.is_some_and(|flags| flags.contains(['c', 't']) || (lists && flags.contains('l')))
         }
     };
     let packs = command.program().is_some_and(|program| IN_PLACE_COMPRESSORS.contains(&program));
-    packs && !command.words.iter().skip(1).filter_map(ShellWord::text).take_while(|word| *word != "--").any(shows)
+    packs
+        && !command
+            .words
+            .iter()
+            .skip(1)
+            .filter_map(ShellWord::text)
+            .take_while(|word| *word != "--")
+            .any(shows)
 }
 
 /// Returns whether a command reads directory trees.
 pub(crate) fn is_tree_reader(command: &ShellCommand) -> bool {
-    command
-        .program()
-        .is_some_and(|program| ["cp", "grep", "egrep", "fgrep", "rg", "ag", "tar", "zip", "scp", "rsync", "diff", "7z"].contains(&program))
+    command.program().is_some_and(|program| {
+        ["cp", "grep", "egrep", "fgrep", "rg", "ag", "tar", "zip", "scp", "rsync", "diff", "7z"]
+            .contains(&program)
+    })
 }
 
 /// Returns whether another file or the input names the files of a command.
 pub(crate) fn has_external_file_list(command: &ShellCommand) -> bool {
-    let has = |flag: &str| command.words.iter().filter_map(ShellWord::text).any(|word| word.starts_with(flag));
-    command.program().is_some_and(|program| program == "cpio" || (program == "tar" && has("-T")) || (program == "zip" && has("-@")))
-        || has("--files-from")
+    let has = |flag: &str| {
+        command.words.iter().filter_map(ShellWord::text).any(|word| word.starts_with(flag))
+    };
+    command.program().is_some_and(|program| {
+        program == "cpio" || (program == "tar" && has("-T")) || (program == "zip" && has("-@"))
+    }) || has("--files-from")
         || has("--files0-from")
 }

@@ -6,8 +6,9 @@ use super::options::{self, BASE_SYNTAX, ParsedOptions, ProgramSyntax};
 use crate::path::pattern::multi_part_suffixes;
 use crate::path::working_dir::{MAX_DIRECTORIES, UNKNOWN_DIRECTORY, has_unknown_parent, join_path};
 use crate::program::implicit_writes::{
-    certain_arguments, current_directory, filled_directories, find_start_directories, is_archive_creation, is_archive_module,
-    module_unpack_directories, relative_to_start, writer_syntax,
+    certain_arguments, current_directory, filled_directories, find_start_directories,
+    is_archive_creation, is_archive_module, module_unpack_directories, relative_to_start,
+    writer_syntax,
 };
 use crate::program::tables::SEARCH_PROGRAMS;
 use crate::word::{Certainty, ShellWord, WordPart, can_intersect, combine_certainty};
@@ -23,17 +24,30 @@ pub(crate) fn is_non_file_word(command: &ShellCommand, word: &ShellWord) -> bool
     const EXCLUDE_OPTIONS: &[&str] = &["--exclude=", "--exclude-dir="];
     // `--include` with a plain name names a file that is read.
     let is_pattern = word.text().is_none_or(|text| text.contains(['*', '?', '[']));
-    let is_one =
-        |text: &str| EXCLUDE_OPTIONS.iter().any(|option| text.starts_with(*option)) || (is_pattern && text.starts_with("--include="));
+    let is_one = |text: &str| {
+        EXCLUDE_OPTIONS.iter().any(|option| text.starts_with(*option))
+            || (is_pattern && text.starts_with("--include="))
+    };
     let begins = |spelling: &Vec<WordPart>| matches!(spelling.first(), Some(WordPart::Text(text)) if is_one(text));
     // A word that may split can contain more than the option's value.
     let falls_apart = word.can_split && word.text().is_none() && !word.is_pattern();
-    let named = word.spellings().len() > 1 && word.spellings().iter().all(|spelling| matches!(spelling.as_slice(), [WordPart::Text(_)]));
-    let chooses = command.program().is_some_and(is_search_program) && !falls_apart && !named && word.spellings().iter().all(begins);
+    let named = word.spellings().len() > 1
+        && word
+            .spellings()
+            .iter()
+            .all(|spelling| matches!(spelling.as_slice(), [WordPart::Text(_)]));
+    let chooses = command.program().is_some_and(is_search_program)
+        && !falls_apart
+        && !named
+        && word.spellings().iter().all(begins);
     // These programs leave the excluded files out.
     let leaves_out = matches!(command.program(), Some("tar" | "bsdtar" | "gtar" | "rsync"))
         && word.text().is_some_and(|text| text.starts_with("--exclude="));
-    chooses || leaves_out || (matches!(command.program(), Some("du" | "ls" | "stat")) && word.text().is_none() && word.is_pattern())
+    chooses
+        || leaves_out
+        || (matches!(command.program(), Some("du" | "ls" | "stat"))
+            && word.text().is_none()
+            && word.is_pattern())
 }
 
 pub(crate) fn searcher_syntax(program: &str) -> Option<&'static ProgramSyntax> {
@@ -58,7 +72,9 @@ struct DirectoryTrees {
 ///
 /// With `feeds`, the files that are found become words of another command.
 fn find_read_trees(command: &ShellCommand, feeds: bool) -> DirectoryTrees {
-    let (Some(program), words) = (command.program().filter(|_| !command.is_unlikely), certain_arguments(command)) else {
+    let (Some(program), words) =
+        (command.program().filter(|_| !command.is_unlikely), certain_arguments(command))
+    else {
         return DirectoryTrees::default();
     };
     if let Some(shape) = searcher_syntax(program) {
@@ -71,53 +87,96 @@ fn find_read_trees(command: &ShellCommand, feeds: bool) -> DirectoryTrees {
     }
     match program {
         "tar" | "bsdtar" | "gtar" | "jar" | "7z" | "7za" | "7zr" | "7zz" | "pax" => {
-            let given = options::parse_options(words, writer_syntax(program).unwrap_or(&BASE_SYNTAX));
+            let given =
+                options::parse_options(words, writer_syntax(program).unwrap_or(&BASE_SYNTAX));
             if !filled_directories(command).is_empty() && !is_archive_creation(program, &given) {
                 return DirectoryTrees::default();
             }
             let directories = given.values(&["-C", "--directory", "--cd"]);
             // The option sets the directory for the words after it.
             let goes = |(at, word): &(usize, &ShellWord)| {
-                let short = |text: &str| (*at == 0 || text.starts_with('-')) && !text.starts_with("--") && text.contains('C');
-                word.text().is_some_and(|text| text.starts_with("--d") || text.starts_with("--cd") || short(text))
+                let short = |text: &str| {
+                    (*at == 0 || text.starts_with('-'))
+                        && !text.starts_with("--")
+                        && text.contains('C')
+                };
+                word.text().is_some_and(|text| {
+                    text.starts_with("--d") || text.starts_with("--cd") || short(text)
+                })
             };
-            let before: Vec<&ShellWord> = words.iter().enumerate().take_while(|word| !goes(word)).map(|(_, word)| word).collect();
+            let before: Vec<&ShellWord> = words
+                .iter()
+                .enumerate()
+                .take_while(|word| !goes(word))
+                .map(|(_, word)| word)
+                .collect();
             let within = |word: &ShellWord| -> Vec<ShellWord> {
                 let own = directories.is_empty() || before.contains(&word);
-                directories.iter().map(|to| relative_to_start(word, Some(to))).chain(own.then(|| word.clone())).collect()
+                directories
+                    .iter()
+                    .map(|to| relative_to_start(word, Some(to)))
+                    .chain(own.then(|| word.clone()))
+                    .collect()
             };
             // The effect of `--exclude` depends on its position and on other options, so it is
             // ignored.
             let added = given.values(&["--add-file"]);
-            if directories.len() > 1 && directories.len() * (given.operands.len() + added.len()) > MAX_DIRECTORIES * MAX_DIRECTORIES {
-                return DirectoryTrees { roots: vec![ShellWord::known(UNKNOWN_DIRECTORY)], ..DirectoryTrees::default() };
+            if directories.len() > 1
+                && directories.len() * (given.operands.len() + added.len())
+                    > MAX_DIRECTORIES * MAX_DIRECTORIES
+            {
+                return DirectoryTrees {
+                    roots: vec![ShellWord::known(UNKNOWN_DIRECTORY)],
+                    ..DirectoryTrees::default()
+                };
             }
-            DirectoryTrees { roots: given.operands.iter().chain(&added).flat_map(within).collect(), ..DirectoryTrees::default() }
+            DirectoryTrees {
+                roots: given.operands.iter().chain(&added).flat_map(within).collect(),
+                ..DirectoryTrees::default()
+            }
         }
         "zip" | "diff" => {
-            const COMPARE_SYNTAX: ProgramSyntax = ProgramSyntax { long_with_value: &["from-file", "to-file"], ..BASE_SYNTAX };
+            const COMPARE_SYNTAX: ProgramSyntax =
+                ProgramSyntax { long_with_value: &["from-file", "to-file"], ..BASE_SYNTAX };
             let given = options::parse_options(words, &COMPARE_SYNTAX);
             let also = given.values(&["--from-file", "--to-file"]);
-            DirectoryTrees { roots: given.operands.into_iter().chain(also).collect(), ..DirectoryTrees::default() }
+            DirectoryTrees {
+                roots: given.operands.into_iter().chain(also).collect(),
+                ..DirectoryTrees::default()
+            }
         }
-        "git" => DirectoryTrees { roots: git_compared_paths(skip_git_options(words)), ..DirectoryTrees::default() },
+        "git" => DirectoryTrees {
+            roots: git_compared_paths(skip_git_options(words)),
+            ..DirectoryTrees::default()
+        },
         "scp" | "sftp" => {
-            let mut roots = options::parse_options(words, writer_syntax(program).unwrap_or(&BASE_SYNTAX)).operands;
+            let mut roots =
+                options::parse_options(words, writer_syntax(program).unwrap_or(&BASE_SYNTAX))
+                    .operands;
             roots.pop();
             DirectoryTrees { roots, ..DirectoryTrees::default() }
         }
         "find" | "fd" | "fdfind" if feeds || words.iter().any(is_exec_option) => {
-            let mut roots =
-                if program == "find" { find_start_directories(words) } else { options::parse_options(words, &BASE_SYNTAX).operands };
+            let mut roots = if program == "find" {
+                find_start_directories(words)
+            } else {
+                options::parse_options(words, &BASE_SYNTAX).operands
+            };
             if roots.is_empty() || program != "find" {
                 roots.push(current_directory());
             }
             DirectoryTrees { roots, is_partial: true, ..DirectoryTrees::default() }
         }
-        _ if program.starts_with("python") && module_unpack_directories(words).is_empty() => DirectoryTrees {
-            roots: if words.iter().any(is_archive_module) { words.to_vec() } else { Vec::new() },
-            ..DirectoryTrees::default()
-        },
+        _ if program.starts_with("python") && module_unpack_directories(words).is_empty() => {
+            DirectoryTrees {
+                roots: if words.iter().any(is_archive_module) {
+                    words.to_vec()
+                } else {
+                    Vec::new()
+                },
+                ..DirectoryTrees::default()
+            }
+        }
         _ => DirectoryTrees::default(),
     }
 }
@@ -127,20 +186,30 @@ fn git_compared_paths(words: &[ShellWord]) -> Vec<ShellWord> {
     let Some((verb, rest)) = words.split_first() else { return Vec::new() };
     let given = options::parse_options(rest, &BASE_SYNTAX);
     let is_told = given.has(&["--no-index"]);
-    let is_outside = |word: &ShellWord| word.text().is_some_and(|text| text.starts_with(['/', '~']) || text.starts_with(".."));
+    let is_outside = |word: &ShellWord| {
+        word.text().is_some_and(|text| text.starts_with(['/', '~']) || text.starts_with(".."))
+    };
     match verb.text() {
-        Some("grep") if is_told => given.operands.into_iter().chain([current_directory()]).collect(),
+        Some("grep") if is_told => {
+            given.operands.into_iter().chain([current_directory()]).collect()
+        }
         Some("diff") if is_told => given.operands,
         // `git diff` implies `--no-index` for two files if one is outside of the repository.
-        Some("diff") if given.operands.len() > 1 => given.operands.into_iter().filter(is_outside).collect(),
+        Some("diff") if given.operands.len() > 1 => {
+            given.operands.into_iter().filter(is_outside).collect()
+        }
         _ => Vec::new(),
     }
 }
 
 fn find_searched_trees(program: &str, given: ParsedOptions, is_fed: bool) -> DirectoryTrees {
-    const RECURSIVE_OPTIONS: &[&str] = &["-d", "-r", "-R", "--dereference-recursive", "--directories", "--recursive"];
+    const RECURSIVE_OPTIONS: &[&str] =
+        &["-d", "-r", "-R", "--dereference-recursive", "--directories", "--recursive"];
     if ["ack", "ag", "ug", "ugrep"].contains(&program) {
-        return DirectoryTrees { roots: possible_search_roots(given, is_fed), ..DirectoryTrees::default() };
+        return DirectoryTrees {
+            roots: possible_search_roots(given, is_fed),
+            ..DirectoryTrees::default()
+        };
     }
     let deep = !["grep", "egrep", "fgrep"].contains(&program) || given.has(RECURSIVE_OPTIONS);
     let has_pattern = given.has(&["-e", "-f", "--file", "--regexp"]);
@@ -150,12 +219,14 @@ fn find_searched_trees(program: &str, given: ParsedOptions, is_fed: bool) -> Dir
     }
     let without = if program.ends_with("grep") {
         // With `--include` as well, it is not clear which of the two options applies.
-        let files = if given.has(&["--include"]) { Vec::new() } else { given.values(&["--exclude"]) };
+        let files =
+            if given.has(&["--include"]) { Vec::new() } else { given.values(&["--exclude"]) };
         (given.values(&["--exclude-dir"]), files)
     } else {
         (Vec::new(), Vec::new())
     };
-    let mut roots: Vec<ShellWord> = given.operands.into_iter().skip(usize::from(!has_pattern)).collect();
+    let mut roots: Vec<ShellWord> =
+        given.operands.into_iter().skip(usize::from(!has_pattern)).collect();
     // `grep -r` searches the directory even if it has input.
     if roots.is_empty() && (!is_fed || program != "rg") {
         roots.push(current_directory());
@@ -179,13 +250,20 @@ fn possible_search_roots(given: ParsedOptions, is_fed: bool) -> Vec<ShellWord> {
 
 impl PathPattern<'_> {
     /// Returns whether a command reads this path as part of a tree, from one of these directories.
-    pub(crate) fn match_tree_read(&self, command: &ShellCommand, wanders: &[String], feeds: bool, lenient: bool) -> Certainty {
+    pub(crate) fn match_tree_read(
+        &self,
+        command: &ShellCommand,
+        wanders: &[String],
+        feeds: bool,
+        lenient: bool,
+    ) -> Certainty {
         let trees = find_read_trees(command, feeds);
         if trees.roots.is_empty() {
             return Certainty::No;
         }
         let stands = command.known_directory().and_then(ShellWord::text).map(|path| {
-            let mut all: Vec<String> = wanders.iter().map(|directory| join_path(directory, path, self.home)).collect();
+            let mut all: Vec<String> =
+                wanders.iter().map(|directory| join_path(directory, path, self.home)).collect();
             all.sort();
             all.dedup();
             all
@@ -194,15 +272,28 @@ impl PathPattern<'_> {
         let one = |root: &ShellWord| match root.text() {
             Some(path) => {
                 let read = |from: &String| match self.match_relative_parent(from, path) {
-                    Certainty::Yes if self.is_excluded(&join_path(from, path, self.home), &trees.excluded) => Certainty::No,
+                    Certainty::Yes
+                        if self.is_excluded(&join_path(from, path, self.home), &trees.excluded) =>
+                    {
+                        Certainty::No
+                    }
                     sure => sure,
                 };
                 let read = from.iter().map(read);
                 // With many directories, the one that the command runs in is not known.
-                if from.len() > 2 { combine_certainty(read) } else { read.max().unwrap_or(Certainty::No) }
+                if from.len() > 2 {
+                    combine_certainty(read)
+                } else {
+                    read.max().unwrap_or(Certainty::No)
+                }
             }
             None if root.is_unknown() && lenient => Certainty::No,
-            None if root.is_unknown() || from.len() > 8 || from.iter().any(|from| self.can_be_under(from, root)) => Certainty::Maybe,
+            None if root.is_unknown()
+                || from.len() > 8
+                || from.iter().any(|from| self.can_be_under(from, root)) =>
+            {
+                Certainty::Maybe
+            }
             None => Certainty::No,
         };
         let sure = trees.roots.iter().map(one).max().unwrap_or(Certainty::No);
@@ -212,7 +303,8 @@ impl PathPattern<'_> {
     /// Returns whether a partly known word may be this path or a directory above it.
     fn can_be_under(&self, from: &str, word: &ShellWord) -> bool {
         let ends = self.path.match_indices('/').map(|(at, _)| at).chain([self.path.len()]);
-        let above: Vec<&str> = ends.filter_map(|end| self.path.get(..end)).filter(|path| !path.is_empty()).collect();
+        let above: Vec<&str> =
+            ends.filter_map(|end| self.path.get(..end)).filter(|path| !path.is_empty()).collect();
         word.spellings().iter().any(|spelling| {
             let is_whole = matches!(self.clean_spelling(spelling).first(), Some(WordPart::Text(text)) if text.starts_with(['/', '~']));
             // From an unknown directory, the word may be any path.
@@ -243,10 +335,17 @@ impl PathPattern<'_> {
     /// Returns whether a search under a directory excludes this path.
     ///
     /// A pattern excludes a directory on the way to the path, or every path with that name.
-    fn is_excluded(&self, directory: &str, (directories, files): &(Vec<ShellWord>, Vec<ShellWord>)) -> bool {
+    fn is_excluded(
+        &self,
+        directory: &str,
+        (directories, files): &(Vec<ShellWord>, Vec<ShellWord>),
+    ) -> bool {
         let way = self.path.strip_prefix(directory).unwrap_or_default();
         let like = |names: &[ShellWord], part: &str| {
-            let mut plain = names.iter().filter_map(ShellWord::text).filter(|name| !name.contains(['?', '[', '/', '\\']));
+            let mut plain = names
+                .iter()
+                .filter_map(ShellWord::text)
+                .filter(|name| !name.contains(['?', '[', '/', '\\']));
             plain.any(|name| toolgate_text::matches_glob(name, part))
         };
         let mut parts = way.split('/').filter(|part| !part.is_empty()).rev();

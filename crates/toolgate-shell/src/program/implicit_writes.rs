@@ -2,7 +2,9 @@
 //!
 //! Such files are unpacked, checked out or downloaded.
 
-use super::options::{self, BASE_SYNTAX, FillCondition, OptionStyle, ParsedOptions, ProgramSyntax, known_prefix};
+use super::options::{
+    self, BASE_SYNTAX, FillCondition, OptionStyle, ParsedOptions, ProgramSyntax, known_prefix,
+};
 use crate::program::file_effects::{is_in_place_compression, names_no_files};
 use crate::program::implicit_reads::is_search_program;
 use crate::program::tables::{COMPRESSED_SUFFIXES, WRITER_PROGRAMS};
@@ -24,7 +26,9 @@ pub(crate) fn current_directory() -> ShellWord {
 
 /// Returns the directories that a command fills with files, or clears of files that no word names.
 pub(crate) fn filled_directories(command: &ShellCommand) -> Vec<ShellWord> {
-    let (Some(program), words) = (command.program(), certain_arguments(command)) else { return Vec::new() };
+    let (Some(program), words) = (command.program(), certain_arguments(command)) else {
+        return Vec::new();
+    };
     if program == "git" {
         return git_filled_directories(skip_git_options(words));
     }
@@ -41,7 +45,9 @@ pub(crate) fn filled_directories(command: &ShellCommand) -> Vec<ShellWord> {
         FillCondition::Always => !given.operands.is_empty(),
         // An unknown first word may contain one of the options.
         FillCondition::WithOption(flags) => {
-            given.has(flags) || (shape.style == OptionStyle::DashlessCluster && words.first().is_some_and(|word| word.text().is_none()))
+            given.has(flags)
+                || (shape.style == OptionStyle::DashlessCluster
+                    && words.first().is_some_and(|word| word.text().is_none()))
         }
         FillCondition::WithSubcommand(verbs) => {
             let most = match program {
@@ -49,11 +55,16 @@ pub(crate) fn filled_directories(command: &ShellCommand) -> Vec<ShellWord> {
                 _ if shape.style == OptionStyle::OneWordEach => 1,
                 _ => given.operands.len(),
             };
-            given.operands.iter().take(most).any(|verb| verb.text().is_none_or(|verb| verbs.contains(&verb)))
+            given
+                .operands
+                .iter()
+                .take(most)
+                .any(|verb| verb.text().is_none_or(|verb| verbs.contains(&verb)))
         }
     };
     // A second dash revokes an option of `unzip`.
-    let is_spared = given.has_certainly(shape.no_fill_options) && (program != "unzip" || given.count_without_value("") == 0);
+    let is_spared = given.has_certainly(shape.no_fill_options)
+        && (program != "unzip" || given.count_without_value("") == 0);
     if !does || is_spared {
         return cleared_directories(program, words);
     }
@@ -66,8 +77,10 @@ pub(crate) fn filled_directories(command: &ShellCommand) -> Vec<ShellWord> {
         _ => given.operands.len() > 2 && to.text().is_some_and(|text| text.ends_with('/')),
     });
     if program.ends_with("rar") {
-        let glued =
-            words.iter().filter_map(ShellWord::text).filter_map(|text| text.strip_prefix("-op").or_else(|| text.strip_prefix("-OP")));
+        let glued = words
+            .iter()
+            .filter_map(ShellWord::text)
+            .filter_map(|text| text.strip_prefix("-op").or_else(|| text.strip_prefix("-OP")));
         directories.extend(glued.map(ShellWord::known));
     }
     if shape.fills_current_directory && directories.is_empty() && !told {
@@ -95,7 +108,9 @@ fn unpack_directories(words: &[ShellWord]) -> Vec<ShellWord> {
     let directory = |word: &ShellWord| match word.text() {
         Some(text) if text.starts_with('-') => None,
         Some(text) => {
-            Some(text.rsplit_once('/').map_or_else(current_directory, |(directory, _)| ShellWord::known(format!("{directory}/"))))
+            Some(text.rsplit_once('/').map_or_else(current_directory, |(directory, _)| {
+                ShellWord::known(format!("{directory}/"))
+            }))
         }
         None => Some(current_directory()),
     };
@@ -107,16 +122,25 @@ fn unpack_directories(words: &[ShellWord]) -> Vec<ShellWord> {
 /// Without a directory, `find` starts in the current one.
 fn cleared_directories(program: &str, words: &[ShellWord]) -> Vec<ShellWord> {
     if program == "cargo" && words.iter().any(|word| word.text() == Some("clean")) {
-        return options::parse_options(words, &ProgramSyntax { long_with_value: &["target-dir"], ..BASE_SYNTAX }).values(&["--target-dir"]);
+        return options::parse_options(
+            words,
+            &ProgramSyntax { long_with_value: &["target-dir"], ..BASE_SYNTAX },
+        )
+        .values(&["--target-dir"]);
     }
     let deletes = program == "find" && words.iter().any(|word| word.text() == Some("-delete"));
-    if deletes && find_start_directories(words).is_empty() { vec![current_directory()] } else { Vec::new() }
+    if deletes && find_start_directories(words).is_empty() {
+        vec![current_directory()]
+    } else {
+        Vec::new()
+    }
 }
 
 /// Returns the directories in which `find` starts.
 pub(crate) fn find_start_directories(words: &[ShellWord]) -> Vec<ShellWord> {
     let is_way = |word: &&ShellWord| matches!(word.text(), Some("-H" | "-L" | "-P"));
-    let is_place = |word: &&ShellWord| word.text().is_none_or(|text| !text.starts_with(['-', '(', '!']));
+    let is_place =
+        |word: &&ShellWord| word.text().is_none_or(|text| !text.starts_with(['-', '(', '!']));
     words.iter().skip_while(is_way).take_while(is_place).cloned().collect()
 }
 
@@ -124,7 +148,11 @@ pub(crate) fn find_start_directories(words: &[ShellWord]) -> Vec<ShellWord> {
 fn last_local_operand(given: &ParsedOptions) -> Option<ShellWord> {
     let is_far = |word: &ShellWord| match word.text() {
         Some(text) => text.split('/').next().is_some_and(|host| host.contains(':')),
-        None => word.spellings().iter().flatten().any(|part| matches!(part, WordPart::Text(text) if text.contains(':'))),
+        None => word
+            .spellings()
+            .iter()
+            .flatten()
+            .any(|part| matches!(part, WordPart::Text(text) if text.contains(':'))),
     };
     given.operands.last().filter(|word| !is_far(word)).cloned()
 }
@@ -133,7 +161,18 @@ fn last_local_operand(given: &ParsedOptions) -> Option<ShellWord> {
 fn git_filled_directories(words: &[ShellWord]) -> Vec<ShellWord> {
     const GIT_SYNTAX: ProgramSyntax = ProgramSyntax {
         short_with_value: "bcejo",
-        long_with_value: &["branch", "config", "depth", "directory", "exclude", "filter", "jobs", "origin", "prefix", "reference"],
+        long_with_value: &[
+            "branch",
+            "config",
+            "depth",
+            "directory",
+            "exclude",
+            "filter",
+            "jobs",
+            "origin",
+            "prefix",
+            "reference",
+        ],
         ..BASE_SYNTAX
     };
     let Some((verb, rest)) = words.split_first() else { return Vec::new() };
@@ -141,7 +180,10 @@ fn git_filled_directories(words: &[ShellWord]) -> Vec<ShellWord> {
     // A copy has the name of its source, unless another name is given.
     let copies = |operands: &[ShellWord]| -> Vec<ShellWord> {
         let named = operands.get(1..).unwrap_or_default().last().cloned();
-        let called = operands.first().map(url_file_name).filter(|word| !word.is_unknown() && word.text() != Some(""));
+        let called = operands
+            .first()
+            .map(url_file_name)
+            .filter(|word| !word.is_unknown() && word.text() != Some(""));
         named.or(called).into_iter().collect()
     };
     let operands = given.operands.as_slice();
@@ -149,9 +191,13 @@ fn git_filled_directories(words: &[ShellWord]) -> Vec<ShellWord> {
         ("clone", operands) => copies(operands),
         ("submodule", [add, operands @ ..]) if add.text() == Some("add") => copies(operands),
         ("worktree", [add, to, ..]) if add.text() == Some("add") => vec![to.clone()],
-        ("clean", []) if !given.has(&["-n", "--dry-run"]) || given.has(&["--no-dry-run"]) => vec![current_directory()],
+        ("clean", []) if !given.has(&["-n", "--dry-run"]) || given.has(&["--no-dry-run"]) => {
+            vec![current_directory()]
+        }
         ("stash", [act, ..]) if matches!(act.text(), Some("list" | "show")) => Vec::new(),
-        ("stash", _) if given.has(&["-a", "-u", "--all", "--include-untracked"]) => vec![current_directory()],
+        ("stash", _) if given.has(&["-a", "-u", "--all", "--include-untracked"]) => {
+            vec![current_directory()]
+        }
         ("sparse-checkout", [act, ..]) if act.text() != Some("list") => vec![current_directory()],
         ("apply" | "am", _) => given.values(&["--directory"]),
         ("checkout-index", _) => given.values(&["--prefix"]),
@@ -161,7 +207,8 @@ fn git_filled_directories(words: &[ShellWord]) -> Vec<ShellWord> {
 
 /// Returns the pathspecs of `git`, in which `*` matches any text; a file of pathspecs is unknown.
 pub(crate) fn git_pathspecs(command: &ShellCommand) -> Vec<ShellWord> {
-    let words = command.words.get(1..).filter(|_| command.program() == Some("git")).unwrap_or_default();
+    let words =
+        command.words.get(1..).filter(|_| command.program() == Some("git")).unwrap_or_default();
     let one = |word: &ShellWord| {
         let text = word.text()?;
         if text.starts_with("--pathspec-from") {
@@ -169,20 +216,38 @@ pub(crate) fn git_pathspecs(command: &ShellCommand) -> Vec<ShellWord> {
         }
         let (first, last) = (text.find(['*', '?', '['])?, text.rfind(['*', '?', ']'])?);
         let around = (text.get(..first)?, text.get(last + 1..)?);
-        (!text.starts_with('-')).then(|| ShellWord::known(around.0).append(&ShellWord::unknown(false)).append(&ShellWord::known(around.1)))
+        (!text.starts_with('-')).then(|| {
+            ShellWord::known(around.0)
+                .append(&ShellWord::unknown(false))
+                .append(&ShellWord::known(around.1))
+        })
     };
     words.iter().filter_map(one).collect()
 }
 
 /// Returns whether `git` only changes the index and no file.
 pub(crate) fn is_index_only_change(command: &ShellCommand) -> bool {
-    let words = command.words.get(1..).filter(|_| command.program() == Some("git")).map(skip_git_options).unwrap_or_default();
-    let Some((_, rest)) = words.split_first().filter(|(verb, _)| verb.text() == Some("restore")) else { return false };
+    let words = command
+        .words
+        .get(1..)
+        .filter(|_| command.program() == Some("git"))
+        .map(skip_git_options)
+        .unwrap_or_default();
+    let Some((_, rest)) = words.split_first().filter(|(verb, _)| verb.text() == Some("restore"))
+    else {
+        return false;
+    };
     let given = options::parse_options(
         rest,
-        &ProgramSyntax { short_with_value: "s", long_with_value: &["source", "pathspec-from-file"], ..BASE_SYNTAX },
+        &ProgramSyntax {
+            short_with_value: "s",
+            long_with_value: &["source", "pathspec-from-file"],
+            ..BASE_SYNTAX
+        },
     );
-    rest.iter().all(|word| word.text().is_some()) && given.has(&["-S", "--staged"]) && !given.has(&["-W", "--worktree"])
+    rest.iter().all(|word| word.text().is_some())
+        && given.has(&["-S", "--staged"])
+        && !given.has(&["-W", "--worktree"])
 }
 
 /// Returns the files that `cp` or a similar program creates in a directory.
@@ -192,13 +257,21 @@ pub(crate) fn created_files(command: &ShellCommand) -> Vec<ShellWord> {
     // These options take no directory.
     let is_plain = |flags: &str| flags.chars().all(|flag| "fimnpsuv".contains(flag));
     let texts: Option<Vec<&str>> = certain_arguments(command).iter().map(ShellWord::text).collect();
-    let (Some("cp" | "mv" | "ln" | "install"), Some(texts)) = (command.program(), texts) else { return Vec::new() };
+    let (Some("cp" | "mv" | "ln" | "install"), Some(texts)) = (command.program(), texts) else {
+        return Vec::new();
+    };
     // If the target does not exist, `mv` renames the source to it.
-    let is_there =
-        |to: &str| matches!(to, "." | "./" | ".." | "../" | "~" | "~/") || (to.ends_with('/') && command.program() != Some("mv"));
-    let Some((to, rest)) = texts.split_last().filter(|(to, _)| is_there(to)) else { return Vec::new() };
-    let (flags, sources): (Vec<&str>, Vec<&str>) = rest.iter().copied().partition(|text| text.starts_with('-'));
-    let names: Vec<&str> = sources.iter().map(|source| base_name(source.trim_end_matches('/'))).collect();
+    let is_there = |to: &str| {
+        matches!(to, "." | "./" | ".." | "../" | "~" | "~/")
+            || (to.ends_with('/') && command.program() != Some("mv"))
+    };
+    let Some((to, rest)) = texts.split_last().filter(|(to, _)| is_there(to)) else {
+        return Vec::new();
+    };
+    let (flags, sources): (Vec<&str>, Vec<&str>) =
+        rest.iter().copied().partition(|text| text.starts_with('-'));
+    let names: Vec<&str> =
+        sources.iter().map(|source| base_name(source.trim_end_matches('/'))).collect();
     let is_open = names.iter().any(|name| matches!(*name, "" | "." | ".."));
     if is_open || !flags.iter().all(|flags| flags.strip_prefix('-').is_some_and(is_plain)) {
         return Vec::new();
@@ -208,8 +281,11 @@ pub(crate) fn created_files(command: &ShellCommand) -> Vec<ShellWord> {
 
 /// Returns the link that `ln` creates in the current directory if only its target is given.
 pub(crate) fn created_link(command: &ShellCommand) -> Option<ShellWord> {
-    const LN_SYNTAX: ProgramSyntax =
-        ProgramSyntax { short_with_value: "St", long_with_value: &["suffix", "target-directory"], ..BASE_SYNTAX };
+    const LN_SYNTAX: ProgramSyntax = ProgramSyntax {
+        short_with_value: "St",
+        long_with_value: &["suffix", "target-directory"],
+        ..BASE_SYNTAX
+    };
     if command.program() != Some("ln") {
         return None;
     }
@@ -218,7 +294,10 @@ pub(crate) fn created_link(command: &ShellCommand) -> Option<ShellWord> {
     if given.has(&["-t", "--target-directory"]) {
         return None;
     }
-    Some(to.text().map_or_else(|| url_file_name(to), |path| ShellWord::known(format!("./{}", base_name(path.trim_end_matches('/'))))))
+    Some(to.text().map_or_else(
+        || url_file_name(to),
+        |path| ShellWord::known(format!("./{}", base_name(path.trim_end_matches('/')))),
+    ))
 }
 
 /// Returns whether a word is a Python module that packs and unpacks archives.
@@ -233,19 +312,30 @@ fn is_pip(word: &ShellWord) -> bool {
 
 /// Returns the directories into which Python modules unpack files.
 pub(crate) fn module_unpack_directories(words: &[ShellWord]) -> Vec<ShellWord> {
-    const UNPACK_MODULE_SYNTAX: ProgramSyntax = ProgramSyntax { short_with_value: "e", long_with_value: &["extract"], ..BASE_SYNTAX };
+    const UNPACK_MODULE_SYNTAX: ProgramSyntax =
+        ProgramSyntax { short_with_value: "e", long_with_value: &["extract"], ..BASE_SYNTAX };
     if let Some(behind) = words.iter().position(is_pip).and_then(|at| words.get(at + 1..)) {
-        let words = std::iter::once(ShellWord::known("pip")).chain(behind.iter().cloned()).collect();
+        let words =
+            std::iter::once(ShellWord::known("pip")).chain(behind.iter().cloned()).collect();
         return filled_directories(&ShellCommand { words, ..ShellCommand::default() });
     }
-    let rest = words.iter().position(is_archive_module).and_then(|at| words.get(at + 1..)).unwrap_or_default();
-    if !rest.iter().filter_map(ShellWord::text).any(|word| word.starts_with("-e") || word.starts_with("--e")) {
+    let rest = words
+        .iter()
+        .position(is_archive_module)
+        .and_then(|at| words.get(at + 1..))
+        .unwrap_or_default();
+    if !rest
+        .iter()
+        .filter_map(ShellWord::text)
+        .any(|word| word.starts_with("-e") || word.starts_with("--e"))
+    {
         return Vec::new();
     }
     let given = options::parse_options(rest, &UNPACK_MODULE_SYNTAX);
     // The archive is the value of the option, or the operand before the directory.
     let named = !given.values(&["-e", "--e", "--extract"]).is_empty();
-    let mut directories: Vec<ShellWord> = given.operands.into_iter().skip(usize::from(!named)).collect();
+    let mut directories: Vec<ShellWord> =
+        given.operands.into_iter().skip(usize::from(!named)).collect();
     if directories.is_empty() {
         directories.push(current_directory());
     }
@@ -254,9 +344,13 @@ pub(crate) fn module_unpack_directories(words: &[ShellWord]) -> Vec<ShellWord> {
 
 /// Returns the files that a command writes if an option, a URL or another file determines the name.
 pub(crate) fn implicitly_written_files(command: &ShellCommand) -> Vec<ShellWord> {
-    let (Some(program), words) = (command.program(), certain_arguments(command)) else { return Vec::new() };
+    let (Some(program), words) = (command.program(), certain_arguments(command)) else {
+        return Vec::new();
+    };
     if is_in_place_compression(command) {
-        let packed = |text: &str| COMPRESSED_SUFFIXES.iter().find_map(|end| text.strip_suffix(*end)).map(ShellWord::known);
+        let packed = |text: &str| {
+            COMPRESSED_SUFFIXES.iter().find_map(|end| text.strip_suffix(*end)).map(ShellWord::known)
+        };
         return words.iter().filter_map(ShellWord::text).filter_map(packed).collect();
     }
     if program.starts_with("python") {
@@ -264,7 +358,9 @@ pub(crate) fn implicitly_written_files(command: &ShellCommand) -> Vec<ShellWord>
     }
     let Some(shape) = writer_syntax(program) else {
         // For these programs, the value of `-o` is not a file.
-        let lists = is_search_program(program) || names_no_files(command) || ["ls", "ps", "zgrep", "zegrep", "zfgrep"].contains(&program);
+        let lists = is_search_program(program)
+            || names_no_files(command)
+            || ["ls", "ps", "zgrep", "zegrep", "zfgrep"].contains(&program);
         let verb = || skip_git_options(words).first().and_then(ShellWord::text);
         let short = program != "git" || matches!(verb(), Some("archive" | "format-patch"));
         return if lists { Vec::new() } else { known_output_files(words, short) };
@@ -273,7 +369,10 @@ pub(crate) fn implicitly_written_files(command: &ShellCommand) -> Vec<ShellWord>
     let mut files = given.values(shape.output_file_options);
     // These names are relative to the directory that an option names.
     let (mut names, by_address) = match program {
-        "curl" => (given.values(&["-o", "--output"]), given.has(&["-O", "--remote-name", "--remote-name-all"])),
+        "curl" => (
+            given.values(&["-o", "--output"]),
+            given.has(&["-O", "--remote-name", "--remote-name-all"]),
+        ),
         "aria2c" => (given.values(&["-o", "--out"]), !given.has(&["-o", "--out"])),
         "wget" => (Vec::new(), !given.has(&["-O", "--output-document"])),
         _ => (Vec::new(), false),
@@ -282,22 +381,47 @@ pub(crate) fn implicitly_written_files(command: &ShellCommand) -> Vec<ShellWord>
         names.extend(given.operands.iter().map(url_file_name).filter(|name| !name.is_unknown()));
     }
     // `#1` is a part of the URL, `%2e` is a dot, and `{a,b}` and `[1-9]` stand for several names.
-    let odd = |name: &ShellWord| name.text().is_some_and(|text| text.contains(['#', '%', '{', '}', '[', ']']));
+    let odd = |name: &ShellWord| {
+        name.text().is_some_and(|text| text.contains(['#', '%', '{', '}', '[', ']']))
+    };
     let directory = given.values(shape.output_directory_options).pop();
-    files.extend(names.iter().map(|name| if odd(name) { ShellWord::unknown(false) } else { relative_to_start(name, directory.as_ref()) }));
+    files.extend(names.iter().map(|name| {
+        if odd(name) {
+            ShellWord::unknown(false)
+        } else {
+            relative_to_start(name, directory.as_ref())
+        }
+    }));
     // `--write-out` may write to files.
     if program == "curl" {
         let said = given.values(&["-w", "--write-out"]);
-        files.extend(said.iter().filter_map(ShellWord::text).flat_map(|text| text.split("%output{").skip(1)).map(curl_output_file));
+        files.extend(
+            said.iter()
+                .filter_map(ShellWord::text)
+                .flat_map(|text| text.split("%output{").skip(1))
+                .map(curl_output_file),
+        );
     }
     match program {
         // A new archive is written like every other file.
-        "tar" | "bsdtar" | "gtar" | "jar" if filled_directories(command).is_empty() || is_archive_creation(program, &given) => {
-            files.extend(given.values(&["-f", "--file"]).into_iter().filter(|word| word.text().is_some()));
+        "tar" | "bsdtar" | "gtar" | "jar"
+            if filled_directories(command).is_empty() || is_archive_creation(program, &given) =>
+        {
+            files.extend(
+                given.values(&["-f", "--file"]).into_iter().filter(|word| word.text().is_some()),
+            );
         }
         // `curl` expands these as patterns.
-        "curl" if given.operands.iter().chain(&given.values(&["--url"])).any(is_multiple_url) => files.push(ShellWord::unknown(false)),
-        "curl" if given.values(CURL_UPLOAD_OPTIONS).iter().filter_map(ShellWord::text).any(|text| text.contains(['{', '['])) => {
+        "curl" if given.operands.iter().chain(&given.values(&["--url"])).any(is_multiple_url) => {
+            files.push(ShellWord::unknown(false))
+        }
+        "curl"
+            if given
+                .values(CURL_UPLOAD_OPTIONS)
+                .iter()
+                .filter_map(ShellWord::text)
+                .any(|text| text.contains(['{', '['])) =>
+        {
             files.push(ShellWord::unknown(false))
         }
         "scp" | "sftp" => files.extend(last_local_operand(&given)),
@@ -317,24 +441,36 @@ fn curl_output_file(text: &str) -> ShellWord {
 
 /// Returns the files that a Python module writes: output files and archives.
 fn module_output_files(words: &[ShellWord]) -> Vec<ShellWord> {
-    const PACK_MODULE_SYNTAX: ProgramSyntax = ProgramSyntax { short_with_value: "c", long_with_value: &["create"], ..BASE_SYNTAX };
-    let behind = |is_it: &dyn Fn(&ShellWord) -> bool| words.iter().position(is_it).and_then(|at| words.get(at + 1..));
+    const PACK_MODULE_SYNTAX: ProgramSyntax =
+        ProgramSyntax { short_with_value: "c", long_with_value: &["create"], ..BASE_SYNTAX };
+    let behind = |is_it: &dyn Fn(&ShellWord) -> bool| {
+        words.iter().position(is_it).and_then(|at| words.get(at + 1..))
+    };
     if let Some(behind) = behind(&|word| matches!(word.text(), Some("json.tool" | "-mjson.tool"))) {
-        return options::parse_options(behind, &ProgramSyntax { long_with_value: &["indent"], ..BASE_SYNTAX })
-            .operands
-            .into_iter()
-            .skip(1)
-            .collect();
+        return options::parse_options(
+            behind,
+            &ProgramSyntax { long_with_value: &["indent"], ..BASE_SYNTAX },
+        )
+        .operands
+        .into_iter()
+        .skip(1)
+        .collect();
     }
     if let Some(behind) = behind(&is_archive_module) {
         let given = options::parse_options(behind, &PACK_MODULE_SYNTAX);
         // A long option that is cut to one letter takes no value.
         let cut = given.operands.first().filter(|_| given.has_exactly("--c")).cloned();
-        return given.values(&["-c", "--create"]).into_iter().chain(cut).chain(known_output_files(words, true)).collect();
+        return given
+            .values(&["-c", "--create"])
+            .into_iter()
+            .chain(cut)
+            .chain(known_output_files(words, true))
+            .collect();
     }
     let mut files = known_output_files(words, true);
     if let Some(behind) = behind(&is_pip) {
-        let words = std::iter::once(ShellWord::known("pip")).chain(behind.iter().cloned()).collect();
+        let words =
+            std::iter::once(ShellWord::known("pip")).chain(behind.iter().cloned()).collect();
         files.extend(implicitly_written_files(&ShellCommand { words, ..ShellCommand::default() }));
     }
     files
@@ -342,7 +478,9 @@ fn module_output_files(words: &[ShellWord]) -> Vec<ShellWord> {
 
 /// Returns whether a `file:` URL expands to several files.
 fn is_multiple_url(address: &ShellWord) -> bool {
-    let is_file = |text: &str| text.trim_start().get(..5).is_some_and(|begins| begins.eq_ignore_ascii_case("file:"));
+    let is_file = |text: &str| {
+        text.trim_start().get(..5).is_some_and(|begins| begins.eq_ignore_ascii_case("file:"))
+    };
     address.text().is_some_and(|text| is_file(text) && text.contains(['{', '[']))
 }
 
@@ -352,19 +490,33 @@ const CURL_UPLOAD_OPTIONS: &[&str] = &["-T", "--upload-file"];
 /// Returns the files that `curl` uploads, parsed as `curl` does: `-sTFILE`, `-F
 /// 'x=@"FILE";type=y'`.
 pub(crate) fn uploaded_files(command: &ShellCommand) -> Vec<ShellWord> {
-    let Some(shape) = command.program().filter(|program| *program == "curl").and_then(writer_syntax) else { return Vec::new() };
+    let Some(shape) =
+        command.program().filter(|program| *program == "curl").and_then(writer_syntax)
+    else {
+        return Vec::new();
+    };
     let given = options::parse_options(certain_arguments(command), shape);
     let mut files = given.values(CURL_UPLOAD_OPTIONS);
     let forms = given.values(&["-F", "--form"]);
-    let values = forms.iter().filter_map(ShellWord::text).filter_map(|form| form.split_once('=')).map(|(_, value)| value);
-    let names = values.flat_map(|value| value.split(['"', ',', ';', '<', '=', '@'])).map(str::trim).filter(|name| !name.is_empty());
+    let values = forms
+        .iter()
+        .filter_map(ShellWord::text)
+        .filter_map(|form| form.split_once('='))
+        .map(|(_, value)| value);
+    let names = values
+        .flat_map(|value| value.split(['"', ',', ';', '<', '=', '@']))
+        .map(str::trim)
+        .filter(|name| !name.is_empty());
     files.extend(names.map(ShellWord::known));
     files
 }
 
 /// Returns the known values of options that usually name an output file, with or without `-o`.
 fn known_output_files(words: &[ShellWord], short: bool) -> Vec<ShellWord> {
-    all_output_files(words, short).into_iter().filter(|value| value.text().is_some() || value.is_pattern()).collect()
+    all_output_files(words, short)
+        .into_iter()
+        .filter(|value| value.text().is_some() || value.is_pattern())
+        .collect()
 }
 
 fn all_output_files(words: &[ShellWord], short: bool) -> Vec<ShellWord> {
@@ -372,10 +524,16 @@ fn all_output_files(words: &[ShellWord], short: bool) -> Vec<ShellWord> {
     const OUTPUT_FILE_OPTIONS: &[&str] = &[
         "-MF", "-out", "--index-output", "--junit-xml", "--junitxml", "--out", "--outfile", "--output", "--output-file",
     ];
-    let is_cut = |option: &str| option.strip_prefix("--").is_some_and(|name| !name.is_empty() && "output".starts_with(name));
+    let is_cut = |option: &str| {
+        option.strip_prefix("--").is_some_and(|name| !name.is_empty() && "output".starts_with(name))
+    };
     let is_long = |option: &str| OUTPUT_FILE_OPTIONS.contains(&option) || is_cut(option);
     let behind = words.windows(2).filter_map(|pair| match pair {
-        [option, value] if option.text().is_some_and(|option| is_long(option) || (short && option == "-o")) => Some(value.clone()),
+        [option, value]
+            if option.text().is_some_and(|option| is_long(option) || (short && option == "-o")) =>
+        {
+            Some(value.clone())
+        }
         _ => None,
     });
     let glued = words.iter().filter_map(|word| {
@@ -392,11 +550,18 @@ fn all_output_files(words: &[ShellWord], short: bool) -> Vec<ShellWord> {
 /// Returns the output files of `git` or a compiler whose names only the running shell knows.
 pub(crate) fn unknown_output_files(command: &ShellCommand) -> Vec<ShellWord> {
     const COMPILERS: &[&str] = &["as", "c++", "cc", "clang", "clang++", "cpp", "g++", "gcc", "ld"];
-    let (Some(program), words) = (command.program(), certain_arguments(command)) else { return Vec::new() };
+    let (Some(program), words) = (command.program(), certain_arguments(command)) else {
+        return Vec::new();
+    };
     // `x86_64-linux-gnu-gcc-13` is a compiler.
-    let bare = program.trim_end_matches(|c: char| c.is_ascii_digit() || c == '.' || c == '-').rsplit('-').next().unwrap_or_default();
+    let bare = program
+        .trim_end_matches(|c: char| c.is_ascii_digit() || c == '.' || c == '-')
+        .rsplit('-')
+        .next()
+        .unwrap_or_default();
     let compiles = COMPILERS.contains(&bare);
-    let files = if compiles || program == "git" { all_output_files(words, compiles) } else { Vec::new() };
+    let files =
+        if compiles || program == "git" { all_output_files(words, compiles) } else { Vec::new() };
     files.into_iter().filter(|file| file.text().is_none() && !file.is_pattern()).collect()
 }
 
@@ -408,11 +573,21 @@ fn url_file_name(address: &ShellWord) -> ShellWord {
         return ShellWord::known(name.strip_suffix(".git").unwrap_or(name));
     }
     let [spelling] = address.spellings() else { return ShellWord::unknown(false) };
-    let last = spelling.iter().rposition(|part| matches!(part, WordPart::Text(text) if text.contains('/'))).unwrap_or(0);
-    let name = spelling.iter().enumerate().skip(last).fold(ShellWord::empty(), |name, (at, part)| match part {
-        WordPart::Text(text) => name.append(&ShellWord::known(if at == last { base_name(text) } else { text.as_str() })),
-        _ => name.append(&ShellWord::unknown_name()),
-    });
+    let last = spelling
+        .iter()
+        .rposition(|part| matches!(part, WordPart::Text(text) if text.contains('/')))
+        .unwrap_or(0);
+    let name =
+        spelling.iter().enumerate().skip(last).fold(ShellWord::empty(), |name, (at, part)| {
+            match part {
+                WordPart::Text(text) => name.append(&ShellWord::known(if at == last {
+                    base_name(text)
+                } else {
+                    text.as_str()
+                })),
+                _ => name.append(&ShellWord::unknown_name()),
+            }
+        });
     let is_told = name.spellings().iter().flatten().any(|part| matches!(part, WordPart::Text(_)));
     if is_told { name } else { ShellWord::unknown(false) }
 }
@@ -430,7 +605,8 @@ pub(crate) fn relative_to_start(word: &ShellWord, stands: Option<&ShellWord>) ->
 
 /// Returns whether an archive is created or extended, regardless of other options.
 pub(crate) fn is_archive_creation(program: &str, given: &ParsedOptions) -> bool {
-    (program.ends_with("tar") || program == "jar") && given.has(&["-c", "-r", "-u", "--append", "--create", "--update"])
+    (program.ends_with("tar") || program == "jar")
+        && given.has(&["-c", "-r", "-u", "--append", "--create", "--update"])
 }
 
 impl ShellAnalysis {

@@ -81,13 +81,17 @@ pub(crate) struct ParsedOptions {
 impl ParsedOptions {
     /// Returns whether one of these options is present.
     pub(crate) fn has(&self, names: &[&str]) -> bool {
-        self.options.iter().any(|(given, _)| names.iter().any(|name| is_abbreviation_of(given, name)))
+        self.options
+            .iter()
+            .any(|(given, _)| names.iter().any(|name| is_abbreviation_of(given, name)))
     }
 
     /// Returns whether one of these options is present and cannot be the value of another option.
     pub(crate) fn has_certainly(&self, names: &[&str]) -> bool {
         let is_one = |given: &str| names.iter().any(|name| is_abbreviation_of(given, name));
-        self.options.iter().enumerate().any(|(at, (given, _))| is_one(given) && self.ambiguous_options.binary_search(&at).is_err())
+        self.options.iter().enumerate().any(|(at, (given, _))| {
+            is_one(given) && self.ambiguous_options.binary_search(&at).is_err()
+        })
     }
 
     /// Returns whether exactly this option is present, without abbreviation.
@@ -97,7 +101,10 @@ impl ParsedOptions {
 
     /// Counts the long options and the short options among `letters` that have no value.
     pub(crate) fn count_without_value(&self, letters: &str) -> usize {
-        let is_one = |name: &str| name.starts_with("--") || name.strip_prefix('-').is_some_and(|letter| letters.contains(letter));
+        let is_one = |name: &str| {
+            name.starts_with("--")
+                || name.strip_prefix('-').is_some_and(|letter| letters.contains(letter))
+        };
         self.options.iter().filter(|(name, value)| value.is_none() && is_one(name)).count()
     }
 
@@ -133,12 +140,16 @@ pub(crate) fn parse_options(words: &[ShellWord], shape: &ProgramSyntax) -> Parse
         };
         if first && whole && shape.style == OptionStyle::DashlessCluster && !text.starts_with('-') {
             for flag in text.chars() {
-                let value = if shape.short_with_value.contains(flag) { rest.next().cloned() } else { None };
+                let value =
+                    if shape.short_with_value.contains(flag) { rest.next().cloned() } else { None };
                 given.options.push((format!("-{flag}"), value));
             }
             continue;
         }
-        let flags = text.strip_prefix('-').filter(|flags| !flags.is_empty() && !is_over).unwrap_or_default();
+        let flags = text
+            .strip_prefix('-')
+            .filter(|flags| !flags.is_empty() && !is_over)
+            .unwrap_or_default();
         let late = shape.style == OptionStyle::BeforeOperands
             && !given.operands.is_empty()
             && !flags.starts_with(|flag: char| shape.short_with_value.contains(flag));
@@ -149,7 +160,9 @@ pub(crate) fn parse_options(words: &[ShellWord], shape: &ProgramSyntax) -> Parse
         } else if let Some(long) = flags.strip_prefix('-') {
             let (name, tail) = split_name_value(long);
             let exact = shape.long_with_value.iter().find(|known| **known == name);
-            let known = exact.or_else(|| shape.long_with_value.iter().find(|known| name.len() > 1 && known.starts_with(name)));
+            let known = exact.or_else(|| {
+                shape.long_with_value.iter().find(|known| name.len() > 1 && known.starts_with(name))
+            });
             let value = match tail {
                 Some(tail) => glued(tail),
                 None if !whole => Some(ShellWord::unknown(false)),
@@ -162,13 +175,20 @@ pub(crate) fn parse_options(words: &[ShellWord], shape: &ProgramSyntax) -> Parse
             is_open = tail.is_none() && exact.is_none();
         } else if shape.style == OptionStyle::OneWordEach {
             match flags.chars().next().filter(|flag| shape.short_with_value.contains(*flag)) {
-                Some(flag) => given.options.push((format!("-{flag}"), glued(flags.get(flag.len_utf8()..).unwrap_or_default()))),
+                Some(flag) => given.options.push((
+                    format!("-{flag}"),
+                    glued(flags.get(flag.len_utf8()..).unwrap_or_default()),
+                )),
                 None => {
                     let (name, tail) = split_name_value(flags);
                     match tail.filter(|_| shape.long_with_value.contains(&name)) {
                         Some(tail) => given.options.push((format!("-{name}"), glued(tail))),
                         None => {
-                            let value = if shape.long_with_value.contains(&flags) { rest.next().cloned() } else { None };
+                            let value = if shape.long_with_value.contains(&flags) {
+                                rest.next().cloned()
+                            } else {
+                                None
+                            };
                             given.options.push((text.to_owned(), value));
                         }
                     }
@@ -208,6 +228,9 @@ pub(crate) fn known_prefix(word: &ShellWord) -> (&str, bool) {
 pub(crate) fn is_make_code_variable(word: &str) -> bool {
     const MAKE_CODE_VARIABLES: &[&str] = &[".SHELLFLAGS", "GNUMAKEFLAGS", "MAKEFLAGS", "SHELL"];
     let Some((name, value)) = word.split_once('=') else { return false };
-    let is_code = value.contains(|c: char| c.is_whitespace() || "$`;&|<>(".contains(c)) || has_braces(value);
-    is_code || name.ends_with('!') || MAKE_CODE_VARIABLES.contains(&name.trim_end_matches([' ', '\t', ':', '+', '?']))
+    let is_code =
+        value.contains(|c: char| c.is_whitespace() || "$`;&|<>(".contains(c)) || has_braces(value);
+    is_code
+        || name.ends_with('!')
+        || MAKE_CODE_VARIABLES.contains(&name.trim_end_matches([' ', '\t', ':', '+', '?']))
 }

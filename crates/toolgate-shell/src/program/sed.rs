@@ -15,14 +15,19 @@ pub(crate) fn is_harmless_sed(words: &[ShellWord]) -> bool {
             }
             return false;
         };
-        let ends_in_e =
-            text.strip_prefix('-').is_some_and(|flags| flags.ends_with('e') && flags.chars().all(|flag| "nErszue".contains(flag)));
+        let ends_in_e = text.strip_prefix('-').is_some_and(|flags| {
+            flags.ends_with('e') && flags.chars().all(|flag| "nErszue".contains(flag))
+        });
         let script = match text {
             _ if ends_in_e || text == "--expression" => words.next().and_then(ShellWord::text),
             _ if text.starts_with("--expression=") => text.strip_prefix("--expression="),
-            "-n" | "-E" | "-r" | "-s" | "-z" | "-u" | "-i" | "-nE" | "-nr" | "-En" | "-rn" | "-Ei" | "-iE" | "--quiet" | "--silent"
-            | "--in-place" | "--regexp-extended" | "--null-data" | "--posix" => continue,
-            _ if (text.starts_with("-i") && !text.contains('e') || text.starts_with("--in-place=")) && !text.contains(['*', '/']) => {
+            "-n" | "-E" | "-r" | "-s" | "-z" | "-u" | "-i" | "-nE" | "-nr" | "-En" | "-rn"
+            | "-Ei" | "-iE" | "--quiet" | "--silent" | "--in-place" | "--regexp-extended"
+            | "--null-data" | "--posix" => continue,
+            _ if (text.starts_with("-i") && !text.contains('e')
+                || text.starts_with("--in-place="))
+                && !text.contains(['*', '/']) =>
+            {
                 continue;
             }
             _ if text.starts_with('-') && text.len() > 1 => return false,
@@ -59,10 +64,15 @@ fn is_harmless_script(script: &str) -> bool {
                 rest = name.trim_start_matches(|c: char| c.is_ascii_alphanumeric() || c == '_');
             }
             // Text up to the end of the line.
-            'a' | 'i' | 'c' => rest = rest.split_once('\n').map(|(_, rest)| rest).unwrap_or_default(),
+            'a' | 'i' | 'c' => {
+                rest = rest.split_once('\n').map(|(_, rest)| rest).unwrap_or_default()
+            }
             's' | 'y' => {
                 let Some(after) = skip_substitution(rest) else { return false };
-                let flags = after.len() - after.trim_start_matches(|c: char| "gpiIm".contains(c) || c.is_ascii_digit()).len();
+                let flags = after.len()
+                    - after
+                        .trim_start_matches(|c: char| "gpiIm".contains(c) || c.is_ascii_digit())
+                        .len();
                 rest = after.get(flags..).unwrap_or_default();
             }
             _ => return false,
@@ -90,7 +100,10 @@ fn skip_address(text: &str) -> Option<&str> {
 
 /// Returns the text after `/old/new/`.
 fn skip_substitution(text: &str) -> Option<&str> {
-    let mark = text.chars().next().filter(|mark| !mark.is_alphanumeric() && !mark.is_whitespace() && *mark != '\\')?;
+    let mark = text
+        .chars()
+        .next()
+        .filter(|mark| !mark.is_alphanumeric() && !mark.is_whitespace() && *mark != '\\')?;
     after_delimiter(skip_pattern(text.get(mark.len_utf8()..)?, mark)?, mark)
 }
 
@@ -128,7 +141,10 @@ fn has_open_bracket(pattern: &str, escapes: bool) -> bool {
                 }
                 // `[:alpha:]` ends with the same sign.
                 Some('[') => {
-                    let Some(sign) = letters.next_if(|next| matches!(*next, ':' | '.' | '=')) else { continue };
+                    let Some(sign) = letters.next_if(|next| matches!(*next, ':' | '.' | '='))
+                    else {
+                        continue;
+                    };
                     while let Some(next) = letters.next() {
                         if next == sign && letters.next_if_eq(&']').is_some() {
                             break;

@@ -95,7 +95,9 @@ impl ShellWord {
                 }
             }
             // `*secret` also matches `secret`. A leading `*` does not match a hidden file.
-            let may_be_bare = letter == '*' && !letters.as_str().is_empty() && !letters.as_str().starts_with(['.', '/']);
+            let may_be_bare = letter == '*'
+                && !letters.as_str().is_empty()
+                && !letters.as_str().starts_with(['.', '/']);
             if first && !may_be_bare {
                 push_part(&mut spelling, WordPart::AnyFirstChar);
             }
@@ -121,18 +123,29 @@ impl ShellWord {
 
     /// Creates a word that is one of several words.
     pub(crate) fn one_of(words: &[Self]) -> Self {
-        let spellings: Vec<WordSpelling> = words.iter().flat_map(|word| word.spellings.iter().cloned()).collect();
+        let spellings: Vec<WordSpelling> =
+            words.iter().flat_map(|word| word.spellings.iter().cloned()).collect();
         match spellings.len() {
             0 => Self::empty(),
-            1..=MAX_SPELLINGS => Self { spellings, can_split: words.iter().any(|word| word.can_split) },
+            1..=MAX_SPELLINGS => {
+                Self { spellings, can_split: words.iter().any(|word| word.can_split) }
+            }
             _ => Self::unknown(true),
         }
     }
 
     /// Appends another word directly to this one.
     pub(crate) fn append(self, next: &Self) -> Self {
-        let long = |word: &Self| word.spellings.iter().map(|spelling| spelling.iter().map(WordPart::len).sum::<usize>()).max().unwrap_or(0);
-        if self.spellings.len() * next.spellings.len() > MAX_SPELLINGS || long(&self) + long(next) > MAX_SPELLING_BYTES {
+        let long = |word: &Self| {
+            word.spellings
+                .iter()
+                .map(|spelling| spelling.iter().map(WordPart::len).sum::<usize>())
+                .max()
+                .unwrap_or(0)
+        };
+        if self.spellings.len() * next.spellings.len() > MAX_SPELLINGS
+            || long(&self) + long(next) > MAX_SPELLING_BYTES
+        {
             return Self::unknown(self.can_split || next.can_split);
         }
         // A shell splits only the unquoted part, which a single word cannot express.
@@ -148,8 +161,11 @@ impl ShellWord {
             for after in &next.spellings {
                 let mut spelling = before.clone();
                 // In the middle of a name, a pattern may match nothing or a dot.
-                let begins = before.last().is_none_or(|last| matches!(last, WordPart::Text(text) if text.ends_with('/')));
-                let skipped = usize::from(!begins && after.first() == Some(&WordPart::AnyFirstChar));
+                let begins = before
+                    .last()
+                    .is_none_or(|last| matches!(last, WordPart::Text(text) if text.ends_with('/')));
+                let skipped =
+                    usize::from(!begins && after.first() == Some(&WordPart::AnyFirstChar));
                 after.iter().skip(skipped).for_each(|part| push_part(&mut spelling, part.clone()));
                 spellings.push(spelling);
             }
@@ -162,7 +178,13 @@ impl ShellWord {
         match self.text().filter(|_| self.can_split) {
             Some(text) => text
                 .split_whitespace()
-                .map(|word| if word.contains(['*', '?', '[']) { Self::parse_file_pattern(word) } else { Self::known(word) })
+                .map(|word| {
+                    if word.contains(['*', '?', '[']) {
+                        Self::parse_file_pattern(word)
+                    } else {
+                        Self::known(word)
+                    }
+                })
                 .collect(),
             None => vec![self],
         }
@@ -219,12 +241,18 @@ impl ShellWord {
             WordPart::Text(text) => text.chars().all(|letter| letter == '/'),
             WordPart::AnyName | WordPart::AnyFirstChar => false,
         };
-        self.spellings.iter().all(|spelling| spelling.first() == Some(&WordPart::AnyText) && spelling.iter().all(is_open))
+        self.spellings.iter().all(|spelling| {
+            spelling.first() == Some(&WordPart::AnyText) && spelling.iter().all(is_open)
+        })
     }
 
     /// Returns the number of characters to compare if the word is partly known.
     pub(crate) fn partial_len(&self) -> usize {
-        if self.text().is_some() || self.is_unknown() { 0 } else { self.spellings.iter().flatten().map(WordPart::len).sum() }
+        if self.text().is_some() || self.is_unknown() {
+            0
+        } else {
+            self.spellings.iter().flatten().map(WordPart::len).sum()
+        }
     }
 
     /// Returns whether the word only has unknown parts that match file names.
@@ -264,7 +292,8 @@ fn push_part(spelling: &mut WordSpelling, part: WordPart) {
     match (spelling.last_mut(), part) {
         (_, WordPart::Text(text)) if text.is_empty() => {}
         (Some(WordPart::Text(before)), WordPart::Text(text)) => before.push_str(&text),
-        (Some(WordPart::AnyText), WordPart::AnyText) | (Some(WordPart::AnyName), WordPart::AnyName) => {}
+        (Some(WordPart::AnyText), WordPart::AnyText)
+        | (Some(WordPart::AnyName), WordPart::AnyName) => {}
         (_, part) => spelling.push(part),
     }
 }
@@ -284,7 +313,9 @@ impl PatternChar {
         match (self, other) {
             (Self::Literal(a), Self::Literal(b)) => a == b,
             (Self::Run(anything), Self::Literal(letter)) => anything || letter != '/',
-            (Self::FirstChar, Self::Literal(letter)) | (Self::Literal(letter), Self::FirstChar) => letter != '.' && letter != '/',
+            (Self::FirstChar, Self::Literal(letter)) | (Self::Literal(letter), Self::FirstChar) => {
+                letter != '.' && letter != '/'
+            }
             _ => true,
         }
     }
@@ -305,19 +336,26 @@ pub(crate) fn can_intersect(a: &[WordPart], b: &[WordPart]) -> bool {
     let is_run = |letter: &PatternChar| matches!(letter, PatternChar::Run(_));
     // `reached` states which prefixes of `b` match the part of `a` that was read, one row at a
     // time.
-    let mut reached: Vec<bool> = (0..=b.len()).map(|most| b.iter().take(most).all(is_run)).collect();
+    let mut reached: Vec<bool> =
+        (0..=b.len()).map(|most| b.iter().take(most).all(is_run)).collect();
     for letter in &a {
         let mut next: Vec<bool> = Vec::with_capacity(b.len() + 1);
         for at in 0..=b.len() {
-            let came = |row: &[bool], at: Option<usize>| at.and_then(|at| row.get(at)).copied().unwrap_or(false);
+            let came = |row: &[bool], at: Option<usize>| {
+                at.and_then(|at| row.get(at)).copied().unwrap_or(false)
+            };
             let (here, back) = (came(&reached, Some(at)), at.checked_sub(1));
             let other = back.and_then(|back| b.get(back));
             let fits = match (letter, other) {
                 // A run matches nothing or the next character.
                 (PatternChar::Run(_), None) => here,
-                (PatternChar::Run(_), Some(other)) => here || (came(&next, back) && (is_run(other) || letter.can_be(*other))),
+                (PatternChar::Run(_), Some(other)) => {
+                    here || (came(&next, back) && (is_run(other) || letter.can_be(*other)))
+                }
                 (_, None) => false,
-                (letter, Some(other)) if is_run(other) => came(&next, back) || (here && other.can_be(*letter)),
+                (letter, Some(other)) if is_run(other) => {
+                    came(&next, back) || (here && other.can_be(*letter))
+                }
                 (letter, Some(other)) => letter.can_be(*other) && came(&reached, back),
             };
             next.push(fits);

@@ -12,8 +12,12 @@ const MAX_TOTAL_PREFIX_BYTES: usize = 1_024;
 
 /// Returns the paths in texts that a word with an unknown beginning may start with.
 pub(crate) fn path_prefixes(texts: &[ShellWord]) -> Vec<&str> {
-    let all: HashSet<&str> =
-        texts.iter().filter_map(ShellWord::text).flat_map(split_paths).filter(|path| path.contains(['/', '~'])).collect();
+    let all: HashSet<&str> = texts
+        .iter()
+        .filter_map(ShellWord::text)
+        .flat_map(split_paths)
+        .filter(|path| path.contains(['/', '~']))
+        .collect();
     all.into_iter().collect()
 }
 
@@ -21,8 +25,14 @@ impl PathPattern<'_> {
     /// Returns whether a word with an unknown beginning may be this path if it starts with a
     /// prefix.
     pub(crate) fn can_match_with_prefixes(&self, ways: &[&str], word: &ShellWord) -> bool {
-        let open: Vec<&WordSpelling> = word.spellings().iter().filter(|spelling| spelling.first() == Some(&WordPart::AnyText)).collect();
-        !open.is_empty() && (has_too_many_prefixes(ways) || ways.iter().any(|way| self.can_match_with_prefix(way, &open)))
+        let open: Vec<&WordSpelling> = word
+            .spellings()
+            .iter()
+            .filter(|spelling| spelling.first() == Some(&WordPart::AnyText))
+            .collect();
+        !open.is_empty()
+            && (has_too_many_prefixes(ways)
+                || ways.iter().any(|way| self.can_match_with_prefix(way, &open)))
     }
 
     fn can_match_with_prefix(&self, way: &str, open: &[&WordSpelling]) -> bool {
@@ -30,26 +40,41 @@ impl PathPattern<'_> {
         let Some(WordPart::Text(way)) = cleaned.first() else { return false };
         // Skip the expensive comparison: most prefixes have nothing in common with the path.
         let bare = way.trim_start_matches("../");
-        let is_near =
-            bare.split('/').any(|part| part == "..") || self.path.contains('*') || self.path.contains(bare) || way.starts_with(&self.path);
-        is_near && open.iter().any(|spelling| self.match_word(&replace_first_part(way, spelling)) != Certainty::No)
+        let is_near = bare.split('/').any(|part| part == "..")
+            || self.path.contains('*')
+            || self.path.contains(bare)
+            || way.starts_with(&self.path);
+        is_near
+            && open.iter().any(|spelling| {
+                self.match_word(&replace_first_part(way, spelling)) != Certainty::No
+            })
     }
 
     /// Returns whether a partly known word may be this path itself, or an ending of this path.
     pub(crate) fn can_match_partially(&self, word: &ShellWord) -> bool {
         let one = |spelling: &WordSpelling| match spelling.first() {
             Some(WordPart::Text(text)) if expand_home_path(text, self.home).starts_with('/') => {
-                can_intersect(&self.clean_spelling(spelling), &ShellWord::parse_rule_pattern(&self.path))
+                can_intersect(
+                    &self.clean_spelling(spelling),
+                    &ShellWord::parse_rule_pattern(&self.path),
+                )
             }
             Some(WordPart::Text(_)) => self.can_start_suffix(spelling),
-            _ => can_intersect(spelling, &ShellWord::parse_rule_pattern(&format!("*{}", self.path))),
+            _ => {
+                can_intersect(spelling, &ShellWord::parse_rule_pattern(&format!("*{}", self.path)))
+            }
         };
-        if self.is_bare_name() { self.match_word(word) != Certainty::No } else { word.spellings().iter().any(one) }
+        if self.is_bare_name() {
+            self.match_word(word) != Certainty::No
+        } else {
+            word.spellings().iter().any(one)
+        }
     }
 }
 
 fn has_too_many_prefixes(ways: &[&str]) -> bool {
-    ways.len() > MAX_PREFIXES || ways.iter().map(|way| way.len()).sum::<usize>() > MAX_TOTAL_PREFIX_BYTES
+    ways.len() > MAX_PREFIXES
+        || ways.iter().map(|way| way.len()).sum::<usize>() > MAX_TOTAL_PREFIX_BYTES
 }
 
 /// Returns a word whose first part is replaced by a text.

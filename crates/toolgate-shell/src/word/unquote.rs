@@ -4,7 +4,10 @@ use crate::word::ShellWord;
 
 /// Expands `a{b,c}d` to words, if these are few and plain.
 pub(crate) fn expand_braces(text: &str) -> Option<Vec<String>> {
-    if !has_braces(text) || !text.chars().all(|c| c.is_alphanumeric() || "_./,{}-*~:+@%=".contains(c)) || text.contains("..") {
+    if !has_braces(text)
+        || !text.chars().all(|c| c.is_alphanumeric() || "_./,{}-*~:+@%=".contains(c))
+        || text.contains("..")
+    {
         return None;
     }
     let mut words = vec![String::new()];
@@ -14,7 +17,10 @@ pub(crate) fn expand_braces(text: &str) -> Option<Vec<String>> {
         if inside.contains('{') || !inside.contains(',') {
             return None;
         }
-        words = words.iter().flat_map(|word| inside.split(',').map(move |part| format!("{word}{before}{part}"))).collect();
+        words = words
+            .iter()
+            .flat_map(|word| inside.split(',').map(move |part| format!("{word}{before}{part}")))
+            .collect();
         if words.len() > 16 {
             return None;
         }
@@ -34,7 +40,9 @@ pub(crate) fn has_braces(text: &str) -> bool {
 
 /// Returns the position of the first brace that does not belong to a variable.
 fn find_brace(text: &str) -> Option<usize> {
-    text.match_indices('{').map(|(at, _)| at).find(|at| !text.get(..*at).is_some_and(|before| before.ends_with('$')))
+    text.match_indices('{')
+        .map(|(at, _)| at)
+        .find(|at| !text.get(..*at).is_some_and(|before| before.ends_with('$')))
 }
 
 /// Parses a text without quotes as a word.
@@ -45,7 +53,9 @@ pub(crate) fn parse_unquoted(text: &str) -> ShellWord {
         let behind = text.rsplit_once('}').map_or("", |(_, behind)| behind);
         let plain = |part: &str| !has_braces(part) && !part.contains('{');
         return match plain(before) && plain(behind) {
-            true => parse_unquoted(before).append(&ShellWord::unknown(true)).append(&parse_unquoted(behind)),
+            true => parse_unquoted(before)
+                .append(&ShellWord::unknown(true))
+                .append(&parse_unquoted(behind)),
             false => ShellWord::unknown(true),
         };
     }
@@ -95,7 +105,9 @@ pub(crate) fn decode_ansi_c(text: &str) -> Option<String> {
         let mut digits = |most: usize, base: u32| {
             let mut value = None;
             for _ in 0..most {
-                let Some(digit) = letters.peek().and_then(|next| next.to_digit(base)) else { break };
+                let Some(digit) = letters.peek().and_then(|next| next.to_digit(base)) else {
+                    break;
+                };
                 value = Some(value.unwrap_or(0) * base + digit);
                 letters.next();
             }

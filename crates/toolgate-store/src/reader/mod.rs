@@ -84,7 +84,8 @@ impl Ledger {
     /// The file does not exist, is not a ledger, or cannot be read.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, StoreError> {
         // The state directory is beside the file itself, not beside a symbolic link to it.
-        let path = std::fs::canonicalize(path.as_ref()).unwrap_or_else(|_| path.as_ref().to_owned());
+        let path =
+            std::fs::canonicalize(path.as_ref()).unwrap_or_else(|_| path.as_ref().to_owned());
         Self::open_with_state_dir(&path, &crate::state_dir::state_dir_for(&path))
     }
 
@@ -93,9 +94,14 @@ impl Ledger {
     /// # Errors
     /// As for [`Ledger::open`].
     pub fn open_to_verify(path: impl AsRef<Path>) -> Result<Self, VerifyError> {
-        let path = std::fs::canonicalize(path.as_ref()).unwrap_or_else(|_| path.as_ref().to_owned());
+        let path =
+            std::fs::canonicalize(path.as_ref()).unwrap_or_else(|_| path.as_ref().to_owned());
         match open::open_readonly(&path) {
-            Ok(sql) => Ok(Self { state_dir: StateDir::open_readonly(&crate::state_dir::state_dir_for(&path)), path, sql }),
+            Ok(sql) => Ok(Self {
+                state_dir: StateDir::open_readonly(&crate::state_dir::state_dir_for(&path)),
+                path,
+                sql,
+            }),
             Err(fault) => {
                 let what = format!("the ledger {}: {fault}", path.display());
                 Err(VerifyError { what, ..VerifyError::from(fault) })
@@ -109,7 +115,8 @@ impl Ledger {
     /// As for [`Ledger::open`].
     pub fn open_with_state_dir(path: impl AsRef<Path>, state: &Path) -> Result<Self, StoreError> {
         let path = path.as_ref();
-        let sql = open::open_readonly(path).map_err(|fault| StoreError(format!("the ledger {}: {fault}", path.display())))?;
+        let sql = open::open_readonly(path)
+            .map_err(|fault| StoreError(format!("the ledger {}: {fault}", path.display())))?;
         Ok(Self { path: path.to_owned(), sql, state_dir: StateDir::open_readonly(state) })
     }
 
@@ -121,10 +128,16 @@ impl Ledger {
     ///
     /// # Errors
     /// The rows cannot be read, or `f` returns an error.
-    pub fn query(&self, filter: &RowFilter, mut f: impl FnMut(LedgerEntry) -> Result<bool, StoreError>) -> Result<(), StoreError> {
+    pub fn query(
+        &self,
+        filter: &RowFilter,
+        mut f: impl FnMut(LedgerEntry) -> Result<bool, StoreError>,
+    ) -> Result<(), StoreError> {
         let (text, values) = self.with_path(self.build_query(filter))?;
-        let mut statement = self.with_path(self.sql.prepare_cached(&text).map_err(DbError::from))?;
-        let mut rows = self.with_path(statement.query(params_from_iter(values)).map_err(DbError::from))?;
+        let mut statement =
+            self.with_path(self.sql.prepare_cached(&text).map_err(DbError::from))?;
+        let mut rows =
+            self.with_path(statement.query(params_from_iter(values)).map_err(DbError::from))?;
         while let Some(row) = self.with_path(rows.next().map_err(DbError::from))? {
             if !f(self.with_path(parse_entry(row))?)? {
                 break;
@@ -164,7 +177,10 @@ impl Ledger {
         if let Some((name, value)) = &filter.entity {
             from = "entities AS e CROSS JOIN ledger AS l ON l.seq = e.seq";
             let spellings = self.entity_index_keys(name, value)?;
-            wanted.push(format!("e.name = ? AND e.value IN ({})", vec!["?"; spellings.len()].join(", ")));
+            wanted.push(format!(
+                "e.name = ? AND e.value IN ({})",
+                vec!["?"; spellings.len()].join(", ")
+            ));
             values.push(name.clone().into());
             values.extend(spellings.into_iter().map(Sql::from));
         }
@@ -182,11 +198,20 @@ impl Ledger {
         want("l.decision = ?", filter.decision.map(|decision| decision.name().to_owned().into()));
         want("l.code = ?", filter.code.clone().map(Into::into));
         want("l.rule = ?", filter.rule.clone().map(Into::into));
-        let whose = [("session", &filter.session), ("principal", &filter.principal), ("agent", &filter.agent)];
-        let whose: Vec<_> = whose.into_iter().filter_map(|(column, name)| Some((column, name.clone()?))).collect();
+        let whose = [
+            ("session", &filter.session),
+            ("principal", &filter.principal),
+            ("agent", &filter.agent),
+        ];
+        let whose: Vec<_> =
+            whose.into_iter().filter_map(|(column, name)| Some((column, name.clone()?))).collect();
         if !whose.is_empty() {
-            let named: Vec<String> = whose.iter().map(|(column, _)| format!("{column} = ?")).collect();
-            wanted.push(format!("l.session IN (SELECT id FROM sessions WHERE {})", named.join(" AND ")));
+            let named: Vec<String> =
+                whose.iter().map(|(column, _)| format!("{column} = ?")).collect();
+            wanted.push(format!(
+                "l.session IN (SELECT id FROM sessions WHERE {})",
+                named.join(" AND ")
+            ));
             values.extend(whose.into_iter().map(|(_, name)| Sql::from(name)));
         }
         if let Some(agent) = &filter.excluded_agent {
@@ -196,7 +221,9 @@ impl Ledger {
         let wanted = if wanted.is_empty() { "1".to_owned() } else { wanted.join(" AND ") };
         let order = if filter.newest_first { "DESC" } else { "ASC" };
         let most = filter.limit.map_or(-1, |most| i64::try_from(most).unwrap_or(i64::MAX));
-        let text = format!("SELECT l.seq, l.n, l.hash, l.chain, l.body FROM {from} WHERE {wanted} ORDER BY {seq} {order} LIMIT {most}");
+        let text = format!(
+            "SELECT l.seq, l.n, l.hash, l.chain, l.body FROM {from} WHERE {wanted} ORDER BY {seq} {order} LIMIT {most}"
+        );
         Ok((text, values))
     }
 
@@ -206,7 +233,8 @@ impl Ledger {
     fn entity_index_keys(&self, name: &str, value: &Value) -> DbResult<Vec<String>> {
         let mut spellings = vec![entity_index_key(value)];
         if let Value::String(text) = value
-            && let Ok(meant @ (Value::Number(_) | Value::Bool(_) | Value::Null)) = serde_json::from_str(text)
+            && let Ok(meant @ (Value::Number(_) | Value::Bool(_) | Value::Null)) =
+                serde_json::from_str(text)
         {
             spellings.push(entity_index_key(&meant));
         }
@@ -216,7 +244,11 @@ impl Ledger {
         }
         let mut there = Vec::new();
         for spelling in &spellings {
-            if self.sql.prepare_cached("SELECT 1 FROM entities WHERE name = ?1 AND value = ?2 LIMIT 1")?.exists(params![name, spelling])? {
+            if self
+                .sql
+                .prepare_cached("SELECT 1 FROM entities WHERE name = ?1 AND value = ?2 LIMIT 1")?
+                .exists(params![name, spelling])?
+            {
                 there.push(spelling.clone());
             }
         }
@@ -230,15 +262,22 @@ impl Ledger {
     pub fn rows_of_call(&self, call: CallId) -> Result<Vec<LedgerEntry>, StoreError> {
         let find = || -> DbResult<Vec<LedgerEntry>> {
             let columns = "seq, n, hash, chain, body";
-            let mut statement = self.sql.prepare(&format!("SELECT {columns} FROM ledger WHERE call = ?1"))?;
+            let mut statement =
+                self.sql.prepare(&format!("SELECT {columns} FROM ledger WHERE call = ?1"))?;
             let mut rows = statement.query([call.as_bytes().as_slice()])?;
-            let mut found: Vec<LedgerEntry> = rows.next()?.map(parse_entry).transpose()?.into_iter().collect();
+            let mut found: Vec<LedgerEntry> =
+                rows.next()?.map(parse_entry).transpose()?.into_iter().collect();
             // The session of a pruned row is unknown, so search all sessions.
-            let whose = if found.is_empty() { "?1 IS NOT NULL" } else { "session = (SELECT session FROM ledger WHERE call = ?1)" };
+            let whose = if found.is_empty() {
+                "?1 IS NOT NULL"
+            } else {
+                "session = (SELECT session FROM ledger WHERE call = ?1)"
+            };
             let mut statement = self.sql.prepare(&format!(
                 "SELECT {columns} FROM ledger WHERE {whose} AND decision = 'settled' AND json_extract(body, '$.settles.call') = ?2 ORDER BY seq"
             ))?;
-            let mut rows = statement.query(params![call.as_bytes().as_slice(), call.to_string()])?;
+            let mut rows =
+                statement.query(params![call.as_bytes().as_slice(), call.to_string()])?;
             while let Some(row) = rows.next()? {
                 found.push(parse_entry(row)?);
             }
@@ -254,10 +293,18 @@ impl Ledger {
     pub fn find_calls(&self, part: &str) -> Result<Vec<CallId>, StoreError> {
         let find = || -> DbResult<Vec<CallId>> {
             let digits: String = part.chars().filter(char::is_ascii_hexdigit).collect();
-            let mut statement = self.sql.prepare("SELECT call FROM ledger WHERE hex(call) LIKE ?1 OR hex(call) LIKE ?2 LIMIT 5")?;
-            let calls = statement.query_map([format!("{digits}%"), format!("%{digits}")], |row| row.get::<_, Vec<u8>>(0))?;
+            let mut statement = self.sql.prepare(
+                "SELECT call FROM ledger WHERE hex(call) LIKE ?1 OR hex(call) LIKE ?2 LIMIT 5",
+            )?;
+            let calls = statement
+                .query_map([format!("{digits}%"), format!("%{digits}")], |row| {
+                    row.get::<_, Vec<u8>>(0)
+                })?;
             let calls = calls.collect::<Result<Vec<_>, _>>()?;
-            Ok(calls.into_iter().filter_map(|bytes| bytes.try_into().ok().map(CallId::from_bytes)).collect())
+            Ok(calls
+                .into_iter()
+                .filter_map(|bytes| bytes.try_into().ok().map(CallId::from_bytes))
+                .collect())
         };
         self.with_path(find())
     }
@@ -269,7 +316,9 @@ impl Ledger {
     pub fn entity_names(&self) -> Result<Vec<String>, StoreError> {
         let find = || -> DbResult<Vec<String>> {
             // One query for each name is faster than `DISTINCT`: there are few names and many rows.
-            let mut statement = self.sql.prepare("SELECT name FROM entities WHERE name > ?1 ORDER BY name LIMIT 1")?;
+            let mut statement = self
+                .sql
+                .prepare("SELECT name FROM entities WHERE name > ?1 ORDER BY name LIMIT 1")?;
             let mut names: Vec<String> = Vec::new();
             while names.len() < 20 {
                 let last = names.last().cloned().unwrap_or_default();
@@ -292,7 +341,11 @@ impl Ledger {
                 .sql
                 .prepare("SELECT agent, principal, session FROM sessions WHERE rows > 0 AND (?1 IS NULL OR session = ?1) ORDER BY id")?;
             let keys = statement.query_map([name], |row| {
-                Ok(SessionKey::new(row.get::<_, String>(0)?, row.get::<_, String>(1)?, row.get::<_, String>(2)?))
+                Ok(SessionKey::new(
+                    row.get::<_, String>(0)?,
+                    row.get::<_, String>(1)?,
+                    row.get::<_, String>(2)?,
+                ))
             })?;
             Ok(keys.collect::<Result<_, _>>()?)
         };
@@ -340,10 +393,15 @@ impl Ledger {
                 "SELECT seq, json_extract(body, '$.facts.after'), call FROM ledger
                  WHERE session IN (SELECT id FROM sessions WHERE agent = ?1) AND at >= ?2 AND at <= ?3 ORDER BY seq",
             )?;
-            let (since, until) = (since.map_or(i64::MIN, to_nanos), until.map_or(i64::MAX, to_nanos));
+            let (since, until) =
+                (since.map_or(i64::MIN, to_nanos), until.map_or(i64::MAX, to_nanos));
             let rows = statement.query_map(params![agent, since, until], |row| {
                 let after = row.get::<_, Option<i64>>(1)?.map(to_u64);
-                Ok(BacktestPlace { seq: to_u64(row.get(0)?), seq_at_start: after, call: CallId::from_bytes(row.get(2)?) })
+                Ok(BacktestPlace {
+                    seq: to_u64(row.get(0)?),
+                    seq_at_start: after,
+                    call: CallId::from_bytes(row.get(2)?),
+                })
             })?;
             Ok(rows.collect::<Result<_, _>>()?)
         };
@@ -354,14 +412,21 @@ impl Ledger {
     ///
     /// # Errors
     /// The rows cannot be read.
-    pub fn config_digests(&self, agent: &str, since: Option<Timestamp>, until: Option<Timestamp>) -> Result<Vec<Digest>, StoreError> {
+    pub fn config_digests(
+        &self,
+        agent: &str,
+        since: Option<Timestamp>,
+        until: Option<Timestamp>,
+    ) -> Result<Vec<Digest>, StoreError> {
         let find = || -> DbResult<Vec<Digest>> {
             let mut statement = self.sql.prepare(
                 "SELECT DISTINCT json_extract(body, '$.config') FROM ledger
                  WHERE session IN (SELECT id FROM sessions WHERE agent = ?1) AND at >= ?2 AND at <= ?3",
             )?;
-            let (since, until) = (since.map_or(i64::MIN, to_nanos), until.map_or(i64::MAX, to_nanos));
-            let rows = statement.query_map(params![agent, since, until], |row| row.get::<_, String>(0))?;
+            let (since, until) =
+                (since.map_or(i64::MIN, to_nanos), until.map_or(i64::MAX, to_nanos));
+            let rows =
+                statement.query_map(params![agent, since, until], |row| row.get::<_, String>(0))?;
             rows.map(|config| Ok(serde_json::from_value(Value::String(config?))?)).collect()
         };
         self.with_path(find())
@@ -373,7 +438,8 @@ impl Ledger {
     /// The row cannot be read.
     pub fn find_row(&self, seq: u64) -> Result<Option<Row>, StoreError> {
         let find = || -> DbResult<Option<Row>> {
-            let mut statement = self.sql.prepare_cached("SELECT body FROM ledger WHERE seq = ?1")?;
+            let mut statement =
+                self.sql.prepare_cached("SELECT body FROM ledger WHERE seq = ?1")?;
             let mut rows = statement.query([to_i64(seq)])?;
             let Some(row) = rows.next()? else { return Ok(None) };
             Ok(Some(serde_json::from_str(row.get_ref(0)?.as_str().unwrap_or_default())?))
@@ -387,7 +453,8 @@ impl Ledger {
     /// The ledger cannot be read.
     pub fn last_pruned_seq(&self) -> Result<u64, StoreError> {
         let find = || -> DbResult<u64> {
-            let seq: Option<i64> = self.sql.query_row("SELECT max(seq) FROM prunes", [], |row| row.get(0))?;
+            let seq: Option<i64> =
+                self.sql.query_row("SELECT max(seq) FROM prunes", [], |row| row.get(0))?;
             Ok(seq.map_or(0, to_u64))
         };
         self.with_path(find())
@@ -410,6 +477,7 @@ pub(crate) fn parse_entry(row: &rusqlite::Row<'_>) -> DbResult<LedgerEntry> {
         n: to_u64(row.get(1)?),
         hash: parse_digest(row.get_ref(2)?.as_blob().unwrap_or_default())?,
         chain: parse_digest(row.get_ref(3)?.as_blob().unwrap_or_default())?,
-        row: serde_json::from_str(body).map_err(|e| DbError::Message(format!("row {seq} cannot be read: {e}")))?,
+        row: serde_json::from_str(body)
+            .map_err(|e| DbError::Message(format!("row {seq} cannot be read: {e}")))?,
     })
 }

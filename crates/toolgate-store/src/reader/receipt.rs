@@ -18,21 +18,38 @@ impl Ledger {
     pub fn check_receipt_row(&self, receipt: &Receipt) -> Result<Option<bool>, StoreError> {
         let find = || -> DbResult<Option<bool>> {
             let read = |row: &rusqlite::Row<'_>| {
-                Ok((row.get::<_, i64>(0)?, row.get::<_, i64>(1)?, row.get::<_, i64>(2)?, row.get::<_, String>(3)?))
+                Ok((
+                    row.get::<_, i64>(0)?,
+                    row.get::<_, i64>(1)?,
+                    row.get::<_, i64>(2)?,
+                    row.get::<_, String>(3)?,
+                ))
             };
             let found = self
                 .sql
-                .query_row("SELECT seq, session, n, body FROM ledger WHERE call = ?1", [receipt.call.as_bytes().as_slice()], read)
+                .query_row(
+                    "SELECT seq, session, n, body FROM ledger WHERE call = ?1",
+                    [receipt.call.as_bytes().as_slice()],
+                    read,
+                )
                 .optional()?;
             let Some((seq, session, n, body)) = found else { return Ok(None) };
             let row: Row = serde_json::from_str(&body)?;
             let before: Option<Vec<u8>> = self
                 .sql
-                .query_row("SELECT hash FROM ledger WHERE session = ?1 AND n = ?2", [session, n - 1], |row| row.get(0))
+                .query_row(
+                    "SELECT hash FROM ledger WHERE session = ?1 AND n = ?2",
+                    [session, n - 1],
+                    |row| row.get(0),
+                )
                 .optional()?;
             let anchor: Option<Vec<u8>> = self
                 .sql
-                .query_row("SELECT anchor FROM sessions WHERE id = ?1 AND pruned = ?2", [session, n - 1], |row| row.get(0))
+                .query_row(
+                    "SELECT anchor FROM sessions WHERE id = ?1 AND pruned = ?2",
+                    [session, n - 1],
+                    |row| row.get(0),
+                )
                 .optional()?
                 .flatten();
             let before = match before.or(anchor) {
@@ -58,10 +75,15 @@ impl Ledger {
             .verify(&crate::verify::report::TrustRoots::default(), |_| ())
             .map_err(|flaw| StoreError(format!("the ledger is not intact: {flaw}")))?;
         if entry.seq > verified.signed_to {
-            return Err(StoreError(format!("row {} is not signed yet; try again in a second", entry.seq)));
+            return Err(StoreError(format!(
+                "row {} is not signed yet; try again in a second",
+                entry.seq
+            )));
         }
-        let keys = LedgerKeys::open(&self.state_dir.keys_dir(), &self.public_key()?).map_err(|e| StoreError(e.to_string()))?;
-        Ok(crate::keys::recorded_row(std::sync::Arc::new(keys), &entry.row, entry.seq, entry.hash).receipt())
+        let keys = LedgerKeys::open(&self.state_dir.keys_dir(), &self.public_key()?)
+            .map_err(|e| StoreError(e.to_string()))?;
+        Ok(crate::keys::recorded_row(std::sync::Arc::new(keys), &entry.row, entry.seq, entry.hash)
+            .receipt())
     }
 
     /// Returns the public key of this ledger.
@@ -69,8 +91,15 @@ impl Ledger {
     /// # Errors
     /// The key cannot be read, or the state directory does not have it.
     pub fn public_key(&self) -> Result<String, StoreError> {
-        let key = self.with_path(crate::tables::sessions::read_meta(&self.sql))?.remove("key").unwrap_or_default();
+        let key = self
+            .with_path(crate::tables::sessions::read_meta(&self.sql))?
+            .remove("key")
+            .unwrap_or_default();
         let own = LedgerKeys::read_own_public_keys(&self.state_dir.keys_dir()).unwrap_or_default();
-        if own.contains(&key) { Ok(key) } else { Err(StoreError("the state directory does not have the key of this ledger".to_owned())) }
+        if own.contains(&key) {
+            Ok(key)
+        } else {
+            Err(StoreError("the state directory does not have the key of this ledger".to_owned()))
+        }
     }
 }

@@ -18,11 +18,13 @@ impl Ledger {
     /// The approvals cannot be read.
     pub fn waiting_approvals(&self, now: Timestamp) -> Result<Vec<Approval>, StoreError> {
         let find = || -> DbResult<Vec<Approval>> {
-            let mut statement = self.sql.prepare("SELECT body FROM approvals WHERE expires >= ?1 ORDER BY n")?;
+            let mut statement =
+                self.sql.prepare("SELECT body FROM approvals WHERE expires >= ?1 ORDER BY n")?;
             let mut rows = statement.query([crate::tables::ledger::to_nanos(now)])?;
             let mut found = Vec::new();
             while let Some(row) = rows.next()? {
-                let approval: Approval = serde_json::from_str(row.get_ref(0)?.as_str().unwrap_or_default())?;
+                let approval: Approval =
+                    serde_json::from_str(row.get_ref(0)?.as_str().unwrap_or_default())?;
                 if approval.state == ApprovalState::Waiting {
                     found.push(approval);
                 }
@@ -53,7 +55,10 @@ impl Ledger {
     pub fn definition(&self, config: Digest) -> Result<Option<String>, StoreError> {
         let find = || -> DbResult<Option<String>> {
             let bytes = config.as_bytes().as_slice();
-            Ok(self.sql.query_row("SELECT body FROM configs WHERE digest = ?1", [bytes], |row| row.get(0)).optional()?)
+            Ok(self
+                .sql
+                .query_row("SELECT body FROM configs WHERE digest = ?1", [bytes], |row| row.get(0))
+                .optional()?)
         };
         self.with_path(find())
     }
@@ -65,7 +70,11 @@ impl Ledger {
     pub fn pending_claims(&self, now: Timestamp) -> Result<Vec<ClaimRecord>, StoreError> {
         let find = || -> DbResult<Vec<ClaimRecord>> {
             let unsettled = read_transaction(&self.sql, StoredClaim::read_unsettled)?;
-            unsettled.into_iter().filter(|claim| claim.is_pending(&self.state_dir, now)).map(claims::into_intent).collect()
+            unsettled
+                .into_iter()
+                .filter(|claim| claim.is_pending(&self.state_dir, now))
+                .map(claims::into_intent)
+                .collect()
         };
         self.with_path(find())
     }
@@ -76,7 +85,8 @@ impl Ledger {
     /// The table cannot be read.
     pub fn paused_targets(&self) -> Result<Vec<(PauseTarget, String)>, StoreError> {
         let find = || -> DbResult<Vec<(PauseTarget, String)>> {
-            let mut statement = self.sql.prepare("SELECT target, reason FROM paused ORDER BY target")?;
+            let mut statement =
+                self.sql.prepare("SELECT target, reason FROM paused ORDER BY target")?;
             let mut rows = statement.query([])?;
             let mut found = Vec::new();
             while let Some(row) = rows.next()? {
@@ -94,12 +104,23 @@ impl Ledger {
     pub fn has_target(&self, target: &PauseTarget) -> Result<bool, StoreError> {
         let find = || -> DbResult<bool> {
             Ok(match target {
-                PauseTarget::Agent(name) => self.sql.prepare("SELECT 1 FROM sessions WHERE agent = ?1")?.exists([&**name])?,
-                PauseTarget::Principal(name) => self.sql.prepare("SELECT 1 FROM sessions WHERE principal = ?1")?.exists([&**name])?,
-                PauseTarget::Session(key) => crate::tables::sessions::SessionHeader::find(&self.sql, key)?.is_some(),
+                PauseTarget::Agent(name) => self
+                    .sql
+                    .prepare("SELECT 1 FROM sessions WHERE agent = ?1")?
+                    .exists([&**name])?,
+                PauseTarget::Principal(name) => self
+                    .sql
+                    .prepare("SELECT 1 FROM sessions WHERE principal = ?1")?
+                    .exists([&**name])?,
+                PauseTarget::Session(key) => {
+                    crate::tables::sessions::SessionHeader::find(&self.sql, key)?.is_some()
+                }
                 PauseTarget::Tool(name) => {
                     self.sql.prepare("SELECT 1 FROM ledger WHERE tool = ?1")?.exists([&**name])?
-                        || self.sql.prepare("SELECT 1 FROM configs WHERE instr(body, ?1) > 0")?.exists([format!("\"name\":\"{name}\"")])?
+                        || self
+                            .sql
+                            .prepare("SELECT 1 FROM configs WHERE instr(body, ?1) > 0")?
+                            .exists([format!("\"name\":\"{name}\"")])?
                 }
             })
         };

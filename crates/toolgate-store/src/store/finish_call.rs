@@ -30,7 +30,9 @@ pub(crate) fn commit_call(
     let row = &finish.row;
     let (now, ended_at) = (row.at, row.ended_at());
     let mut session = SessionHeader::get_or_create(tx.sql, &row.key)?;
-    if finish.changes.as_ref().is_some_and(|changes| changes.can_conflict()) && session.version != finish.version {
+    if finish.changes.as_ref().is_some_and(|changes| changes.can_conflict())
+        && session.version != finish.version
+    {
         return Ok(Err(CommitConflictError));
     }
     session.count_uncounted_calls(tx, &row.key);
@@ -66,9 +68,15 @@ pub(crate) fn commit_call(
     let (row, (seq, hash)) = match ledger::append_to_chains(tx, &mut session, row, body) {
         // The call was abandoned and has a row that says so. This is its late result.
         Err(DbError::Sql(error))
-            if error.sqlite_error_code() == Some(rusqlite::ErrorCode::ConstraintViolation) && ledger::has_row(tx.sql, &row.call)? =>
+            if error.sqlite_error_code() == Some(rusqlite::ErrorCode::ConstraintViolation)
+                && ledger::has_row(tx.sql, &row.call)? =>
         {
-            let late = row.settlement_row(row.outcome.clone(), row.effects, "a report that came late", row.ended_at());
+            let late = row.settlement_row(
+                row.outcome.clone(),
+                row.effects,
+                "a report that came late",
+                row.ended_at(),
+            );
             let body = ledger::canonical_text(&late)?;
             let appended = ledger::append_to_chains(tx, &mut session, &late, &body)?;
             (Arc::new(late), appended)
@@ -77,7 +85,14 @@ pub(crate) fn commit_call(
     };
     session.save(tx.sql)?;
     if let Some(claim) = claim {
-        claims::end_claim(tx, claim, finish.resolution, finish.spent, finish.outcome.as_ref(), ended_at)?;
+        claims::end_claim(
+            tx,
+            claim,
+            finish.resolution,
+            finish.spent,
+            finish.outcome.as_ref(),
+            ended_at,
+        )?;
     }
     Ok(Ok((row, seq, hash)))
 }
@@ -86,7 +101,12 @@ pub(crate) fn commit_call(
 ///
 /// A row that is in the ledger already is skipped.
 pub(crate) fn append_spooled_row(tx: &mut WriteTransaction<'_>, row: &Row) -> DbResult<()> {
-    counters::settle_read_charges(tx, row.call, ClaimResolution::from_effects(row.effects), row.spent)?;
+    counters::settle_read_charges(
+        tx,
+        row.call,
+        ClaimResolution::from_effects(row.effects),
+        row.spent,
+    )?;
     // Handle the claim like one of another process.
     tx.replace_inflight_charges(row.call, None);
     inline_claims::move_to_claims(tx, row.call)?;
@@ -94,9 +114,21 @@ pub(crate) fn append_spooled_row(tx: &mut WriteTransaction<'_>, row: &Row) -> Db
     if ledger::has_row(tx.sql, &row.call)? {
         // The call was abandoned meanwhile, and this is its real outcome.
         if let Some(claim) = claim.filter(|_| row.effects != CallEffects::Unknown) {
-            let late = row.settlement_row(row.outcome.clone(), row.effects, "a report that came late", row.ended_at());
+            let late = row.settlement_row(
+                row.outcome.clone(),
+                row.effects,
+                "a report that came late",
+                row.ended_at(),
+            );
             claims::append_row(tx, &late)?;
-            claims::end_claim(tx, claim, ClaimResolution::from_effects(row.effects), row.spent, Some(&row.outcome), row.ended_at())?;
+            claims::end_claim(
+                tx,
+                claim,
+                ClaimResolution::from_effects(row.effects),
+                row.spent,
+                Some(&row.outcome),
+                row.ended_at(),
+            )?;
         }
         return Ok(());
     }
@@ -104,13 +136,23 @@ pub(crate) fn append_spooled_row(tx: &mut WriteTransaction<'_>, row: &Row) -> Db
         if ClaimResolution::from_effects(row.effects) != ClaimResolution::Released {
             claims::revoke_evidence_of(tx, &claim)?;
         }
-        claims::end_claim(tx, claim, ClaimResolution::from_effects(row.effects), row.spent, Some(&row.outcome), row.ended_at())?;
+        claims::end_claim(
+            tx,
+            claim,
+            ClaimResolution::from_effects(row.effects),
+            row.spent,
+            Some(&row.outcome),
+            row.ended_at(),
+        )?;
     }
     claims::append_row(tx, row).map(|_| ())
 }
 
 /// Appends a spooled row. Skips and returns a row that can never be stored.
-pub(crate) fn append_spooled_row_if_valid(tx: &mut WriteTransaction<'_>, row: &Row) -> DbResult<Option<RejectedRow>> {
+pub(crate) fn append_spooled_row_if_valid(
+    tx: &mut WriteTransaction<'_>,
+    row: &Row,
+) -> DbResult<Option<RejectedRow>> {
     let (before, done) = (tx.head, tx.undo_len());
     tx.sql.prepare_cached("SAVEPOINT spooled")?.execute([])?;
     let unfit = match append_spooled_row(tx, row) {

@@ -12,8 +12,9 @@ use toolgate::limits::{Charge, ChargeError};
 use toolgate::policy::{DecisionFacts, DedupKeyKind, FactRequest};
 use toolgate::session::state::{SessionEdit, SessionState};
 use toolgate::store::{
-    Approval, ApprovalState, ClaimError, ClaimRecord, ClaimResolution, CommitConflictError, CommitRequest, DeferredClaim, PauseTarget,
-    PriorCall, RejectedRow, SessionLock, SessionRequest, SessionSnapshot, Store, StoreError, check_call_charges,
+    Approval, ApprovalState, ClaimError, ClaimRecord, ClaimResolution, CommitConflictError,
+    CommitRequest, DeferredClaim, PauseTarget, PriorCall, RejectedRow, SessionLock, SessionRequest,
+    SessionSnapshot, Store, StoreError, check_call_charges,
 };
 use toolgate::{CallId, Decision, LazyReceipt, Outcome, Row, SessionKey};
 use toolgate_json::Digest;
@@ -57,18 +58,37 @@ impl OwnedSessionRequest {
     }
 
     fn uncounted_call(&self) -> Option<UncountedCall> {
-        self.counts_repetition.then_some(UncountedCall { digest: self.digest, at: self.now, polling: self.polling })
+        self.counts_repetition.then_some(UncountedCall {
+            digest: self.digest,
+            at: self.now,
+            polling: self.polling,
+        })
     }
 
-    fn find_prior_call(&self, sql: &Connection, shared: &SharedStoreState) -> DbResult<Option<(PriorCall, DedupKeyKind)>> {
+    fn find_prior_call(
+        &self,
+        sql: &Connection,
+        shared: &SharedStoreState,
+    ) -> DbResult<Option<(PriorCall, DedupKeyKind)>> {
         if self.dedup_keys.is_empty() {
             return Ok(None);
         }
-        claims::find_prior_call(sql, &shared.state_dir, &shared.keys(), &self.dedup_keys, self.digest, self.now)
+        claims::find_prior_call(
+            sql,
+            &shared.state_dir,
+            &shared.keys(),
+            &self.dedup_keys,
+            self.digest,
+            self.now,
+        )
     }
 }
 
-fn find_pause(sql: &Connection, key: &SessionKey, tool: &Arc<str>) -> DbResult<Option<(PauseTarget, String)>> {
+fn find_pause(
+    sql: &Connection,
+    key: &SessionKey,
+    tool: &Arc<str>,
+) -> DbResult<Option<(PauseTarget, String)>> {
     // Usually nothing is paused.
     if !sql.prepare_cached("SELECT 1 FROM paused LIMIT 1")?.exists([])? {
         return Ok(None);
@@ -94,33 +114,54 @@ fn find_pause(sql: &Connection, key: &SessionKey, tool: &Arc<str>) -> DbResult<O
 fn decrypt_approval(shared: &SharedStoreState, body: &str, sealed: &[u8]) -> DbResult<Approval> {
     let approval: Approval = serde_json::from_str(body)?;
     let opened = shared.keys().unseal(&format!("approval {}", approval.id), sealed);
-    let opened = opened.ok_or_else(|| DbError::Message("cannot decrypt an approval: another key encrypted it".to_owned()))?;
+    let opened = opened.ok_or_else(|| {
+        DbError::Message("cannot decrypt an approval: another key encrypted it".to_owned())
+    })?;
     Ok(Approval { arguments: serde_json::from_slice(&opened)?, ..approval })
 }
 
-fn find_approval(sql: &Connection, shared: &SharedStoreState, id: &str) -> DbResult<Option<Approval>> {
+fn find_approval(
+    sql: &Connection,
+    shared: &SharedStoreState,
+    id: &str,
+) -> DbResult<Option<Approval>> {
     let read = |row: &rusqlite::Row<'_>| Ok((row.get::<_, String>(0)?, row.get::<_, Vec<u8>>(1)?));
-    let found = sql.prepare_cached("SELECT body, arguments FROM approvals WHERE id = ?1")?.query_row([id], read).optional()?;
+    let found = sql
+        .prepare_cached("SELECT body, arguments FROM approvals WHERE id = ?1")?
+        .query_row([id], read)
+        .optional()?;
     found.map(|(body, sealed)| decrypt_approval(shared, &body, &sealed)).transpose()
 }
 
 fn save_approval(sql: &Connection, approval: &Approval) -> DbResult<()> {
-    sql.prepare_cached("UPDATE approvals SET body = ?2 WHERE id = ?1")?.execute(params![approval.id, serde_json::to_string(approval)?])?;
+    sql.prepare_cached("UPDATE approvals SET body = ?2 WHERE id = ?1")?
+        .execute(params![approval.id, serde_json::to_string(approval)?])?;
     Ok(())
 }
 
 #[async_trait]
 impl Store for SqliteStore {
-    async fn find_pause(&self, key: &SessionKey, tool: &Arc<str>) -> Result<Option<(PauseTarget, String)>, StoreError> {
+    async fn find_pause(
+        &self,
+        key: &SessionKey,
+        tool: &Arc<str>,
+    ) -> Result<Option<(PauseTarget, String)>, StoreError> {
         let (key, tool) = (key.clone(), Arc::clone(tool));
         self.read_inline(move |sql, _| find_pause(sql, &key, &tool))
     }
 
-    async fn set_pause(&self, target: PauseTarget, reason: Option<String>) -> Result<(), StoreError> {
+    async fn set_pause(
+        &self,
+        target: PauseTarget,
+        reason: Option<String>,
+    ) -> Result<(), StoreError> {
         self.write(true, move |tx| {
             let target = ledger::canonical_text(&target)?;
             match reason {
-                Some(reason) => tx.sql.execute("INSERT OR REPLACE INTO paused (target, reason) VALUES (?1, ?2)", [target, reason])?,
+                Some(reason) => tx.sql.execute(
+                    "INSERT OR REPLACE INTO paused (target, reason) VALUES (?1, ?2)",
+                    [target, reason],
+                )?,
                 None => tx.sql.execute("DELETE FROM paused WHERE target = ?1", [target])?,
             };
             Ok(())
@@ -128,11 +169,19 @@ impl Store for SqliteStore {
         .await
     }
 
-    async fn lock_session(&self, key: &SessionKey, alone: bool, wait: Duration) -> Result<Option<SessionLock>, StoreError> {
+    async fn lock_session(
+        &self,
+        key: &SessionKey,
+        alone: bool,
+        wait: Duration,
+    ) -> Result<Option<SessionLock>, StoreError> {
         self.acquire_session_lock(key, alone, wait).await
     }
 
-    async fn open_session(&self, enter: SessionRequest<'_>) -> Result<Option<Box<SessionSnapshot>>, StoreError> {
+    async fn open_session(
+        &self,
+        enter: SessionRequest<'_>,
+    ) -> Result<Option<Box<SessionSnapshot>>, StoreError> {
         let hold = match enter.lock {
             Some((alone, wait)) => match self.acquire_session_lock(enter.key, alone, wait).await? {
                 Some(hold) => Some(hold),
@@ -145,21 +194,29 @@ impl Store for SqliteStore {
         // sweeps a little each time.
         let sweeps = self.writer.is_inline();
         // Opening a known session writes nothing, unless many calls are counted in memory only.
-        let look = |sql: &Connection, shared: &SharedStoreState, tip: ledger::LedgerHead| -> DbResult<_> {
-            let call = entering.uncounted_call();
-            let Some((session, opened, ahead)) = SessionHeader::find_opened(sql, shared, &entering.key, call)? else { return Ok(None) };
-            if ahead.len() > MAX_UNCOUNTED_CALLS {
-                return Ok(None);
-            }
-            let slices = session.read_raw_slices(sql)?;
-            if call.is_some() {
-                lock_unpoisoned(&shared.uncounted_calls).insert(entering.key.clone(), ahead);
-            }
-            Ok(Some((session, opened, slices, tip.seq, None)))
-        };
+        let look =
+            |sql: &Connection, shared: &SharedStoreState, tip: ledger::LedgerHead| -> DbResult<_> {
+                let call = entering.uncounted_call();
+                let Some((session, opened, ahead)) =
+                    SessionHeader::find_opened(sql, shared, &entering.key, call)?
+                else {
+                    return Ok(None);
+                };
+                if ahead.len() > MAX_UNCOUNTED_CALLS {
+                    return Ok(None);
+                }
+                let slices = session.read_raw_slices(sql)?;
+                if call.is_some() {
+                    lock_unpoisoned(&shared.uncounted_calls).insert(entering.key.clone(), ahead);
+                }
+                Ok(Some((session, opened, slices, tip.seq, None)))
+            };
         let known = match sweeps || !entering.dedup_keys.is_empty() {
             true => None,
-            false => self.writer.try_read_consistent(look).map_err(|fault| self.with_path(&fault.into()))?,
+            false => self
+                .writer
+                .try_read_consistent(look)
+                .map_err(|fault| self.with_path(&fault.into()))?,
         };
         let (session, started_at, slices, row_count, recalled) = match known {
             Some(known) => known,
@@ -169,8 +226,11 @@ impl Store for SqliteStore {
                         claims::sweep_client_claims(tx, entering.now)?;
                     }
                     let recalled = entering.find_prior_call(tx.sql, tx.shared)?;
-                    let call = entering.uncounted_call().filter(|_| !matches!(recalled, Some((PriorCall::Settled(_), _))));
-                    let (session, opened) = SessionHeader::open_for_call(tx, &entering.key, call, entering.now)?;
+                    let call = entering
+                        .uncounted_call()
+                        .filter(|_| !matches!(recalled, Some((PriorCall::Settled(_), _))));
+                    let (session, opened) =
+                        SessionHeader::open_for_call(tx, &entering.key, call, entering.now)?;
                     let slices = session.read_raw_slices(tx.sql)?;
                     Ok((session, opened, slices, tx.head.seq, recalled))
                 });
@@ -178,26 +238,48 @@ impl Store for SqliteStore {
             }
         };
         // Parse outside of the writer thread.
-        let state = Arc::new(session.build_state(slices).map_err(|fault| self.with_path(&fault.into()))?);
+        let state =
+            Arc::new(session.build_state(slices).map_err(|fault| self.with_path(&fault.into()))?);
         let (version, repetitions) = (session.version, session.progress);
         let (prior_call, dedup_key_kind) = recalled.unzip();
-        Ok(Some(Box::new(SessionSnapshot { version, started_at, state, row_count, prior_call, dedup_key_kind, repetitions, lock: hold })))
+        Ok(Some(Box::new(SessionSnapshot {
+            version,
+            started_at,
+            state,
+            row_count,
+            prior_call,
+            dedup_key_kind,
+            repetitions,
+            lock: hold,
+        })))
     }
 
-    async fn inspect_session(&self, enter: SessionRequest<'_>) -> Result<Box<SessionSnapshot>, StoreError> {
+    async fn inspect_session(
+        &self,
+        enter: SessionRequest<'_>,
+    ) -> Result<Box<SessionSnapshot>, StoreError> {
         let entering = OwnedSessionRequest::from_request(&enter);
         self.read(move |sql, shared| {
             read_transaction(sql, |sql| {
                 let (recalled, recalled_by) = entering.find_prior_call(sql, shared)?.unzip();
                 let session = SessionHeader::find(sql, &entering.key)?;
-                let mut progress = session.as_ref().map(|session| session.progress).unwrap_or_default();
+                let mut progress =
+                    session.as_ref().map(|session| session.progress).unwrap_or_default();
                 if entering.counts_repetition {
                     progress.count_call(entering.digest, entering.now, entering.polling.as_ref());
                 }
                 Ok(Box::new(SessionSnapshot {
                     version: session.as_ref().map_or(0, |session| session.version),
-                    started_at: session.as_ref().and_then(|session| session.opened_at).unwrap_or(entering.now),
-                    state: Arc::new(session.map(|session| session.read_slices(sql)).transpose()?.unwrap_or_default()),
+                    started_at: session
+                        .as_ref()
+                        .and_then(|session| session.opened_at)
+                        .unwrap_or(entering.now),
+                    state: Arc::new(
+                        session
+                            .map(|session| session.read_slices(sql))
+                            .transpose()?
+                            .unwrap_or_default(),
+                    ),
                     row_count: ledger::read_head(sql)?.seq,
                     prior_call: recalled,
                     dedup_key_kind: recalled_by,
@@ -234,13 +316,19 @@ impl Store for SqliteStore {
         Ok(())
     }
 
-    async fn check_charges(&self, charges: &[Charge], now: Timestamp) -> Result<Vec<Result<Decimal, ChargeError>>, StoreError> {
+    async fn check_charges(
+        &self,
+        charges: &[Charge],
+        now: Timestamp,
+    ) -> Result<Vec<Result<Decimal, ChargeError>>, StoreError> {
         if charges.is_empty() {
             return Ok(Vec::new());
         }
         let charges = charges.to_vec();
         self.read_inline(move |sql, _| {
-            read_transaction(sql, |sql| charges.iter().map(|charge| counters::check_charge(sql, charge, now)).collect())
+            read_transaction(sql, |sql| {
+                charges.iter().map(|charge| counters::check_charge(sql, charge, now)).collect()
+            })
         })
     }
 
@@ -259,17 +347,28 @@ impl Store for SqliteStore {
             if let Some((target, why)) = find_pause(tx.sql, &intent.key, &intent.tool)? {
                 return Ok(Err(ClaimError::Paused(target, why)));
             }
-            let recalled = claims::find_prior_call(tx.sql, &tx.shared.state_dir, &tx.shared.keys(), &intent.recall, intent.asked, now)?;
+            let recalled = claims::find_prior_call(
+                tx.sql,
+                &tx.shared.state_dir,
+                &tx.shared.keys(),
+                &intent.recall,
+                intent.asked,
+                now,
+            )?;
             if let Some((recalled, by)) = recalled {
                 return Ok(Err(ClaimError::PriorCall(recalled, by)));
             }
-            let used = match check_call_charges(&charges, |charge| counters::check_charge(tx.sql, charge, now))? {
+            let used = match check_call_charges(&charges, |charge| {
+                counters::check_charge(tx.sql, charge, now)
+            })? {
                 Ok(used) => used,
                 Err(full) => return Ok(Err(full)),
             };
             if let Some(id) = approval {
                 match find_approval(tx.sql, tx.shared, &id)? {
-                    Some(a) if a.is_usable(now) && a.digest == intent.digest && a.key == intent.key => {
+                    Some(a)
+                        if a.is_usable(now) && a.digest == intent.digest && a.key == intent.key =>
+                    {
                         save_approval(tx.sql, &Approval { state: ApprovalState::Used, ..a })?;
                     }
                     _ => return Ok(Err(ClaimError::ApprovalUnavailable)),
@@ -285,25 +384,41 @@ impl Store for SqliteStore {
         .await
     }
 
-    async fn commit(&self, finish: Box<CommitRequest>) -> Result<Result<Option<LazyReceipt>, CommitConflictError>, StoreError> {
+    async fn commit(
+        &self,
+        finish: Box<CommitRequest>,
+    ) -> Result<Result<Option<LazyReceipt>, CommitConflictError>, StoreError> {
         let body = ledger::canonical_text(&*finish.row).map_err(StoreError::from)?;
         let keys = self.keys();
-        let outputs: Result<Vec<_>, _> =
-            finish.outputs.iter().map(|(handle, text)| keys.seal(&format!("output {handle}"), text.as_bytes())).collect();
+        let outputs: Result<Vec<_>, _> = finish
+            .outputs
+            .iter()
+            .map(|(handle, text)| keys.seal(&format!("output {handle}"), text.as_bytes()))
+            .collect();
         let outputs = outputs.map_err(|error| self.with_path(&StoreError(error.to_string())))?;
         // A process that makes one call cannot sign later, so it signs each row in its transaction.
         let durable = finish.is_durable || self.writer.is_inline();
-        let written = self.write(durable, move |tx| commit_call(tx, *finish, &body, outputs)).await?;
+        let written =
+            self.write(durable, move |tx| commit_call(tx, *finish, &body, outputs)).await?;
         let Ok((row, seq, hash)) = written else { return Ok(Err(CommitConflictError)) };
         Ok(Ok(Some(recorded_row(self.keys(), &row, seq, hash))))
     }
 
-    async fn take_deferred_claim(&self, key: &SessionKey, client: &str, tool: &str) -> Result<Option<DeferredClaim>, StoreError> {
+    async fn take_deferred_claim(
+        &self,
+        key: &SessionKey,
+        client: &str,
+        tool: &str,
+    ) -> Result<Option<DeferredClaim>, StoreError> {
         let (key, client, tool) = (key.clone(), client.to_owned(), tool.to_owned());
         self.write(false, move |tx| claims::take_deferred(tx, &key, &client, &tool)).await
     }
 
-    async fn close_client_session(&self, key: &SessionKey, now: Timestamp) -> Result<(), StoreError> {
+    async fn close_client_session(
+        &self,
+        key: &SessionKey,
+        now: Timestamp,
+    ) -> Result<(), StoreError> {
         let key = key.clone();
         self.write(true, move |tx| claims::close_client_session(tx, &key, now)).await
     }
@@ -312,17 +427,26 @@ impl Store for SqliteStore {
         let key = key.clone();
         self.read(move |sql, _| {
             read_transaction(sql, |sql| {
-                let Some(session) = SessionHeader::find(sql, &key)? else { return Ok((0, Arc::default())) };
+                let Some(session) = SessionHeader::find(sql, &key)? else {
+                    return Ok((0, Arc::default()));
+                };
                 Ok((session.version, Arc::new(session.read_slices(sql)?)))
             })
         })
         .await
     }
 
-    async fn load_session(&self, key: &SessionKey) -> Result<Option<Arc<SessionState>>, StoreError> {
+    async fn load_session(
+        &self,
+        key: &SessionKey,
+    ) -> Result<Option<Arc<SessionState>>, StoreError> {
         let key = key.clone();
         self.read(move |sql, _| {
-            read_transaction(sql, |sql| SessionHeader::find(sql, &key)?.map(|session| session.read_all(sql).map(Arc::new)).transpose())
+            read_transaction(sql, |sql| {
+                SessionHeader::find(sql, &key)?
+                    .map(|session| session.read_all(sql).map(Arc::new))
+                    .transpose()
+            })
         })
         .await
     }
@@ -351,8 +475,12 @@ impl Store for SqliteStore {
     }
 
     async fn create_approval(&self, approval: Approval) -> Result<(), StoreError> {
-        let arguments = serde_json::to_vec(&approval.arguments).map_err(|e| StoreError(e.to_string()))?;
-        let sealed = self.keys().seal(&format!("approval {}", approval.id), &arguments).map_err(|e| StoreError(e.to_string()))?;
+        let arguments =
+            serde_json::to_vec(&approval.arguments).map_err(|e| StoreError(e.to_string()))?;
+        let sealed = self
+            .keys()
+            .seal(&format!("approval {}", approval.id), &arguments)
+            .map_err(|e| StoreError(e.to_string()))?;
         self.write(true, move |tx| {
             let session = SessionHeader::get_or_create(tx.sql, &approval.key)?;
             tx.sql
@@ -370,7 +498,11 @@ impl Store for SqliteStore {
         .await
     }
 
-    async fn approval_for(&self, key: &SessionKey, digest: Digest) -> Result<Option<Approval>, StoreError> {
+    async fn approval_for(
+        &self,
+        key: &SessionKey,
+        digest: Digest,
+    ) -> Result<Option<Approval>, StoreError> {
         let key = key.clone();
         self.read(move |sql, shared| {
             let Some(session) = SessionHeader::find(sql, &key)? else { return Ok(None) };
@@ -389,11 +521,18 @@ impl Store for SqliteStore {
         self.read_inline(move |sql, shared| find_approval(sql, shared, &id))
     }
 
-    async fn answer_approval(&self, id: &str, approved: bool, by: &str, now: Timestamp) -> Result<bool, StoreError> {
+    async fn answer_approval(
+        &self,
+        id: &str,
+        approved: bool,
+        by: &str,
+        now: Timestamp,
+    ) -> Result<bool, StoreError> {
         let (id, by) = (id.to_owned(), by.to_owned());
         self.write(true, move |tx| {
-            let waiting = find_approval(tx.sql, tx.shared, &id)?
-                .filter(|a| a.state == ApprovalState::Waiting && now <= a.expires && a.can_be_answered_by(&by));
+            let waiting = find_approval(tx.sql, tx.shared, &id)?.filter(|a| {
+                a.state == ApprovalState::Waiting && now <= a.expires && a.can_be_answered_by(&by)
+            });
             let Some(approval) = waiting else { return Ok(false) };
             let state = if approved { ApprovalState::Approved } else { ApprovalState::Denied };
             save_approval(tx.sql, &Approval { state, answered_by: Some(by), ..approval })?;
@@ -406,7 +545,11 @@ impl Store for SqliteStore {
         self.write(true, move |tx| {
             claims::sweep_abandoned(tx, now)?;
             let unsettled = StoredClaim::read_unsettled(tx.sql)?;
-            unsettled.into_iter().filter(|claim| claim.is_pending(&tx.shared.state_dir, now)).map(claims::into_intent).collect()
+            unsettled
+                .into_iter()
+                .filter(|claim| claim.is_pending(&tx.shared.state_dir, now))
+                .map(claims::into_intent)
+                .collect()
         })
         .await
     }
@@ -421,10 +564,17 @@ impl Store for SqliteStore {
         now: Timestamp,
     ) -> Result<bool, StoreError> {
         let by = by.to_owned();
-        self.write(true, move |tx| claims::settle_claim(tx, call, settle, (&outcome, shown), &by, now)).await
+        self.write(true, move |tx| {
+            claims::settle_claim(tx, call, settle, (&outcome, shown), &by, now)
+        })
+        .await
     }
 
-    async fn load_output(&self, key: &SessionKey, handle: &str) -> Result<Option<Arc<str>>, StoreError> {
+    async fn load_output(
+        &self,
+        key: &SessionKey,
+        handle: &str,
+    ) -> Result<Option<Arc<str>>, StoreError> {
         let (key, handle) = (key.clone(), handle.to_owned());
         self.read(move |sql, shared| {
             let Some(session) = SessionHeader::find(sql, &key)? else { return Ok(None) };
@@ -432,7 +582,8 @@ impl Store for SqliteStore {
                 .prepare_cached("SELECT text FROM outputs WHERE session = ?1 AND handle = ?2")?
                 .query_row(params![session.id, handle], |row| row.get(0))
                 .optional()?;
-            let text = sealed.and_then(|sealed| shared.keys().unseal(&format!("output {handle}"), &sealed));
+            let text = sealed
+                .and_then(|sealed| shared.keys().unseal(&format!("output {handle}"), &sealed));
             Ok(text.and_then(|text| String::from_utf8(text).ok()).map(Into::into))
         })
         .await
@@ -442,11 +593,14 @@ impl Store for SqliteStore {
         let key = key.clone();
         self.read(move |sql, _| {
             let Some(session) = SessionHeader::find(sql, &key)? else { return Ok(Vec::new()) };
-            let mut statement = sql.prepare_cached("SELECT body FROM ledger WHERE session = ?1 ORDER BY n")?;
+            let mut statement =
+                sql.prepare_cached("SELECT body FROM ledger WHERE session = ?1 ORDER BY n")?;
             let mut rows = statement.query([session.id])?;
             let mut found = Vec::new();
             while let Some(row) = rows.next()? {
-                found.push(Arc::new(serde_json::from_str(row.get_ref(0)?.as_str().unwrap_or_default())?));
+                found.push(Arc::new(serde_json::from_str(
+                    row.get_ref(0)?.as_str().unwrap_or_default(),
+                )?));
             }
             Ok(found)
         })
@@ -456,7 +610,8 @@ impl Store for SqliteStore {
     async fn has_succeeded(&self, call: CallId) -> Result<bool, StoreError> {
         let succeeded = Decision::Succeeded.name();
         self.read(move |sql, _| {
-            let mut statement = sql.prepare_cached("SELECT 1 FROM ledger WHERE call = ?1 AND decision = ?2")?;
+            let mut statement =
+                sql.prepare_cached("SELECT 1 FROM ledger WHERE call = ?1 AND decision = ?2")?;
             Ok(statement.exists(params![call.as_bytes().as_slice(), succeeded])?)
         })
         .await
@@ -468,7 +623,10 @@ impl Store for SqliteStore {
 
     async fn append_all_spooled(&self, rows: &[Arc<Row>]) -> Result<Vec<RejectedRow>, StoreError> {
         let rows = rows.to_vec();
-        self.write(true, move |tx| rows.iter().filter_map(|row| append_spooled_row_if_valid(tx, row).transpose()).collect()).await
+        self.write(true, move |tx| {
+            rows.iter().filter_map(|row| append_spooled_row_if_valid(tx, row).transpose()).collect()
+        })
+        .await
     }
 
     fn register_definition(&self, config: Digest, definition: &Arc<str>) {

@@ -66,14 +66,18 @@ impl SqliteStore {
     /// The file is not a ledger, is damaged, is an older copy, or cannot be written to.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, StoreError> {
         // The state directory is beside the file itself, not beside a symbolic link to it.
-        let path = std::fs::canonicalize(path.as_ref()).unwrap_or_else(|_| path.as_ref().to_owned());
+        let path =
+            std::fs::canonicalize(path.as_ref()).unwrap_or_else(|_| path.as_ref().to_owned());
         let (path, state) = (path.as_path(), crate::state_dir::state_dir_for(&path));
         let state = state.as_path();
         let open = || -> DbResult<Self> {
-            let there = |error: std::io::Error| DbError::Message(format!("{}: {error}", state.display()));
+            let there =
+                |error: std::io::Error| DbError::Message(format!("{}: {error}", state.display()));
             open::check_file(path)?;
             let look = "check that the directory exists and is writable";
-            let no_door = |error: std::io::Error| DbError::Message(format!("{}: {error}; {look}", state.display()));
+            let no_door = |error: std::io::Error| {
+                DbError::Message(format!("{}: {error}; {look}", state.display()))
+            };
             let _door = StateDir::acquire_open_lock(state).map_err(no_door)?;
             let sql = open::open_writable(path)?;
             let home = StateDir::open_owner(state).map_err(there)?;
@@ -105,8 +109,14 @@ impl SqliteStore {
         let Ok(path) = std::fs::canonicalize(path) else { return Ok(None) };
         let open = || -> DbResult<Option<Self>> {
             let Some(sql) = open::open_current(&path)? else { return Ok(None) };
-            let home = StateDir::open_transient(&crate::state_dir::state_dir_for(&path))
-                .map_err(|error| DbError::Message(format!("{}: {error}", crate::state_dir::state_dir_for(&path).display())))?;
+            let home = StateDir::open_transient(&crate::state_dir::state_dir_for(&path)).map_err(
+                |error| {
+                    DbError::Message(format!(
+                        "{}: {error}",
+                        crate::state_dir::state_dir_for(&path).display()
+                    ))
+                },
+            )?;
             let Some((id, keys)) = open::read_identity(&sql, &home)? else { return Ok(None) };
             open::check_not_older(&sql, &home, &id)?;
             let shared = SharedStoreState::new(home, id, keys);
@@ -151,7 +161,10 @@ impl SqliteStore {
     /// # Errors
     /// The write failed.
     pub async fn check_writable(&self) -> Result<(), StoreError> {
-        self.write(true, |tx| Ok(tx.sql.execute("UPDATE meta SET value = value WHERE name = 'id'", []).map(drop)?)).await
+        self.write(true, |tx| {
+            Ok(tx.sql.execute("UPDATE meta SET value = value WHERE name = 'id'", []).map(drop)?)
+        })
+        .await
     }
 
     /// Replaces the signing key. The old key signs the new one, so old signatures stay valid.
@@ -160,10 +173,12 @@ impl SqliteStore {
     /// The key cannot be created or stored.
     pub async fn rotate_key(&self) -> Result<Arc<str>, StoreError> {
         let new = Arc::new(
-            LedgerKeys::with_new_signing_key(&self.shared.state_dir.keys_dir()).map_err(|e| self.with_path(&StoreError(e.to_string())))?,
+            LedgerKeys::with_new_signing_key(&self.shared.state_dir.keys_dir())
+                .map_err(|e| self.with_path(&StoreError(e.to_string())))?,
         );
         let next = Arc::clone(&new);
-        self.write(true, move |tx| ledger::rotate_key(tx, Timestamp::now(), &next).map(|_| ())).await?;
+        self.write(true, move |tx| ledger::rotate_key(tx, Timestamp::now(), &next).map(|_| ()))
+            .await?;
         let public = Arc::clone(new.public_key());
         *lock_unpoisoned(&self.shared.keys) = new;
         Ok(public)
@@ -176,21 +191,35 @@ impl SqliteStore {
     ///
     /// # Errors
     /// A transaction failed. Earlier ones stay: a transaction prunes a few thousand rows.
-    pub async fn prune(&self, rows_before: Timestamp, sealed_before: Timestamp) -> Result<PruneStats, StoreError> {
+    pub async fn prune(
+        &self,
+        rows_before: Timestamp,
+        sealed_before: Timestamp,
+    ) -> Result<PruneStats, StoreError> {
         let (mut gone, mut after) = (PruneStats { rows: 0, sealed: 0 }, Some(0));
         while let Some(from) = after {
-            let (sealed, next) = self.write_and_pause(move |tx| claims::prune_outcomes(tx.sql, sealed_before, from)).await?;
+            let (sealed, next) = self
+                .write_and_pause(move |tx| claims::prune_outcomes(tx.sql, sealed_before, from))
+                .await?;
             gone.sealed += sealed;
             after = next;
         }
         loop {
-            match self.write_and_pause(move |tx| claims::prune_approvals_and_outputs(tx.sql, sealed_before)).await? {
+            match self
+                .write_and_pause(move |tx| {
+                    claims::prune_approvals_and_outputs(tx.sql, sealed_before)
+                })
+                .await?
+            {
                 0 => break,
                 sealed => gone.sealed += sealed,
             }
         }
         loop {
-            match self.write_and_pause(move |tx| ledger::prune_rows(tx, rows_before, Timestamp::now())).await? {
+            match self
+                .write_and_pause(move |tx| ledger::prune_rows(tx, rows_before, Timestamp::now()))
+                .await?
+            {
                 0 => return Ok(gone),
                 rows => gone.rows += rows,
             }
@@ -219,7 +248,10 @@ impl SqliteStore {
     /// Reads a little on this thread: by a key, from pages that are mostly cached.
     ///
     /// The read ends before another thread would have started.
-    fn read_inline<T>(&self, f: impl FnOnce(&Connection, &SharedStoreState) -> DbResult<T>) -> Result<T, StoreError> {
+    fn read_inline<T>(
+        &self,
+        f: impl FnOnce(&Connection, &SharedStoreState) -> DbResult<T>,
+    ) -> Result<T, StoreError> {
         let f = match self.writer.try_read(f) {
             Ok(found) => return found.map_err(|fault| self.with_path(&fault.into())),
             Err(f) => f,
@@ -264,7 +296,9 @@ impl SqliteStore {
             let found = f(&sql, &shared)?;
             Ok((sql, found))
         };
-        let done = tokio::task::spawn_blocking(work).await.map_err(|error| StoreError(error.to_string()))?;
+        let done = tokio::task::spawn_blocking(work)
+            .await
+            .map_err(|error| StoreError(error.to_string()))?;
         let (sql, found) = done.map_err(|fault| self.with_path(&fault.into()))?;
         self.return_reader(sql);
         Ok(found)
@@ -279,7 +313,12 @@ impl SqliteStore {
     }
 
     /// Locks a session against other calls of this process, then against other processes.
-    async fn acquire_session_lock(&self, key: &SessionKey, alone: bool, wait: Duration) -> Result<Option<SessionLock>, StoreError> {
+    async fn acquire_session_lock(
+        &self,
+        key: &SessionKey,
+        alone: bool,
+        wait: Duration,
+    ) -> Result<Option<SessionLock>, StoreError> {
         let until = Instant::now().checked_add(wait);
         let own = {
             let mut locks = lock_unpoisoned(&self.session_locks);
@@ -298,10 +337,19 @@ impl SqliteStore {
         };
         let Ok(guard) = tokio::time::timeout(wait, guard).await else { return Ok(None) };
         loop {
-            let held = ProcessSessionGuard::acquire(Arc::clone(&own), Arc::clone(&self.shared), key, alone);
-            match held.map_err(|error| self.with_path(&StoreError(format!("cannot lock the session: {error}"))))? {
+            let held = ProcessSessionGuard::acquire(
+                Arc::clone(&own),
+                Arc::clone(&self.shared),
+                key,
+                alone,
+            );
+            match held.map_err(|error| {
+                self.with_path(&StoreError(format!("cannot lock the session: {error}")))
+            })? {
                 Some(held) => return Ok(Some(SessionLock::new((held, guard)))),
-                None if until.is_none_or(|until| Instant::now() < until) => tokio::time::sleep(Duration::from_millis(5)).await,
+                None if until.is_none_or(|until| Instant::now() < until) => {
+                    tokio::time::sleep(Duration::from_millis(5)).await
+                }
                 None => return Ok(None),
             }
         }

@@ -40,7 +40,12 @@ impl ProcessSessionGuard {
         alone: bool,
     ) -> std::io::Result<Option<Self>> {
         let mut held = lock_unpoisoned(&own.lock_count);
-        if *held == 0 && !shared.state_dir.set_session_lock(key, if alone { FileLockMode::Exclusive } else { FileLockMode::Shared })? {
+        if *held == 0
+            && !shared.state_dir.set_session_lock(
+                key,
+                if alone { FileLockMode::Exclusive } else { FileLockMode::Shared },
+            )?
+        {
             return Ok(None);
         }
         *held += 1;
@@ -56,7 +61,8 @@ impl Drop for ProcessSessionGuard {
         let mut held = lock_unpoisoned(&self.local.lock_count);
         *held -= 1;
         if *held == 0
-            && let Err(error) = self.shared.state_dir.set_session_lock(&self.key, FileLockMode::Unlocked)
+            && let Err(error) =
+                self.shared.state_dir.set_session_lock(&self.key, FileLockMode::Unlocked)
         {
             tracing::error!(%error, "cannot unlock a session");
         }

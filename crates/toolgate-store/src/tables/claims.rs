@@ -14,7 +14,9 @@ use toolgate_json::Digest;
 use crate::error::{DbError, DbResult};
 use crate::keys::LedgerKeys;
 use crate::state_dir::StateDir;
-use crate::tables::counters::{ReservedCharge, compute_charge_start, reserve_charge, settle_charge};
+use crate::tables::counters::{
+    ReservedCharge, compute_charge_start, reserve_charge, settle_charge,
+};
 use crate::tables::inline_claims;
 use crate::tables::ledger;
 use crate::tables::ledger::{parse_digest, to_nanos};
@@ -38,7 +40,8 @@ pub(crate) struct StoredClaim {
     outcome: Option<Vec<u8>>,
 }
 
-const CLAIM_COLUMNS: &str = "call, state, owner, lease, effect, intent, charges, draft, outcome, used";
+const CLAIM_COLUMNS: &str =
+    "call, state, owner, lease, effect, intent, charges, draft, outcome, used";
 
 impl StoredClaim {
     fn from_row(row: &rusqlite::Row<'_>) -> DbResult<Self> {
@@ -58,20 +61,38 @@ impl StoredClaim {
     }
 
     pub(crate) fn find(sql: &Connection, call: CallId) -> DbResult<Option<Self>> {
-        let mut statement = sql.prepare_cached(&format!("SELECT {CLAIM_COLUMNS} FROM claims WHERE call = ?1"))?;
+        let mut statement =
+            sql.prepare_cached(&format!("SELECT {CLAIM_COLUMNS} FROM claims WHERE call = ?1"))?;
         let mut rows = statement.query(params![call.as_bytes().as_slice()])?;
         rows.next()?.map(Self::from_row).transpose()
     }
 
     /// Creates an open claim.
-    pub(crate) fn new_open(intent: ClaimRecord, charges: Vec<ReservedCharge>, used: Vec<CounterReading>, draft: Option<String>) -> Self {
+    pub(crate) fn new_open(
+        intent: ClaimRecord,
+        charges: Vec<ReservedCharge>,
+        used: Vec<CounterReading>,
+        draft: Option<String>,
+    ) -> Self {
         let (state, owner) = ("open".to_owned(), intent.owner.to_string());
-        Self { call: intent.call, state, owner, lease: intent.lease, effect: intent.effect, intent, charges, used, draft, outcome: None }
+        Self {
+            call: intent.call,
+            state,
+            owner,
+            lease: intent.lease,
+            effect: intent.effect,
+            intent,
+            charges,
+            used,
+            draft,
+            outcome: None,
+        }
     }
 
     /// Inserts an open claim.
     pub(crate) fn insert(&self, sql: &Connection, session: i64) -> DbResult<()> {
-        let charges: Vec<_> = self.charges.iter().map(|(n, at, charge)| (*n, *at, charge)).collect();
+        let charges: Vec<_> =
+            self.charges.iter().map(|(n, at, charge)| (*n, *at, charge)).collect();
         insert_claim(sql, &self.intent, session, &charges, &self.used, self.draft.as_deref(), None)
     }
 
@@ -114,10 +135,20 @@ impl StoredClaim {
         self.effect && (self.state == "pending" || self.is_abandoned(home, now))
     }
 
-    fn prior_call(&self, home: &StateDir, keys: &LedgerKeys, now: Timestamp) -> DbResult<Option<PriorCall>> {
+    fn prior_call(
+        &self,
+        home: &StateDir,
+        keys: &LedgerKeys,
+        now: Timestamp,
+    ) -> DbResult<Option<PriorCall>> {
         if self.is_settled() {
-            let outcome = self.outcome.as_ref().and_then(|sealed| keys.unseal(&outcome_seal_context(self.call), sealed));
-            return Ok(Some(PriorCall::Settled(outcome.map(|text| serde_json::from_slice(&text)).transpose()?)));
+            let outcome = self
+                .outcome
+                .as_ref()
+                .and_then(|sealed| keys.unseal(&outcome_seal_context(self.call), sealed));
+            return Ok(Some(PriorCall::Settled(
+                outcome.map(|text| serde_json::from_slice(&text)).transpose()?,
+            )));
         }
         Ok(match self.is_pending(home, now) {
             true => Some(PriorCall::Pending(self.call)),
@@ -175,8 +206,16 @@ pub(crate) fn store_claim(
         reserve_charge(tx.sql, intent.call, n, charge, *used, now)?;
     }
     // A read has no effects to reconcile, so its claim stays in memory.
-    if !intent.effect && intent.recall.is_empty() && intent.pass.is_none() && tx.shared.state_dir.owner() == Some(&intent.owner) {
-        let reserved = charges.iter().enumerate().map(|(n, charge)| (n, to_nanos(now), charge.clone())).collect();
+    if !intent.effect
+        && intent.recall.is_empty()
+        && intent.pass.is_none()
+        && tx.shared.state_dir.owner() == Some(&intent.owner)
+    {
+        let reserved = charges
+            .iter()
+            .enumerate()
+            .map(|(n, charge)| (n, to_nanos(now), charge.clone()))
+            .collect();
         tx.replace_read_charges(intent.call, Some(reserved));
         return Ok(());
     }
@@ -185,12 +224,18 @@ pub(crate) fn store_claim(
     if session.count_uncounted_calls(tx, &intent.key) {
         session.save(tx.sql)?;
     }
-    let charges: Vec<(usize, i64, &Charge)> = charges.iter().enumerate().map(|(n, charge)| (n, to_nanos(now), charge)).collect();
-    let reserved: Vec<_> = charges.iter().zip(used).map(|((n, at, charge), used)| (*n, *at, *charge, *used)).collect();
+    let charges: Vec<(usize, i64, &Charge)> =
+        charges.iter().enumerate().map(|(n, charge)| (n, to_nanos(now), charge)).collect();
+    let reserved: Vec<_> =
+        charges.iter().zip(used).map(|((n, at, charge), used)| (*n, *at, *charge, *used)).collect();
     if inline_claims::insert_inflight(tx, intent, draft, &reserved)? {
         return Ok(());
     }
-    let pass = intent.pass.as_ref().map(|(_, pass)| tx.shared.keys().seal(&deferred_seal_context(intent.call), pass)).transpose()?;
+    let pass = intent
+        .pass
+        .as_ref()
+        .map(|(_, pass)| tx.shared.keys().seal(&deferred_seal_context(intent.call), pass))
+        .transpose()?;
     for key in &intent.recall {
         tx.sql
             .prepare_cached("INSERT OR REPLACE INTO recalls (principal, agent, tool, key, asked, call) VALUES (?1, ?2, ?3, ?4, ?5, ?6)")?
@@ -203,7 +248,10 @@ pub(crate) fn store_claim(
                 intent.call.as_bytes().as_slice()
             ])?;
     }
-    let before: Vec<CounterReading> = reserved.iter().map(|(.., charge, used)| (charge.counter.clone(), charge.window, *used)).collect();
+    let before: Vec<CounterReading> = reserved
+        .iter()
+        .map(|(.., charge, used)| (charge.counter.clone(), charge.window, *used))
+        .collect();
     insert_claim(tx.sql, intent, session.id, &charges, &before, draft, pass.as_deref())
 }
 
@@ -240,7 +288,10 @@ fn insert_claim(
 ///
 /// These are the provenance of its arguments and, for a deferred call, its revocations and
 /// carriers: the client may run the call at any time from here on.
-pub(crate) fn apply_claim_effects(tx: &WriteTransaction<'_>, intent: &mut ClaimRecord) -> DbResult<()> {
+pub(crate) fn apply_claim_effects(
+    tx: &WriteTransaction<'_>,
+    intent: &mut ClaimRecord,
+) -> DbResult<()> {
     let seen = intent.seen.take();
     let revokes = intent.is_run_by_client() && !intent.revokes.is_empty();
     if seen.is_some() || revokes {
@@ -262,14 +313,22 @@ fn record_carriers(tx: &WriteTransaction<'_>, intent: &ClaimRecord) -> DbResult<
     if intent.carriers.is_empty() {
         return Ok(());
     }
-    let tainted = SessionHeader::find(tx.sql, &intent.key)?.is_some_and(|session| session.provenance_flags.tainted);
+    let tainted = SessionHeader::find(tx.sql, &intent.key)?
+        .is_some_and(|session| session.provenance_flags.tainted);
     let mut carriers = CarrierTable::new(tx.sql);
     provenance::record_carrier_writes(&intent.carriers, tainted, &mut carriers);
     carriers.finish()
 }
 
-fn revoke_claimed(tx: &WriteTransaction<'_>, session: &mut SessionHeader, intent: &ClaimRecord) -> DbResult<()> {
-    intent.revokes.iter().try_for_each(|revoked| session.revoke_evidence(tx.sql, &revoked.clone().into_key()))
+fn revoke_claimed(
+    tx: &WriteTransaction<'_>,
+    session: &mut SessionHeader,
+    intent: &ClaimRecord,
+) -> DbResult<()> {
+    intent
+        .revokes
+        .iter()
+        .try_for_each(|revoked| session.revoke_evidence(tx.sql, &revoked.clone().into_key()))
 }
 
 /// Revokes the evidence that a call revokes if it happened. Unknown counts as happened.
@@ -283,7 +342,12 @@ pub(crate) fn revoke_evidence_of(tx: &WriteTransaction<'_>, claim: &StoredClaim)
 }
 
 /// Takes the newest deferred call for a tool by the client's name for the call.
-pub(crate) fn take_deferred(tx: &WriteTransaction<'_>, key: &SessionKey, client: &str, tool: &str) -> DbResult<Option<DeferredClaim>> {
+pub(crate) fn take_deferred(
+    tx: &WriteTransaction<'_>,
+    key: &SessionKey,
+    client: &str,
+    tool: &str,
+) -> DbResult<Option<DeferredClaim>> {
     let Some(session) = SessionHeader::find(tx.sql, key)? else { return Ok(None) };
     let found: Option<([u8; 16], Vec<u8>)> = tx
         .sql
@@ -295,11 +359,21 @@ pub(crate) fn take_deferred(tx: &WriteTransaction<'_>, key: &SessionKey, client:
         .optional()?;
     let Some((call, sealed)) = found else { return Ok(None) };
     let call = CallId::from_bytes(call);
-    let unopened = || DbError::Message("cannot decrypt a deferred call: another key encrypted it".to_owned());
-    let pass = tx.shared.keys().unseal(&deferred_seal_context(call), &sealed).ok_or_else(unopened)?;
-    tx.sql.prepare_cached("UPDATE claims SET pass = NULL WHERE call = ?1")?.execute(params![call.as_bytes().as_slice()])?;
-    let Some(claim) = StoredClaim::find(tx.sql, call)?.filter(|claim| !claim.is_settled()) else { return Ok(None) };
-    Ok(Some(DeferredClaim { counters_before: claim.used.clone(), claim: into_intent(claim)?, state: pass }))
+    let unopened =
+        || DbError::Message("cannot decrypt a deferred call: another key encrypted it".to_owned());
+    let pass =
+        tx.shared.keys().unseal(&deferred_seal_context(call), &sealed).ok_or_else(unopened)?;
+    tx.sql
+        .prepare_cached("UPDATE claims SET pass = NULL WHERE call = ?1")?
+        .execute(params![call.as_bytes().as_slice()])?;
+    let Some(claim) = StoredClaim::find(tx.sql, call)?.filter(|claim| !claim.is_settled()) else {
+        return Ok(None);
+    };
+    Ok(Some(DeferredClaim {
+        counters_before: claim.used.clone(),
+        claim: into_intent(claim)?,
+        state: pass,
+    }))
 }
 
 /// Returns the place to which the encrypted state of a deferred call is bound.
@@ -310,12 +384,19 @@ pub(crate) fn deferred_seal_context(call: CallId) -> String {
 /// Statements that close the session of a client. They read only open claims and deferred calls.
 const EXPIRE_CLIENT_LEASES_SQL: &str = "UPDATE claims INDEXED BY claims_unsettled SET lease = ?2
     WHERE session = ?1 AND state <> 'settled' AND state = 'open' AND owner >= 'client:' AND owner < 'client;'";
-const DISCARD_DEFERRED_CALLS_SQL: &str = "UPDATE claims INDEXED BY claims_kept SET pass = NULL WHERE session = ?1 AND pass IS NOT NULL";
+const DISCARD_DEFERRED_CALLS_SQL: &str =
+    "UPDATE claims INDEXED BY claims_kept SET pass = NULL WHERE session = ?1 AND pass IS NOT NULL";
 
 /// Abandons the open calls of a client session that has ended.
-pub(crate) fn close_client_session(tx: &mut WriteTransaction<'_>, key: &SessionKey, now: Timestamp) -> DbResult<()> {
+pub(crate) fn close_client_session(
+    tx: &mut WriteTransaction<'_>,
+    key: &SessionKey,
+    now: Timestamp,
+) -> DbResult<()> {
     let Some(session) = SessionHeader::find(tx.sql, key)? else { return Ok(()) };
-    tx.sql.prepare_cached(EXPIRE_CLIENT_LEASES_SQL)?.execute(params![session.id, to_nanos(now).saturating_sub(1)])?;
+    tx.sql
+        .prepare_cached(EXPIRE_CLIENT_LEASES_SQL)?
+        .execute(params![session.id, to_nanos(now).saturating_sub(1)])?;
     tx.sql.prepare_cached(DISCARD_DEFERRED_CALLS_SQL)?.execute(params![session.id])?;
     sweep_abandoned(tx, now).map(|_| ())
 }
@@ -335,10 +416,9 @@ pub(crate) fn end_claim(
         record_carriers(tx, &claim.intent)?;
     }
     // A reported cost counts even if the outcome is unknown.
-    let (known, reserved): (Vec<_>, Vec<_>) = claim
-        .charges
-        .into_iter()
-        .partition(|(.., c)| settle != ClaimResolution::Pending || (c.unit.is_known_after_call() && spent.is_some()));
+    let (known, reserved): (Vec<_>, Vec<_>) = claim.charges.into_iter().partition(|(.., c)| {
+        settle != ClaimResolution::Pending || (c.unit.is_known_after_call() && spent.is_some())
+    });
     for (n, at, charge) in known {
         let from = if claim.effect { compute_charge_start(at, &charge, now) } else { at };
         settle_charge(tx.sql, call, (n, at, &charge), settle.final_amount(&charge, spent), from)?;
@@ -352,7 +432,10 @@ pub(crate) fn end_claim(
     // Without an effect, the call may run again. Without a recall key, the outcome is not needed.
     match outcome.filter(|_| settle == ClaimResolution::Done && !claim.intent.recall.is_empty()) {
         Some(outcome) => {
-            let sealed = tx.shared.keys().seal(&outcome_seal_context(call), &serde_json::to_vec(outcome)?)?;
+            let sealed = tx
+                .shared
+                .keys()
+                .seal(&outcome_seal_context(call), &serde_json::to_vec(outcome)?)?;
             tx.sql
                 .prepare_cached(
                     "UPDATE claims SET state = 'settled', charges = '[]', draft = NULL, pass = NULL, outcome = ?2, ended = ?3 WHERE call = ?1",
@@ -360,7 +443,9 @@ pub(crate) fn end_claim(
                 .execute(params![call.as_bytes().as_slice(), sealed, to_nanos(now)])?;
         }
         None => {
-            tx.sql.prepare_cached("DELETE FROM claims WHERE call = ?1")?.execute(params![call.as_bytes().as_slice()])?;
+            tx.sql
+                .prepare_cached("DELETE FROM claims WHERE call = ?1")?
+                .execute(params![call.as_bytes().as_slice()])?;
             for key in &claim.intent.recall {
                 // Another call may have claimed the same key since.
                 tx.sql
@@ -393,7 +478,11 @@ pub(crate) fn sweep_abandoned(tx: &mut WriteTransaction<'_>, now: Timestamp) -> 
     sweep_claims(tx, open, now)
 }
 
-fn sweep_claims(tx: &mut WriteTransaction<'_>, claims: Vec<StoredClaim>, now: Timestamp) -> DbResult<u64> {
+fn sweep_claims(
+    tx: &mut WriteTransaction<'_>,
+    claims: Vec<StoredClaim>,
+    now: Timestamp,
+) -> DbResult<u64> {
     let mut swept = 0;
     for claim in claims {
         if !claim.is_abandoned(&tx.shared.state_dir, now) {
@@ -406,13 +495,16 @@ fn sweep_claims(tx: &mut WriteTransaction<'_>, claims: Vec<StoredClaim>, now: Ti
             match serde_json::from_str::<Row>(draft) {
                 Ok(mut row) => {
                     // The draft has masked counter names, so copy only the amounts.
-                    for ((.., figure), (.., used)) in row.facts.claimed.iter_mut().zip(&claim.used) {
+                    for ((.., figure), (.., used)) in row.facts.claimed.iter_mut().zip(&claim.used)
+                    {
                         *figure = *used;
                     }
                     append_row(tx, &row)?;
                 }
                 // One unreadable draft must not block the others.
-                Err(error) => tracing::error!(call = %claim.call, %error, "cannot read the draft row of an abandoned call"),
+                Err(error) => {
+                    tracing::error!(call = %claim.call, %error, "cannot read the draft row of an abandoned call")
+                }
             }
         }
         revoke_evidence_of(tx, &claim)?;
@@ -431,9 +523,9 @@ pub(crate) fn settle_claim(
     now: Timestamp,
 ) -> DbResult<bool> {
     sweep_abandoned(tx, now)?;
-    let Some(claim) =
-        StoredClaim::find(tx.sql, call)?.filter(|claim| claim.is_pending(&tx.shared.state_dir, now) && settle != ClaimResolution::Pending)
-    else {
+    let Some(claim) = StoredClaim::find(tx.sql, call)?.filter(|claim| {
+        claim.is_pending(&tx.shared.state_dir, now) && settle != ClaimResolution::Pending
+    }) else {
         return Ok(false);
     };
     let body: Option<String> = tx
@@ -465,13 +557,18 @@ const MAX_PRUNED_RECORDS_PER_TRANSACTION: i64 = 5_000;
 ///
 /// Handles one batch of claims after the id `after`. Returns the number of deleted outcomes and the
 /// start of the next batch.
-pub(crate) fn prune_outcomes(sql: &Connection, before: Timestamp, after: i64) -> DbResult<(u64, Option<i64>)> {
+pub(crate) fn prune_outcomes(
+    sql: &Connection,
+    before: Timestamp,
+    after: i64,
+) -> DbResult<(u64, Option<i64>)> {
     let last = after.saturating_add(MAX_PRUNED_RECORDS_PER_TRANSACTION);
     let forgotten = sql.execute(
         "UPDATE claims SET outcome = NULL WHERE id > ?2 AND id <= ?3 AND state = 'settled' AND outcome IS NOT NULL AND ended < ?1",
         [to_nanos(before), after, last],
     )?;
-    let next: Option<i64> = sql.query_row("SELECT min(id) FROM claims WHERE id > ?1", [last], |row| row.get(0))?;
+    let next: Option<i64> =
+        sql.query_row("SELECT min(id) FROM claims WHERE id > ?1", [last], |row| row.get(0))?;
     Ok((forgotten as u64, next.map(|id| id - 1)))
 }
 

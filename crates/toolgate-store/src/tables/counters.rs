@@ -18,7 +18,8 @@ fn window_nanos(window: Option<SignedDuration>) -> i64 {
 }
 
 fn parse_amount(text: &str) -> DbResult<Decimal> {
-    text.parse().map_err(|_| DbError::Message(format!("the counter value `{text}` is not a number")))
+    text.parse()
+        .map_err(|_| DbError::Message(format!("the counter value `{text}` is not a number")))
 }
 
 /// Reads the total of a counter, including charges that have expired but are not deleted yet.
@@ -46,7 +47,12 @@ const EXPIRING_CHARGES_SQL: &str = "SELECT at, amount FROM charges WHERE counter
     AND NOT EXISTS (SELECT 1 FROM claims WHERE claims.call = charges.call AND claims.state = 'pending') ORDER BY at";
 
 /// Computes how much of a counter is used, without changing it.
-pub(crate) fn read_used(sql: &Connection, counter: &str, win: Option<SignedDuration>, now: Timestamp) -> DbResult<Decimal> {
+pub(crate) fn read_used(
+    sql: &Connection,
+    counter: &str,
+    win: Option<SignedDuration>,
+    now: Timestamp,
+) -> DbResult<Decimal> {
     let mut total = read_total(sql, counter, win)?;
     for charge in find_expired(sql, counter, win, now)?.charges {
         total = total.saturating_sub(charge.amount);
@@ -69,21 +75,41 @@ struct ExpiredCharge {
     amount: Decimal,
 }
 
-fn find_expired(sql: &Connection, counter: &str, win: Option<SignedDuration>, now: Timestamp) -> DbResult<ExpiredCharges> {
+fn find_expired(
+    sql: &Connection,
+    counter: &str,
+    win: Option<SignedDuration>,
+    now: Timestamp,
+) -> DbResult<ExpiredCharges> {
     let mut left = ExpiredCharges::default();
     if win.is_none() {
         return Ok(left);
     }
-    let mut statement = sql.prepare_cached(&format!("SELECT at, call, n, amount FROM charges WHERE {EXPIRED_CHARGES_CONDITION}"))?;
-    let mut rows = statement.query(params![counter, window_nanos(win), to_nanos(now).saturating_sub(window_nanos(win))])?;
+    let mut statement = sql.prepare_cached(&format!(
+        "SELECT at, call, n, amount FROM charges WHERE {EXPIRED_CHARGES_CONDITION}"
+    ))?;
+    let mut rows = statement.query(params![
+        counter,
+        window_nanos(win),
+        to_nanos(now).saturating_sub(window_nanos(win))
+    ])?;
     while let Some(row) = rows.next()? {
         let amount = parse_amount(row.get_ref(3)?.as_str().unwrap_or_default())?;
-        left.charges.push(ExpiredCharge { at: row.get(0)?, call: CallId::from_bytes(row.get(1)?), n: row.get(2)?, amount });
+        left.charges.push(ExpiredCharge {
+            at: row.get(0)?,
+            call: CallId::from_bytes(row.get(1)?),
+            n: row.get(2)?,
+            amount,
+        });
     }
     if !left.charges.is_empty() && inline_claims::has_inflight(sql)? {
         let all = std::mem::take(&mut left.charges);
         for charge in all {
-            match inline_claims::has_reserved_charge(sql, charge.call, usize::try_from(charge.n).unwrap_or(usize::MAX))? {
+            match inline_claims::has_reserved_charge(
+                sql,
+                charge.call,
+                usize::try_from(charge.n).unwrap_or(usize::MAX),
+            )? {
                 true => left.has_reserved_charge = true,
                 false => left.charges.push(charge),
             }
@@ -94,46 +120,75 @@ fn find_expired(sql: &Connection, counter: &str, win: Option<SignedDuration>, no
 
 /// Deletes the expired charges of a counter.
 fn delete_expired(sql: &Connection, charge: &Charge, now: Timestamp) -> DbResult<()> {
-    let (win, left) = (window_nanos(charge.window), find_expired(sql, &charge.counter, charge.window, now)?);
+    let (win, left) =
+        (window_nanos(charge.window), find_expired(sql, &charge.counter, charge.window, now)?);
     if left.charges.is_empty() {
         return Ok(());
     }
     if !left.has_reserved_charge {
-        let mut all = sql.prepare_cached(&format!("DELETE FROM charges WHERE {EXPIRED_CHARGES_CONDITION}"))?;
+        let mut all =
+            sql.prepare_cached(&format!("DELETE FROM charges WHERE {EXPIRED_CHARGES_CONDITION}"))?;
         all.execute(params![charge.counter, win, to_nanos(now).saturating_sub(win)])?;
         return Ok(());
     }
-    let mut one = sql.prepare_cached("DELETE FROM charges WHERE counter = ?1 AND win = ?2 AND at = ?3 AND call = ?4 AND n = ?5")?;
+    let mut one = sql.prepare_cached(
+        "DELETE FROM charges WHERE counter = ?1 AND win = ?2 AND at = ?3 AND call = ?4 AND n = ?5",
+    )?;
     for gone in left.charges {
-        one.execute(params![charge.counter, win, gone.at, gone.call.as_bytes().as_slice(), gone.n])?;
+        one.execute(params![
+            charge.counter,
+            win,
+            gone.at,
+            gone.call.as_bytes().as_slice(),
+            gone.n
+        ])?;
     }
     Ok(())
 }
 
 /// Checks whether a charge fits. Returns how much is used, or when to retry.
-pub(crate) fn check_charge(sql: &Connection, charge: &Charge, now: Timestamp) -> DbResult<Result<Decimal, ChargeError>> {
+pub(crate) fn check_charge(
+    sql: &Connection,
+    charge: &Charge,
+    now: Timestamp,
+) -> DbResult<Result<Decimal, ChargeError>> {
     let used = read_used(sql, &charge.counter, charge.window, now)?;
     if charge.fits_within(used) {
         return Ok(Ok(used));
     }
-    let Some(stretch) = charge.window else { return Ok(Err(ChargeError { used, retry_after: None })) };
+    let Some(stretch) = charge.window else {
+        return Ok(Err(ChargeError { used, retry_after: None }));
+    };
     // The retry time is when enough charges have expired. There is none if the charge never fits.
     let mut entries = sql.prepare_cached(EXPIRING_CHARGES_SQL)?;
-    let mut rows =
-        entries.query(params![charge.counter, window_nanos(charge.window), to_nanos(now).saturating_sub(window_nanos(charge.window))])?;
+    let mut rows = entries.query(params![
+        charge.counter,
+        window_nanos(charge.window),
+        to_nanos(now).saturating_sub(window_nanos(charge.window))
+    ])?;
     let mut left = used;
     while let Some(row) = rows.next()? {
         left = left.saturating_sub(parse_amount(row.get_ref(1)?.as_str().unwrap_or_default())?);
         if left.checked_add(charge.amount).is_some_and(|sum| sum <= charge.cap) {
             let at = from_nanos(row.get(0)?);
-            return Ok(Err(ChargeError { used, retry_after: Some(stretch.saturating_sub(now.duration_since(at))) }));
+            return Ok(Err(ChargeError {
+                used,
+                retry_after: Some(stretch.saturating_sub(now.duration_since(at))),
+            }));
         }
     }
     Ok(Err(ChargeError { used, retry_after: None }))
 }
 
 /// Reserves a charge on top of what is used.
-pub(crate) fn reserve_charge(sql: &Connection, call: CallId, n: usize, charge: &Charge, used: Decimal, now: Timestamp) -> DbResult<()> {
+pub(crate) fn reserve_charge(
+    sql: &Connection,
+    call: CallId,
+    n: usize,
+    charge: &Charge,
+    used: Decimal,
+    now: Timestamp,
+) -> DbResult<()> {
     if charge.window.is_some() {
         delete_expired(sql, charge, now)?;
         sql.prepare_cached("INSERT INTO charges (counter, win, at, call, n, amount) VALUES (?1, ?2, ?3, ?4, ?5, ?6)")?.execute(params![
@@ -149,11 +204,10 @@ pub(crate) fn reserve_charge(sql: &Connection, call: CallId, n: usize, charge: &
 }
 
 fn write_total(sql: &Connection, charge: &Charge, total: Decimal) -> DbResult<()> {
-    sql.prepare_cached("INSERT OR REPLACE INTO counters (counter, win, total) VALUES (?1, ?2, ?3)")?.execute(params![
-        charge.counter,
-        window_nanos(charge.window),
-        total.to_string()
-    ])?;
+    sql.prepare_cached(
+        "INSERT OR REPLACE INTO counters (counter, win, total) VALUES (?1, ?2, ?3)",
+    )?
+    .execute(params![charge.counter, window_nanos(charge.window), total.to_string()])?;
     Ok(())
 }
 
@@ -161,7 +215,12 @@ fn write_total(sql: &Connection, charge: &Charge, total: Decimal) -> DbResult<()
 pub(crate) type ReservedCharge = (usize, i64, Charge);
 
 /// Settles the charges of a read of this process. Returns false if the call is not such a read.
-pub(crate) fn settle_read_charges(tx: &WriteTransaction<'_>, call: CallId, settle: ClaimResolution, spent: Option<Cost>) -> DbResult<bool> {
+pub(crate) fn settle_read_charges(
+    tx: &WriteTransaction<'_>,
+    call: CallId,
+    settle: ClaimResolution,
+    spent: Option<Cost>,
+) -> DbResult<bool> {
     let Some(reserved) = tx.replace_read_charges(call, None) else { return Ok(false) };
     let settle = settle.for_read();
     for (n, at, charge) in reserved {
@@ -174,7 +233,8 @@ pub(crate) fn settle_read_charges(tx: &WriteTransaction<'_>, call: CallId, settl
 ///
 /// A charge that was held for longer than its window counts for another window.
 pub(crate) fn compute_charge_start(at: i64, charge: &Charge, now: Timestamp) -> i64 {
-    let has_left = charge.window.is_some() && at <= to_nanos(now).saturating_sub(window_nanos(charge.window));
+    let has_left =
+        charge.window.is_some() && at <= to_nanos(now).saturating_sub(window_nanos(charge.window));
     if has_left && charge.is_reserved_while_pending() { to_nanos(now) } else { at }
 }
 

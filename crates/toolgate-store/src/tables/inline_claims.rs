@@ -30,11 +30,18 @@ pub(crate) fn insert_inflight(
     draft: Option<&str>,
     reserved: &[(usize, i64, &Charge, Decimal)],
 ) -> DbResult<bool> {
-    let is_own = intent.effect && intent.pass.is_none() && tx.shared.state_dir.owner() == Some(&intent.owner);
-    if !is_own || intent.seen.is_some() || !intent.recall.is_empty() || !intent.carriers.is_empty() {
+    let is_own = intent.effect
+        && intent.pass.is_none()
+        && tx.shared.state_dir.owner() == Some(&intent.owner);
+    if !is_own || intent.seen.is_some() || !intent.recall.is_empty() || !intent.carriers.is_empty()
+    {
         return Ok(false);
     }
-    let revokes = if intent.revokes.is_empty() { None } else { Some(serde_json::to_string(&intent.revokes)?) };
+    let revokes = if intent.revokes.is_empty() {
+        None
+    } else {
+        Some(serde_json::to_string(&intent.revokes)?)
+    };
     let written = tx
         .sql
         .prepare_cached(
@@ -58,7 +65,10 @@ pub(crate) fn insert_inflight(
         ])?;
     // Another call may have the same id already.
     if written > 0 {
-        tx.replace_inflight_charges(intent.call, Some(reserved.iter().map(|(n, at, charge, _)| (*n, *at, (*charge).clone())).collect()));
+        tx.replace_inflight_charges(
+            intent.call,
+            Some(reserved.iter().map(|(n, at, charge, _)| (*n, *at, (*charge).clone())).collect()),
+        );
     }
     Ok(written > 0)
 }
@@ -99,7 +109,9 @@ pub(crate) fn has_reserved_charge(sql: &Connection, call: CallId, n: usize) -> D
         .optional()?;
     let Some(charges) = charges else { return Ok(false) };
     let charges: Vec<(usize, i64, Charge, Decimal)> = serde_json::from_str(&charges)?;
-    Ok(charges.iter().any(|(number, _, charge, _)| *number == n && charge.is_reserved_while_pending()))
+    Ok(charges
+        .iter()
+        .any(|(number, _, charge, _)| *number == n && charge.is_reserved_while_pending()))
 }
 
 /// Returns true if the table has any row.
@@ -130,8 +142,12 @@ fn read_claim(row: &rusqlite::Row<'_>) -> DbResult<StoredClaim> {
         seen: None,
         revokes: revokes.map_or_else(|| Ok(Vec::new()), |text| serde_json::from_str(&text))?,
     };
-    let used = charges.iter().map(|(_, _, charge, used)| (charge.counter.clone(), charge.window, *used)).collect();
-    let reserved: Vec<ReservedCharge> = charges.into_iter().map(|(n, at, charge, _)| (n, at, charge)).collect();
+    let used = charges
+        .iter()
+        .map(|(_, _, charge, used)| (charge.counter.clone(), charge.window, *used))
+        .collect();
+    let reserved: Vec<ReservedCharge> =
+        charges.into_iter().map(|(n, at, charge, _)| (n, at, charge)).collect();
     Ok(StoredClaim::new_open(intent, reserved, used, row.get(11)?))
 }
 
@@ -151,7 +167,8 @@ pub(crate) fn read_inflight(sql: &Connection) -> DbResult<Vec<StoredClaim>> {
 
 /// Moves a call to `claims`, if it is in this table.
 pub(crate) fn move_to_claims(tx: &WriteTransaction<'_>, call: CallId) -> DbResult<()> {
-    let mut statement = tx.sql.prepare_cached(&format!("SELECT {INFLIGHT_COLUMNS} WHERE id = ?1 AND call = ?2"))?;
+    let mut statement =
+        tx.sql.prepare_cached(&format!("SELECT {INFLIGHT_COLUMNS} WHERE id = ?1 AND call = ?2"))?;
     let mut rows = statement.query(params![row_id(call), call.as_bytes().as_slice()])?;
     let found = rows.next()?.map(read_claim).transpose()?;
     drop(rows);
@@ -159,11 +176,16 @@ pub(crate) fn move_to_claims(tx: &WriteTransaction<'_>, call: CallId) -> DbResul
 }
 
 /// Moves calls of processes that have ended to `claims`.
-pub(crate) fn move_abandoned_to_claims(tx: &WriteTransaction<'_>, now: jiff::Timestamp) -> DbResult<()> {
+pub(crate) fn move_abandoned_to_claims(
+    tx: &WriteTransaction<'_>,
+    now: jiff::Timestamp,
+) -> DbResult<()> {
     if !has_inflight(tx.sql)? {
         return Ok(());
     }
-    let abandoned = read_inflight(tx.sql)?.into_iter().filter(|claim| claim.is_abandoned(&tx.shared.state_dir, now));
+    let abandoned = read_inflight(tx.sql)?
+        .into_iter()
+        .filter(|claim| claim.is_abandoned(&tx.shared.state_dir, now));
     abandoned.into_iter().try_for_each(|claim| move_claim(tx, &claim))
 }
 
@@ -194,9 +216,15 @@ mod tests {
         let (id, keys) = crate::open::link_state_dir(&sql, &home).unwrap();
         let shared = SharedStoreState::new(home, id, keys);
         let mut configs = HashSet::new();
-        let tx = WriteTransaction::new(&sql, &shared, crate::tables::ledger::read_head(&sql).unwrap(), &mut configs);
+        let tx = WriteTransaction::new(
+            &sql,
+            &shared,
+            crate::tables::ledger::read_head(&sql).unwrap(),
+            &mut configs,
+        );
         // The ids differ only in bits that the row id does not contain.
-        let calls = [1, 2].map(|n| CallId::from_bytes([1, 2, 3, 4, 5, 6, 7, n, 9, 10, 11, 12, 13, 14, 15, 16]));
+        let calls = [1, 2]
+            .map(|n| CallId::from_bytes([1, 2, 3, 4, 5, 6, 7, n, 9, 10, 11, 12, 13, 14, 15, 16]));
         let now = Timestamp::now();
         for call in calls {
             let intent = ClaimRecord {
@@ -218,7 +246,10 @@ mod tests {
             crate::tables::claims::store_claim(&tx, &intent, None, &[], &[], now).unwrap();
         }
         let [first, second] = calls;
-        assert!(StoredClaim::find(&sql, first).unwrap().is_none() && StoredClaim::find(&sql, second).unwrap().is_some());
+        assert!(
+            StoredClaim::find(&sql, first).unwrap().is_none()
+                && StoredClaim::find(&sql, second).unwrap().is_some()
+        );
         assert_eq!(StoredClaim::read_unsettled(&sql).unwrap().len(), 2);
         assert!(end_inflight(&tx, first, ClaimResolution::Done, None, now).unwrap());
         assert!(!end_inflight(&tx, second, ClaimResolution::Done, None, now).unwrap());

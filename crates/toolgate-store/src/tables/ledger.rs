@@ -58,7 +58,9 @@ pub(crate) fn signed_statement(kind: &str, body: &str) -> Vec<u8> {
 }
 
 pub(crate) fn parse_digest(bytes: &[u8]) -> DbResult<Digest> {
-    let bytes: [u8; 32] = bytes.try_into().map_err(|_| DbError::Message("a stored digest does not have 32 bytes".to_owned()))?;
+    let bytes: [u8; 32] = bytes
+        .try_into()
+        .map_err(|_| DbError::Message("a stored digest does not have 32 bytes".to_owned()))?;
     Ok(Digest::from_bytes(bytes))
 }
 
@@ -79,12 +81,17 @@ pub(crate) fn to_i64(n: u64) -> i64 {
 /// Reads the head of the ledger. If all rows were pruned, the record of the pruning has it.
 pub(crate) fn read_head(sql: &Connection) -> DbResult<LedgerHead> {
     let read = |row: &rusqlite::Row<'_>| Ok((row.get::<_, i64>(0)?, row.get::<_, Vec<u8>>(1)?));
-    let last = sql.prepare_cached("SELECT seq, chain FROM ledger ORDER BY seq DESC LIMIT 1")?.query_row([], read).optional()?;
+    let last = sql
+        .prepare_cached("SELECT seq, chain FROM ledger ORDER BY seq DESC LIMIT 1")?
+        .query_row([], read)
+        .optional()?;
     if let Some((seq, chain)) = last {
         return Ok(LedgerHead { seq: to_u64(seq), chain: parse_digest(&chain)? });
     }
-    let pruned: Option<String> =
-        sql.prepare_cached("SELECT body FROM prunes ORDER BY seq DESC LIMIT 1")?.query_row([], |row| row.get(0)).optional()?;
+    let pruned: Option<String> = sql
+        .prepare_cached("SELECT body FROM prunes ORDER BY seq DESC LIMIT 1")?
+        .query_row([], |row| row.get(0))
+        .optional()?;
     match pruned {
         Some(body) => {
             let pruned: PruneRecord = serde_json::from_str(&body)?;
@@ -97,12 +104,17 @@ pub(crate) fn read_head(sql: &Connection) -> DbResult<LedgerHead> {
 /// Returns the index key of an entity value: its canonical JSON, or a digest if that is too long.
 pub(crate) fn entity_index_key(value: &Value) -> String {
     let text = to_canonical_bytes(value);
-    if text.len() > 512 { format!("sha256:{}", Digest::of(&text)) } else { String::from_utf8(text).unwrap_or_default() }
+    if text.len() > 512 {
+        format!("sha256:{}", Digest::of(&text))
+    } else {
+        String::from_utf8(text).unwrap_or_default()
+    }
 }
 
 /// Returns the entities of a row without duplicates.
 pub(crate) fn distinct_entities(row: &Row) -> Vec<(&str, String)> {
-    let mut entities: Vec<(&str, String)> = row.entities.iter().map(|(name, value)| (&**name, entity_index_key(value))).collect();
+    let mut entities: Vec<(&str, String)> =
+        row.entities.iter().map(|(name, value)| (&**name, entity_index_key(value))).collect();
     entities.sort_unstable();
     entities.dedup();
     entities
@@ -140,7 +152,9 @@ pub(crate) fn append_to_chains(
             body,
         ])?;
     for (name, value) in distinct_entities(row) {
-        tx.sql.prepare_cached("INSERT INTO entities (name, value, seq) VALUES (?1, ?2, ?3)")?.execute(params![name, value, to_i64(seq)])?;
+        tx.sql
+            .prepare_cached("INSERT INTO entities (name, value, seq) VALUES (?1, ?2, ?3)")?
+            .execute(params![name, value, to_i64(seq)])?;
     }
     (session.rows, session.head) = (n, link);
     tx.head = LedgerHead { seq, chain };
@@ -173,17 +187,26 @@ pub(crate) fn store_definition(tx: &mut WriteTransaction<'_>, config: Digest) ->
 
 /// Returns true if the ledger has a row for this call.
 pub(crate) fn has_row(sql: &Connection, call: &toolgate::CallId) -> DbResult<bool> {
-    Ok(sql.prepare_cached("SELECT 1 FROM ledger WHERE call = ?1")?.exists(params![call.as_bytes().as_slice()])?)
+    Ok(sql
+        .prepare_cached("SELECT 1 FROM ledger WHERE call = ?1")?
+        .exists(params![call.as_bytes().as_slice()])?)
 }
 
 /// Signs a checkpoint at the head of the ledger.
-pub(crate) fn sign_checkpoint(tx: &mut WriteTransaction<'_>, at: Timestamp) -> DbResult<HighWaterMark> {
+pub(crate) fn sign_checkpoint(
+    tx: &mut WriteTransaction<'_>,
+    at: Timestamp,
+) -> DbResult<HighWaterMark> {
     let keys = tx.current_keys()?;
     sign_head(tx, at, &keys, None, None)
 }
 
 /// Changes the signing key. The old key signs the new one, and the new key signs the old one.
-pub(crate) fn rotate_key(tx: &mut WriteTransaction<'_>, at: Timestamp, new: &LedgerKeys) -> DbResult<HighWaterMark> {
+pub(crate) fn rotate_key(
+    tx: &mut WriteTransaction<'_>,
+    at: Timestamp,
+    new: &LedgerKeys,
+) -> DbResult<HighWaterMark> {
     let old = tx.current_keys()?;
     sign_head(tx, at, &old, Some(new.public_key().to_string()), None)?;
     tx.sql.execute("UPDATE meta SET value = ?1 WHERE name = 'key'", [&**new.public_key()])?;
@@ -198,15 +221,15 @@ fn sign_head(
     previous_key: Option<String>,
 ) -> DbResult<HighWaterMark> {
     let LedgerHead { seq, chain } = tx.head;
-    let body = Checkpoint { store: tx.shared.ledger_id.clone(), seq, chain, at, next_key, previous_key };
+    let body =
+        Checkpoint { store: tx.shared.ledger_id.clone(), seq, chain, at, next_key, previous_key };
     let body = canonical_text(&body)?;
     let signature = keys.sign(&signed_statement("checkpoint", &body));
-    tx.sql.prepare_cached("INSERT INTO checkpoints (seq, body, key, signature) VALUES (?1, ?2, ?3, ?4)")?.execute(params![
-        to_i64(seq),
-        body,
-        &**keys.public_key(),
-        signature
-    ])?;
+    tx.sql
+        .prepare_cached(
+            "INSERT INTO checkpoints (seq, body, key, signature) VALUES (?1, ?2, ?3, ?4)",
+        )?
+        .execute(params![to_i64(seq), body, &**keys.public_key(), signature])?;
     Ok(HighWaterMark { store: tx.shared.ledger_id.clone(), seq, chain })
 }
 
@@ -243,8 +266,10 @@ fn delete_entities(sql: &Connection, first: i64, last: i64) -> DbResult<()> {
         #[serde(default)]
         entities: Vec<(String, Value)>,
     }
-    let mut bodies = sql.prepare_cached("SELECT seq, body FROM ledger WHERE seq BETWEEN ?1 AND ?2")?;
-    let mut delete = sql.prepare_cached("DELETE FROM entities WHERE name = ?1 AND value = ?2 AND seq = ?3")?;
+    let mut bodies =
+        sql.prepare_cached("SELECT seq, body FROM ledger WHERE seq BETWEEN ?1 AND ?2")?;
+    let mut delete =
+        sql.prepare_cached("DELETE FROM entities WHERE name = ?1 AND value = ?2 AND seq = ?3")?;
     let (mut rows, mut unread) = (bodies.query([first, last])?, false);
     while let Some(row) = rows.next()? {
         let seq: i64 = row.get(0)?;
@@ -272,7 +297,8 @@ const SET_SESSION_ANCHORS_SQL: &str =
     FROM (SELECT session, max(n) AS n FROM ledger NOT INDEXED WHERE seq <= ?1 GROUP BY session) AS g WHERE g.session = sessions.id";
 
 /// Finds the first checkpoint that stays. Checkpoints are in the order of their rows.
-const FIRST_RETAINED_CHECKPOINT_SQL: &str = "SELECT rowid FROM checkpoints WHERE seq > ?1 ORDER BY rowid LIMIT 1";
+const FIRST_RETAINED_CHECKPOINT_SQL: &str =
+    "SELECT rowid FROM checkpoints WHERE seq > ?1 ORDER BY rowid LIMIT 1";
 
 /// Deletes checkpoints, except those where the key changed, which vouch for later keys.
 const DELETE_CHECKPOINTS_SQL: &str = "DELETE FROM checkpoints
@@ -282,8 +308,13 @@ const DELETE_CHECKPOINTS_SQL: &str = "DELETE FROM checkpoints
 ///
 /// A signed record of the pruning keeps the chain verifiable. Returns the number of pruned rows,
 /// 0 if none are left.
-pub(crate) fn prune_rows(tx: &mut WriteTransaction<'_>, before: Timestamp, now: Timestamp) -> DbResult<u64> {
-    let first: Option<i64> = tx.sql.query_row("SELECT min(seq) FROM ledger", [], |row| row.get(0))?;
+pub(crate) fn prune_rows(
+    tx: &mut WriteTransaction<'_>,
+    before: Timestamp,
+    now: Timestamp,
+) -> DbResult<u64> {
+    let first: Option<i64> =
+        tx.sql.query_row("SELECT min(seq) FROM ledger", [], |row| row.get(0))?;
     let Some(first) = first else { return Ok(0) };
     // Search only this batch, by sequence: by time there may be many more rows.
     let last = first.saturating_add(MAX_PRUNED_ROWS_PER_TRANSACTION - 1).min(to_i64(tx.head.seq));
@@ -293,12 +324,18 @@ pub(crate) fn prune_rows(tx: &mut WriteTransaction<'_>, before: Timestamp, now: 
         |row| row.get(0),
     )?;
     let last_gone = first_kept.map_or(last, |seq| seq - 1);
-    let chain: Option<Vec<u8>> = tx.sql.query_row("SELECT chain FROM ledger WHERE seq = ?1", [last_gone], |row| row.get(0)).optional()?;
+    let chain: Option<Vec<u8>> = tx
+        .sql
+        .query_row("SELECT chain FROM ledger WHERE seq = ?1", [last_gone], |row| row.get(0))
+        .optional()?;
     let Some(chain) = chain else { return Ok(0) };
     tx.sql.execute(SET_SESSION_ANCHORS_SQL, [last_gone])?;
     delete_entities(tx.sql, first, last_gone)?;
     let gone = tx.sql.execute("DELETE FROM ledger WHERE seq <= ?1", [last_gone])?;
-    let kept: Option<i64> = tx.sql.query_row(FIRST_RETAINED_CHECKPOINT_SQL, [last_gone], |row| row.get(0)).optional()?;
+    let kept: Option<i64> = tx
+        .sql
+        .query_row(FIRST_RETAINED_CHECKPOINT_SQL, [last_gone], |row| row.get(0))
+        .optional()?;
     tx.sql.execute(DELETE_CHECKPOINTS_SQL, [kept.unwrap_or(i64::MAX)])?;
     let body = PruneRecord {
         store: tx.shared.ledger_id.clone(),
@@ -330,7 +367,11 @@ mod tests {
     fn pruning_does_not_scan_the_checkpoints() {
         let sql = crate::open::empty_ledger();
         for seq in 1..=1_000 {
-            sql.execute("INSERT INTO checkpoints (seq, body, key, signature) VALUES (?1, '{}', '', '')", [2 * seq]).unwrap();
+            sql.execute(
+                "INSERT INTO checkpoints (seq, body, key, signature) VALUES (?1, '{}', '', '')",
+                [2 * seq],
+            )
+            .unwrap();
         }
         let mut first_kept = sql.prepare(super::FIRST_RETAINED_CHECKPOINT_SQL).unwrap();
         assert_eq!(first_kept.query_row([7], |row| row.get::<_, i64>(0)), Ok(4));

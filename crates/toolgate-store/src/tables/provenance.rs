@@ -24,7 +24,13 @@ pub(crate) struct ProvenanceTables<'c> {
 
 impl<'c> ProvenanceTables<'c> {
     pub(crate) fn new(sql: &'c Connection, key: &'c [u8; 32], session: &SessionHeader) -> Self {
-        Self { sql, key, session: session.id, flags: session.provenance_flags, error: RefCell::default() }
+        Self {
+            sql,
+            key,
+            session: session.id,
+            flags: session.provenance_flags,
+            error: RefCell::default(),
+        }
     }
 
     pub(crate) fn finish(self) -> DbResult<ProvenanceFlags> {
@@ -32,12 +38,20 @@ impl<'c> ProvenanceTables<'c> {
     }
 
     fn keyed_fingerprint(&self, print: u64) -> i64 {
-        let digest = Sha256::new().chain_update(b"toolgate-print-v1\0").chain_update(self.key).chain_update(print.to_be_bytes()).finalize();
+        let digest = Sha256::new()
+            .chain_update(b"toolgate-print-v1\0")
+            .chain_update(self.key)
+            .chain_update(print.to_be_bytes())
+            .finalize();
         digest.iter().take(8).fold(0_u64, |print, byte| print << 8 | u64::from(*byte)).cast_signed()
     }
 
     fn keyed_exact_fingerprint(&self, print: u128) -> [u8; 16] {
-        let digest = Sha256::new().chain_update(b"toolgate-exact-v1\0").chain_update(self.key).chain_update(print.to_be_bytes()).finalize();
+        let digest = Sha256::new()
+            .chain_update(b"toolgate-exact-v1\0")
+            .chain_update(self.key)
+            .chain_update(print.to_be_bytes())
+            .finalize();
         let mut keyed = [0; 16];
         keyed.iter_mut().zip(digest).for_each(|(to, from)| *to = from);
         keyed
@@ -48,7 +62,10 @@ impl<'c> ProvenanceTables<'c> {
     }
 }
 
-fn record_first_error<T>(fault: &RefCell<Option<rusqlite::Error>>, result: rusqlite::Result<T>) -> Option<T> {
+fn record_first_error<T>(
+    fault: &RefCell<Option<rusqlite::Error>>,
+    result: rusqlite::Result<T>,
+) -> Option<T> {
     result.map_err(|error| fault.borrow_mut().get_or_insert(error).to_string()).ok()
 }
 
@@ -70,11 +87,11 @@ impl ProvenanceStore for ProvenanceTables<'_> {
     }
     fn set_untrusted(&mut self, print: u64, whole: bool) {
         let put = || {
-            self.sql.prepare_cached("INSERT OR REPLACE INTO untrusted (session, print, whole) VALUES (?1, ?2, ?3)")?.execute(params![
-                self.session,
-                self.keyed_fingerprint(print),
-                whole
-            ])
+            self.sql
+                .prepare_cached(
+                    "INSERT OR REPLACE INTO untrusted (session, print, whole) VALUES (?1, ?2, ?3)",
+                )?
+                .execute(params![self.session, self.keyed_fingerprint(print), whole])
         };
         self.record_error(put());
     }
@@ -82,7 +99,10 @@ impl ProvenanceStore for ProvenanceTables<'_> {
         let find = || {
             self.sql
                 .prepare_cached("SELECT sources FROM trusted WHERE session = ?1 AND print = ?2")?
-                .query_row(params![self.session, self.keyed_exact_fingerprint(exact).as_slice()], |row| row.get::<_, String>(0))
+                .query_row(
+                    params![self.session, self.keyed_exact_fingerprint(exact).as_slice()],
+                    |row| row.get::<_, String>(0),
+                )
                 .optional()
         };
         self.record_error(find()).flatten().and_then(|text| serde_json::from_str(&text).ok())
@@ -90,11 +110,15 @@ impl ProvenanceStore for ProvenanceTables<'_> {
     fn set_sources(&mut self, exact: u128, sources: Arc<[Arc<str>]>) {
         let put = || {
             let sources = serde_json::to_string(&sources).unwrap_or_default();
-            self.sql.prepare_cached("INSERT OR REPLACE INTO trusted (session, print, sources) VALUES (?1, ?2, ?3)")?.execute(params![
-                self.session,
-                self.keyed_exact_fingerprint(exact).as_slice(),
-                sources
-            ])
+            self.sql
+                .prepare_cached(
+                    "INSERT OR REPLACE INTO trusted (session, print, sources) VALUES (?1, ?2, ?3)",
+                )?
+                .execute(params![
+                    self.session,
+                    self.keyed_exact_fingerprint(exact).as_slice(),
+                    sources
+                ])
         };
         self.record_error(put());
     }
@@ -137,7 +161,10 @@ impl<'c> CarrierTable<'c> {
 
     fn find(&self, carrier: &str) -> Option<bool> {
         let find = || {
-            self.sql.prepare_cached("SELECT untrusted FROM carriers WHERE carrier = ?1")?.query_row([carrier], |row| row.get(0)).optional()
+            self.sql
+                .prepare_cached("SELECT untrusted FROM carriers WHERE carrier = ?1")?
+                .query_row([carrier], |row| row.get(0))
+                .optional()
         };
         record_first_error(&self.error, find()).flatten()
     }
@@ -157,14 +184,18 @@ impl CarrierStore for CarrierTable<'_> {
                 self.sql
                     .prepare_cached("INSERT INTO meta (name, value) VALUES ('carriers', '1') ON CONFLICT (name) DO UPDATE SET value = CAST(value + 1 AS TEXT)")?
                     .execute([])?;
-                let count: String =
-                    self.sql.prepare_cached("SELECT value FROM meta WHERE name = 'carriers'")?.query_row([], |row| row.get(0))?;
+                let count: String = self
+                    .sql
+                    .prepare_cached("SELECT value FROM meta WHERE name = 'carriers'")?
+                    .query_row([], |row| row.get(0))?;
                 if count.parse::<usize>().is_ok_and(|count| count > MAX_CARRIERS) {
                     carrier = OVERFLOW_MARKER;
                 }
             }
             self.sql
-                .prepare_cached("INSERT OR REPLACE INTO carriers (carrier, untrusted) VALUES (?1, ?2)")?
+                .prepare_cached(
+                    "INSERT OR REPLACE INTO carriers (carrier, untrusted) VALUES (?1, ?2)",
+                )?
                 .execute(params![carrier, untrusted || carrier == OVERFLOW_MARKER])
         };
         record_first_error(&self.error, put());

@@ -13,7 +13,9 @@ use toolgate::policy::{DecisionFacts, FactRequest};
 use toolgate::provenance;
 use toolgate::provenance::{ProvenanceFlags, ProvenanceStore as _};
 use toolgate::session::repetition::RepetitionState;
-use toolgate::session::state::{Evidence, EvidenceKey, NamedChange, SessionChanges, SessionEdit, SessionState};
+use toolgate::session::state::{
+    Evidence, EvidenceKey, NamedChange, SessionChanges, SessionEdit, SessionState,
+};
 use toolgate_json::Digest;
 
 use crate::error::DbResult;
@@ -50,8 +52,10 @@ impl SessionHeader {
             version: to_u64(row.get(1)?),
             stamp: to_u64(row.get(2)?),
             opened_at: row.get::<_, Option<i64>>(3)?.map(from_nanos),
-            progress: progress.map_or(Ok(RepetitionState::default()), |text| serde_json::from_str(&text))?,
-            provenance_flags: memory.map_or(Ok(ProvenanceFlags::default()), |text| serde_json::from_str(&text))?,
+            progress: progress
+                .map_or(Ok(RepetitionState::default()), |text| serde_json::from_str(&text))?,
+            provenance_flags: memory
+                .map_or(Ok(ProvenanceFlags::default()), |text| serde_json::from_str(&text))?,
             has_revocations: row.get(6)?,
             rows: to_u64(row.get(7)?),
             head: parse_digest(row.get_ref(8)?.as_blob().unwrap_or_default())?,
@@ -63,7 +67,10 @@ impl SessionHeader {
             return Ok(session);
         }
         let head = hash_chain::session_genesis(key);
-        sql.prepare_cached("INSERT INTO sessions (agent, principal, session, head) VALUES (?1, ?2, ?3, ?4)")?.execute(params![
+        sql.prepare_cached(
+            "INSERT INTO sessions (agent, principal, session, head) VALUES (?1, ?2, ?3, ?4)",
+        )?
+        .execute(params![
             &*key.agent,
             &*key.principal,
             &*key.session,
@@ -85,7 +92,11 @@ impl SessionHeader {
     /// Counts the calls that are counted in memory only. Returns true if there were any.
     ///
     /// The caller saves the session afterwards.
-    pub(crate) fn count_uncounted_calls(&mut self, tx: &WriteTransaction<'_>, key: &SessionKey) -> bool {
+    pub(crate) fn count_uncounted_calls(
+        &mut self,
+        tx: &WriteTransaction<'_>,
+        key: &SessionKey,
+    ) -> bool {
         let ahead = tx.replace_uncounted_calls(key, None);
         self.count_calls(ahead.as_deref().unwrap_or_default());
         ahead.is_some()
@@ -128,18 +139,24 @@ impl SessionHeader {
         key: &SessionKey,
         call: Option<UncountedCall>,
     ) -> DbResult<Option<(Self, Timestamp, Vec<UncountedCall>)>> {
-        let Some((opened, mut session)) = Self::find(sql, key)?.and_then(|session| Some((session.opened_at?, session))) else {
+        let Some((opened, mut session)) =
+            Self::find(sql, key)?.and_then(|session| Some((session.opened_at?, session)))
+        else {
             return Ok(None);
         };
-        let mut ahead = lock_unpoisoned(&shared.uncounted_calls).get(key).cloned().unwrap_or_default();
+        let mut ahead =
+            lock_unpoisoned(&shared.uncounted_calls).get(key).cloned().unwrap_or_default();
         ahead.extend(call);
         session.count_calls(&ahead);
         Ok(Some((session, opened, ahead)))
     }
 
     pub(crate) fn save(&self, sql: &Connection) -> DbResult<()> {
-        let memory =
-            if self.provenance_flags == ProvenanceFlags::default() { None } else { Some(serde_json::to_string(&self.provenance_flags)?) };
+        let memory = if self.provenance_flags == ProvenanceFlags::default() {
+            None
+        } else {
+            Some(serde_json::to_string(&self.provenance_flags)?)
+        };
         sql.prepare_cached(
             "UPDATE sessions SET version = ?2, stamp = ?3, opened = ?4, progress = ?5, memory = ?6, revokes = ?7, rows = ?8, head = ?9
              WHERE id = ?1",
@@ -169,7 +186,8 @@ impl SessionHeader {
         if self.version == 0 {
             return Ok(Vec::new());
         }
-        let mut statement = sql.prepare_cached("SELECT name, value FROM slices WHERE session = ?1")?;
+        let mut statement =
+            sql.prepare_cached("SELECT name, value FROM slices WHERE session = ?1")?;
         let rows = statement.query_map([self.id], |row| Ok((row.get(0)?, row.get(1)?)))?;
         Ok(rows.collect::<Result<_, _>>()?)
     }
@@ -185,20 +203,34 @@ impl SessionHeader {
     /// Reads the whole session.
     pub(crate) fn read_all(&self, sql: &Connection) -> DbResult<SessionState> {
         let mut state = self.read_slices(sql)?;
-        for (name, value) in read_named_values(sql, "SELECT name, value FROM marks WHERE session = ?1", self.id)? {
+        for (name, value) in
+            read_named_values(sql, "SELECT name, value FROM marks WHERE session = ?1", self.id)?
+        {
             state.marks.insert_mut(name, Arc::new(value));
         }
-        for (name, entry) in read_named_values(sql, "SELECT name, entry FROM logs WHERE session = ?1 ORDER BY name, n", self.id)? {
+        for (name, entry) in read_named_values(
+            sql,
+            "SELECT name, entry FROM logs WHERE session = ?1 ORDER BY name, n",
+            self.id,
+        )? {
             let log = state.logs.get(&name).cloned().unwrap_or_default();
             state.logs.insert_mut(name, log.push_back(Arc::new(entry)));
         }
-        for (key, proof) in read_named_values(sql, "SELECT key, proof FROM evidence WHERE session = ?1", self.id)? {
-            state.evidence.insert_mut(serde_json::from_str(&key)?, Arc::new(serde_json::from_value::<Evidence>(proof)?));
+        for (key, proof) in
+            read_named_values(sql, "SELECT key, proof FROM evidence WHERE session = ?1", self.id)?
+        {
+            state.evidence.insert_mut(
+                serde_json::from_str(&key)?,
+                Arc::new(serde_json::from_value::<Evidence>(proof)?),
+            );
         }
-        let mut statement = sql.prepare_cached("SELECT key, stamp FROM revocations WHERE session = ?1")?;
+        let mut statement =
+            sql.prepare_cached("SELECT key, stamp FROM revocations WHERE session = ?1")?;
         let mut rows = statement.query([self.id])?;
         while let Some(row) = rows.next()? {
-            state.revocations.insert_mut(serde_json::from_str(&row.get::<_, String>(0)?)?, to_u64(row.get(1)?));
+            state
+                .revocations
+                .insert_mut(serde_json::from_str(&row.get::<_, String>(0)?)?, to_u64(row.get(1)?));
         }
         // Values are stored as keyed fingerprints and cannot be read back.
         state.provenance.set_flags(self.provenance_flags);
@@ -215,12 +247,18 @@ impl SessionHeader {
     }
 
     /// Reads the latest evidence for a key, unless it was revoked.
-    pub(crate) fn current_evidence(&self, sql: &Connection, key: &EvidenceKey) -> DbResult<Option<Arc<Evidence>>> {
+    pub(crate) fn current_evidence(
+        &self,
+        sql: &Connection,
+        key: &EvidenceKey,
+    ) -> DbResult<Option<Arc<Evidence>>> {
         let Some(proof) = self.latest_evidence(sql, key)? else { return Ok(None) };
         if self.has_revocations {
             for key in proof.keys_for_reported(false) {
                 let revoked: Option<i64> = sql
-                    .prepare_cached("SELECT stamp FROM revocations WHERE session = ?1 AND key = ?2")?
+                    .prepare_cached(
+                        "SELECT stamp FROM revocations WHERE session = ?1 AND key = ?2",
+                    )?
                     .query_row(params![self.id, canonical_text(&key)?], |row| row.get(0))
                     .optional()?;
                 if revoked.is_some_and(|at| to_u64(at) >= proof.stamp) {
@@ -231,7 +269,11 @@ impl SessionHeader {
         Ok(Some(Arc::new(proof)))
     }
 
-    pub(crate) fn append_logs(&mut self, sql: &Connection, logs: Vec<(Arc<str>, Value)>) -> DbResult<()> {
+    pub(crate) fn append_logs(
+        &mut self,
+        sql: &Connection,
+        logs: Vec<(Arc<str>, Value)>,
+    ) -> DbResult<()> {
         self.stamp += 1;
         for (name, entry) in logs {
             sql.prepare_cached(
@@ -246,15 +288,18 @@ impl SessionHeader {
     pub(crate) fn revoke_evidence(&mut self, sql: &Connection, key: &EvidenceKey) -> DbResult<()> {
         self.stamp += 1;
         self.has_revocations = true;
-        sql.prepare_cached("INSERT OR REPLACE INTO revocations (session, key, stamp) VALUES (?1, ?2, ?3)")?.execute(params![
-            self.id,
-            canonical_text(key)?,
-            to_i64(self.stamp)
-        ])?;
+        sql.prepare_cached(
+            "INSERT OR REPLACE INTO revocations (session, key, stamp) VALUES (?1, ?2, ?3)",
+        )?
+        .execute(params![self.id, canonical_text(key)?, to_i64(self.stamp)])?;
         Ok(())
     }
 
-    pub(crate) fn apply_changes(&mut self, sql: &Connection, changes: SessionChanges) -> DbResult<()> {
+    pub(crate) fn apply_changes(
+        &mut self,
+        sql: &Connection,
+        changes: SessionChanges,
+    ) -> DbResult<()> {
         self.version += u64::from(changes.can_conflict());
         self.stamp += 1;
         self.store_values(sql, "slices", changes.slices)?;
@@ -264,7 +309,11 @@ impl SessionHeader {
             evidence.stamp = evidence.stamp.min(self.stamp);
             for key in evidence.keys() {
                 // Do not replace newer evidence.
-                if !is_late || self.latest_evidence(sql, &key)?.is_none_or(|known| known.stamp <= evidence.stamp) {
+                if !is_late
+                    || self
+                        .latest_evidence(sql, &key)?
+                        .is_none_or(|known| known.stamp <= evidence.stamp)
+                {
                     self.store_evidence(sql, &key, &evidence)?;
                 }
             }
@@ -272,8 +321,16 @@ impl SessionHeader {
         Ok(())
     }
 
-    fn store_evidence(&self, sql: &Connection, key: &EvidenceKey, evidence: &Evidence) -> DbResult<()> {
-        sql.prepare_cached("INSERT OR REPLACE INTO evidence (session, key, proof) VALUES (?1, ?2, ?3)")?.execute(params![
+    fn store_evidence(
+        &self,
+        sql: &Connection,
+        key: &EvidenceKey,
+        evidence: &Evidence,
+    ) -> DbResult<()> {
+        sql.prepare_cached(
+            "INSERT OR REPLACE INTO evidence (session, key, proof) VALUES (?1, ?2, ?3)",
+        )?
+        .execute(params![
             self.id,
             canonical_text(key)?,
             serde_json::to_string(evidence)?
@@ -281,21 +338,35 @@ impl SessionHeader {
         Ok(())
     }
 
-    fn store_values(&self, sql: &Connection, table: &str, changes: Vec<NamedChange>) -> DbResult<()> {
+    fn store_values(
+        &self,
+        sql: &Connection,
+        table: &str,
+        changes: Vec<NamedChange>,
+    ) -> DbResult<()> {
         for (name, value) in changes {
             match value {
                 Some(value) => sql
-                    .prepare_cached(&format!("INSERT OR REPLACE INTO {table} (session, name, value) VALUES (?1, ?2, ?3)"))?
+                    .prepare_cached(&format!(
+                        "INSERT OR REPLACE INTO {table} (session, name, value) VALUES (?1, ?2, ?3)"
+                    ))?
                     .execute(params![self.id, &*name, value.to_string()])?,
                 None => sql
-                    .prepare_cached(&format!("DELETE FROM {table} WHERE session = ?1 AND name = ?2"))?
+                    .prepare_cached(&format!(
+                        "DELETE FROM {table} WHERE session = ?1 AND name = ?2"
+                    ))?
                     .execute(params![self.id, &*name])?,
             };
         }
         Ok(())
     }
 
-    pub(crate) fn edit(&mut self, sql: &Connection, key: &[u8; 32], alter: SessionEdit) -> DbResult<()> {
+    pub(crate) fn edit(
+        &mut self,
+        sql: &Connection,
+        key: &[u8; 32],
+        alter: SessionEdit,
+    ) -> DbResult<()> {
         self.version += 1;
         self.stamp += 1;
         match alter {
@@ -311,7 +382,9 @@ impl SessionHeader {
             SessionEdit::Restore(earlier) => {
                 self.clear_tables(sql, &["slices", "marks", "evidence", "revocations"])?;
                 let all = |map: &toolgate::session::state::SessionSlices| {
-                    map.iter().map(|(name, value)| (Arc::clone(name), Some((**value).clone()))).collect()
+                    map.iter()
+                        .map(|(name, value)| (Arc::clone(name), Some((**value).clone())))
+                        .collect()
                 };
                 self.store_values(sql, "slices", all(&earlier.slices))?;
                 self.store_values(sql, "marks", all(&earlier.marks))?;
@@ -320,7 +393,10 @@ impl SessionHeader {
                 }
                 self.has_revocations = !earlier.revocations.is_empty();
                 for (key, stamp) in &earlier.revocations {
-                    sql.prepare_cached("INSERT INTO revocations (session, key, stamp) VALUES (?1, ?2, ?3)")?.execute(params![
+                    sql.prepare_cached(
+                        "INSERT INTO revocations (session, key, stamp) VALUES (?1, ?2, ?3)",
+                    )?
+                    .execute(params![
                         self.id,
                         canonical_text(key)?,
                         to_i64(*stamp)
@@ -333,15 +409,22 @@ impl SessionHeader {
 
     fn clear_tables(&self, sql: &Connection, tables: &[&str]) -> DbResult<()> {
         for table in tables {
-            sql.prepare_cached(&format!("DELETE FROM {table} WHERE session = ?1"))?.execute([self.id])?;
+            sql.prepare_cached(&format!("DELETE FROM {table} WHERE session = ?1"))?
+                .execute([self.id])?;
         }
         Ok(())
     }
 
     /// Stores the provenance of values.
-    pub(crate) fn store_provenance(&mut self, sql: &Connection, key: &[u8; 32], seen: provenance::ProvenanceUpdate) -> DbResult<()> {
+    pub(crate) fn store_provenance(
+        &mut self,
+        sql: &Connection,
+        key: &[u8; 32],
+        seen: provenance::ProvenanceUpdate,
+    ) -> DbResult<()> {
         self.stamp += 1;
-        let (mut memory, mut carriers) = (ProvenanceTables::new(sql, key, self), CarrierTable::new(sql));
+        let (mut memory, mut carriers) =
+            (ProvenanceTables::new(sql, key, self), CarrierTable::new(sql));
         provenance::apply_update(&mut memory, seen, &mut carriers);
         self.provenance_flags = memory.finish()?;
         carriers.finish()
@@ -361,7 +444,11 @@ pub(crate) fn load_facts(
     }
     let session = SessionHeader::find(sql, key)?;
     for key in &needs.evidence {
-        let found = session.as_ref().map(|session| session.current_evidence(sql, key)).transpose()?.flatten();
+        let found = session
+            .as_ref()
+            .map(|session| session.current_evidence(sql, key))
+            .transpose()?
+            .flatten();
         facts.evidence.push((key.clone(), found));
     }
     for mark in &needs.marks {
@@ -389,12 +476,19 @@ pub(crate) fn load_facts(
     Ok(())
 }
 
-fn read_named_values(sql: &Connection, query: &str, session: i64) -> DbResult<Vec<(Arc<str>, Value)>> {
+fn read_named_values(
+    sql: &Connection,
+    query: &str,
+    session: i64,
+) -> DbResult<Vec<(Arc<str>, Value)>> {
     let mut statement = sql.prepare_cached(query)?;
     let mut rows = statement.query([session])?;
     let mut found = Vec::new();
     while let Some(row) = rows.next()? {
-        found.push((row.get::<_, String>(0)?.into(), serde_json::from_str(&row.get::<_, String>(1)?)?));
+        found.push((
+            row.get::<_, String>(0)?.into(),
+            serde_json::from_str(&row.get::<_, String>(1)?)?,
+        ));
     }
     Ok(found)
 }

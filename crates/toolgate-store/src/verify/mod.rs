@@ -33,7 +33,11 @@ impl Ledger {
     ///
     /// # Errors
     /// The first problem.
-    pub fn verify(&self, trust: &TrustRoots, mut progress: impl FnMut(u64)) -> Result<VerificationReport, VerifyError> {
+    pub fn verify(
+        &self,
+        trust: &TrustRoots,
+        mut progress: impl FnMut(u64),
+    ) -> Result<VerificationReport, VerifyError> {
         let keys = match &trust.key {
             Some(key) => vec![key.clone()],
             None => match LedgerKeys::read_own_public_keys(&self.state_dir.keys_dir()) {
@@ -56,7 +60,10 @@ impl Ledger {
         // transaction, because other processes may write.
         let mark = self.state_dir.read_mark().map_err(|error| match error.kind() {
             std::io::ErrorKind::Other => VerifyError::new(error.to_string()),
-            _ => VerifyError::unchecked(format!("{}: {error}", self.state_dir.path().join("mark.json").display())),
+            _ => VerifyError::unchecked(format!(
+                "{}: {error}",
+                self.state_dir.path().join("mark.json").display()
+            )),
         })?;
         self.sql.execute_batch("BEGIN")?;
         let verified = self.check_ledger(trust, &keys, mark.as_ref(), &mut progress);
@@ -72,12 +79,14 @@ impl Ledger {
         progress: &mut dyn FnMut(u64),
     ) -> Result<VerificationReport, VerifyError> {
         let (anchor, given) = (trust.anchor, trust.key.is_some());
-        let damage: String = self.sql.query_row("PRAGMA integrity_check(1)", [], |row| row.get(0))?;
+        let damage: String =
+            self.sql.query_row("PRAGMA integrity_check(1)", [], |row| row.get(0))?;
         if damage != "ok" {
             return Err(VerifyError::new(format!("the file is damaged: {damage}")));
         }
         let mut meta = crate::tables::sessions::read_meta(&self.sql)?;
-        let (id, key) = (meta.remove("id").unwrap_or_default(), meta.remove("key").unwrap_or_default());
+        let (id, key) =
+            (meta.remove("id").unwrap_or_default(), meta.remove("key").unwrap_or_default());
         let believed = self.trusted_keys(keys)?;
         let pruned = self.read_prune_record(&id, &believed)?;
         let mut sessions = self.read_session_heads()?;
@@ -94,7 +103,10 @@ impl Ledger {
             &mut sessions,
             pruned.as_ref(),
             &checkpoints,
-            [mark.map(|m| (m.seq, m.chain, "the high-water mark")), anchor.map(|a| (a.seq, a.chain, "the anchor"))],
+            [
+                mark.map(|m| (m.seq, m.chain, "the high-water mark")),
+                anchor.map(|a| (a.seq, a.chain, "the anchor")),
+            ],
             progress,
         )?;
         for seen in sessions.values() {
@@ -106,13 +118,24 @@ impl Ledger {
                 return Err(VerifyError::new(what));
             }
         }
-        let signed_to = checkpoints.iter().map(|(seq, _)| *seq).max().or(pruned.as_ref().map(|p| p.seq)).unwrap_or(0);
+        let signed_to = checkpoints
+            .iter()
+            .map(|(seq, _)| *seq)
+            .max()
+            .or(pruned.as_ref().map(|p| p.seq))
+            .unwrap_or(0);
         if let Some(mark) = mark {
             if mark.store != id {
-                return Err(VerifyError::new(format!("another ledger was here, with {} rows", mark.seq)));
+                return Err(VerifyError::new(format!(
+                    "another ledger was here, with {} rows",
+                    mark.seq
+                )));
             }
             if walked.end.seq < mark.seq {
-                return Err(VerifyError::at_row(walked.end.seq + 1, format!("missing: the ledger had {} rows, but ends here", mark.seq)));
+                return Err(VerifyError::at_row(
+                    walked.end.seq + 1,
+                    format!("missing: the ledger had {} rows, but ends here", mark.seq),
+                ));
             }
             if signed_to < mark.seq {
                 return Err(VerifyError::new(format!(
@@ -124,12 +147,17 @@ impl Ledger {
         if let Some(anchor) = anchor.filter(|anchor| walked.end.seq < anchor.seq) {
             return Err(VerifyError::at_row(
                 walked.end.seq + 1,
-                format!("missing: the ledger had {} rows when the anchor was printed, but ends here", anchor.seq),
+                format!(
+                    "missing: the ledger had {} rows when the anchor was printed, but ends here",
+                    anchor.seq
+                ),
             ));
         }
         // If the state directory has the keys, it should have the mark, too.
         if mark.is_none() && signed_to > 0 && !given && anchor.is_none() {
-            return Err(VerifyError::new("the high-water mark is missing, so missing rows cannot be detected; pass a saved anchor"));
+            return Err(VerifyError::new(
+                "the high-water mark is missing, so missing rows cannot be detected; pass a saved anchor",
+            ));
         }
         if signed_to == 0 && walked.rows > 0 && mark.is_none() && anchor.is_none() {
             return Err(VerifyError::new(
@@ -158,11 +186,22 @@ impl Ledger {
         )?;
         let mut rows = statement.query([])?;
         while let Some(row) = rows.next()? {
-            let (body, key, signature): (String, String, String) = (row.get(0)?, row.get(1)?, row.get(2)?);
+            let (body, key, signature): (String, String, String) =
+                (row.get(0)?, row.get(1)?, row.get(2)?);
             if let Ok(checkpoint) = serde_json::from_str::<Checkpoint>(&body)
-                && is_valid_signature(&key, &ledger::signed_statement("checkpoint", &body), &signature)
+                && is_valid_signature(
+                    &key,
+                    &ledger::signed_statement("checkpoint", &body),
+                    &signature,
+                )
             {
-                vouches.extend(checkpoint.next_key.into_iter().chain(checkpoint.previous_key).map(|other| (key.clone(), other)));
+                vouches.extend(
+                    checkpoint
+                        .next_key
+                        .into_iter()
+                        .chain(checkpoint.previous_key)
+                        .map(|other| (key.clone(), other)),
+                );
             }
         }
         let mut believed: BTreeSet<String> = keys.iter().cloned().collect();
@@ -180,12 +219,27 @@ impl Ledger {
     }
 
     /// Reads the record of pruned rows and checks its signature.
-    fn read_prune_record(&self, id: &str, believed: &BTreeSet<String>) -> Result<Option<PruneRecord>, VerifyError> {
-        let read = |row: &rusqlite::Row<'_>| Ok((row.get::<_, String>(0)?, row.get::<_, String>(1)?, row.get::<_, String>(2)?));
-        let found = self.sql.query_row("SELECT body, key, signature FROM prunes ORDER BY seq DESC LIMIT 1", [], read).optional()?;
+    fn read_prune_record(
+        &self,
+        id: &str,
+        believed: &BTreeSet<String>,
+    ) -> Result<Option<PruneRecord>, VerifyError> {
+        let read = |row: &rusqlite::Row<'_>| {
+            Ok((row.get::<_, String>(0)?, row.get::<_, String>(1)?, row.get::<_, String>(2)?))
+        };
+        let found = self
+            .sql
+            .query_row(
+                "SELECT body, key, signature FROM prunes ORDER BY seq DESC LIMIT 1",
+                [],
+                read,
+            )
+            .optional()?;
         let Some((body, key, signature)) = found else { return Ok(None) };
         if !believed.contains(&key) {
-            return Err(VerifyError::new(format!("the record of pruned rows is signed with {key}, which is not a trusted key")));
+            return Err(VerifyError::new(format!(
+                "the record of pruned rows is signed with {key}, which is not a trusted key"
+            )));
         }
         let wrong = || VerifyError::new("the record of pruned rows does not match its signature");
         let pruned: PruneRecord = serde_json::from_str(&body).map_err(|_| wrong())?;
@@ -204,30 +258,50 @@ impl Ledger {
     /// The ledger cannot be read.
     pub fn pruned_since(&self, call: CallId) -> Result<Option<u64>, StoreError> {
         let find = || -> DbResult<Option<u64>> {
-            let last =
-                self.sql.query_row("SELECT body FROM prunes ORDER BY seq DESC LIMIT 1", [], |row| row.get::<_, String>(0)).optional()?;
-            let Some(pruned) = last.map(|body| serde_json::from_str::<PruneRecord>(&body)).transpose()? else { return Ok(None) };
+            let last = self
+                .sql
+                .query_row("SELECT body FROM prunes ORDER BY seq DESC LIMIT 1", [], |row| {
+                    row.get::<_, String>(0)
+                })
+                .optional()?;
+            let Some(pruned) =
+                last.map(|body| serde_json::from_str::<PruneRecord>(&body)).transpose()?
+            else {
+                return Ok(None);
+            };
             // A call id begins with its creation time in milliseconds.
-            let named = call.as_bytes().iter().take(6).fold(0_i64, |millis, byte| (millis << 8) | i64::from(*byte));
+            let named = call
+                .as_bytes()
+                .iter()
+                .take(6)
+                .fold(0_i64, |millis, byte| (millis << 8) | i64::from(*byte));
             Ok((named <= pruned.at.as_millisecond()).then_some(pruned.seq))
         };
         self.with_path(find())
     }
 
     fn read_session_heads(&self) -> Result<HashMap<i64, SessionChainCheck>, VerifyError> {
-        let mut statement = self.sql.prepare("SELECT id, agent, principal, session, rows, head, pruned, anchor FROM sessions")?;
+        let mut statement = self.sql.prepare(
+            "SELECT id, agent, principal, session, rows, head, pruned, anchor FROM sessions",
+        )?;
         let mut rows = statement.query([])?;
         let mut sessions = HashMap::new();
         while let Some(row) = rows.next()? {
-            let key = SessionKey::new(row.get::<_, String>(1)?, row.get::<_, String>(2)?, row.get::<_, String>(3)?);
+            let key = SessionKey::new(
+                row.get::<_, String>(1)?,
+                row.get::<_, String>(2)?,
+                row.get::<_, String>(3)?,
+            );
             let anchor: Option<Vec<u8>> = row.get(7)?;
             let pruned = to_u64(row.get(6)?);
             let head = match anchor {
                 Some(anchor) if pruned > 0 => parse_digest(&anchor)?,
                 _ => hash_chain::session_genesis(&key),
             };
-            let said = (to_u64(row.get(4)?), parse_digest(row.get_ref(5)?.as_blob().unwrap_or_default())?);
-            sessions.insert(row.get(0)?, SessionChainCheck { key, rows: pruned, head, stored: said });
+            let said =
+                (to_u64(row.get(4)?), parse_digest(row.get_ref(5)?.as_blob().unwrap_or_default())?);
+            sessions
+                .insert(row.get(0)?, SessionChainCheck { key, rows: pruned, head, stored: said });
         }
         Ok(sessions)
     }
@@ -240,27 +314,35 @@ impl Ledger {
         believed: &BTreeSet<String>,
         pruned: Option<&PruneRecord>,
     ) -> Result<Vec<(u64, Digest)>, VerifyError> {
-        let mut statement = self.sql.prepare("SELECT body, key, signature, seq FROM checkpoints ORDER BY rowid")?;
+        let mut statement =
+            self.sql.prepare("SELECT body, key, signature, seq FROM checkpoints ORDER BY rowid")?;
         let mut rows = statement.query([])?;
         let mut found: Vec<(u64, Digest)> = Vec::new();
         // After a rotation, the old key signs nothing. The first checkpoint left has the first key.
         let mut in_force: Option<String> = None;
         while let Some(row) = rows.next()? {
-            let (body, key, signature): (String, String, String) = (row.get(0)?, row.get(1)?, row.get(2)?);
+            let (body, key, signature): (String, String, String) =
+                (row.get(0)?, row.get(1)?, row.get(2)?);
             let seq = to_u64(row.get(3)?);
-            let wrong = |what: &str| VerifyError::new(format!("the checkpoint at row {seq} {what}"));
+            let wrong =
+                |what: &str| VerifyError::new(format!("the checkpoint at row {seq} {what}"));
             if !believed.contains(&key) {
                 return Err(wrong(&format!("is signed with {key}, which is not a trusted key")));
             }
-            let checkpoint: Checkpoint = serde_json::from_str(&body).map_err(|_| wrong("cannot be read"))?;
-            if !is_valid_signature(&key, &ledger::signed_statement("checkpoint", &body), &signature) || checkpoint.seq != seq {
+            let checkpoint: Checkpoint =
+                serde_json::from_str(&body).map_err(|_| wrong("cannot be read"))?;
+            if !is_valid_signature(&key, &ledger::signed_statement("checkpoint", &body), &signature)
+                || checkpoint.seq != seq
+            {
                 return Err(wrong("does not match its signature"));
             }
             if checkpoint.store != id {
                 return Err(wrong("belongs to another ledger"));
             }
             if let Some(in_force) = in_force.filter(|in_force| *in_force != key) {
-                return Err(wrong(&format!("is signed with {key}, but {in_force} was current: a key rotation was undone")));
+                return Err(wrong(&format!(
+                    "is signed with {key}, but {in_force} was current: a key rotation was undone"
+                )));
             }
             in_force = Some(checkpoint.next_key.unwrap_or(key));
             if pruned.is_none_or(|pruned| seq > pruned.seq) {
@@ -304,7 +386,10 @@ impl Ledger {
             if let Some(claims) = due.remove(&tip.seq) {
                 for (chain, who) in claims {
                     if chain != tip.chain {
-                        return Err(VerifyError::at_row(tip.seq, format!("the rows up to here do not match {who}")));
+                        return Err(VerifyError::at_row(
+                            tip.seq,
+                            format!("the rows up to here do not match {who}"),
+                        ));
                     }
                 }
             }
@@ -313,7 +398,8 @@ impl Ledger {
             if seq != tip.seq + 1 {
                 return Err(VerifyError::at_row(tip.seq + 1, "missing"));
             }
-            let stored = StoredRow::from_row(row).map_err(|fault| VerifyError::at_row(seq, fault.to_string()))?;
+            let stored = StoredRow::from_row(row)
+                .map_err(|fault| VerifyError::at_row(seq, fault.to_string()))?;
             let flaw = |what: &str| VerifyError {
                 seq: Some(seq),
                 call: stored.row.as_ref().map(|row| row.call),
@@ -321,7 +407,9 @@ impl Ledger {
                 what: what.to_owned(),
                 unchecked: false,
             };
-            let Some(seen) = sessions.get(&stored.session) else { return Err(flaw("the session of the row is missing")) };
+            let Some(seen) = sessions.get(&stored.session) else {
+                return Err(flaw("the session of the row is missing"));
+            };
             if stored.n != seen.rows + 1 {
                 return Err(flaw("not the next row of its session"));
             }
@@ -341,7 +429,9 @@ impl Ledger {
                 about += 1;
                 let there = self
                     .sql
-                    .prepare_cached("SELECT 1 FROM entities WHERE name = ?1 AND value = ?2 AND seq = ?3")?
+                    .prepare_cached(
+                        "SELECT 1 FROM entities WHERE name = ?1 AND value = ?2 AND seq = ?3",
+                    )?
                     .exists(params![name, value, to_i64(seq)])?;
                 if !there {
                     return Err(flaw(&format!("the entity index has no entry for its `{name}`")));
@@ -358,12 +448,20 @@ impl Ledger {
                 progress(count);
             }
         }
-        if let Some((seq, _)) = due.iter().filter(|(seq, _)| **seq > tip.seq).min_by_key(|(seq, _)| **seq) {
-            return Err(VerifyError::at_row(tip.seq + 1, format!("missing: row {seq} was signed, but the ledger ends here")));
+        if let Some((seq, _)) =
+            due.iter().filter(|(seq, _)| **seq > tip.seq).min_by_key(|(seq, _)| **seq)
+        {
+            return Err(VerifyError::at_row(
+                tip.seq + 1,
+                format!("missing: row {seq} was signed, but the ledger ends here"),
+            ));
         }
-        let indexed: i64 = self.sql.query_row("SELECT count(*) FROM entities", [], |row| row.get(0))?;
+        let indexed: i64 =
+            self.sql.query_row("SELECT count(*) FROM entities", [], |row| row.get(0))?;
         if to_u64(indexed) != about {
-            return Err(VerifyError::new("the entity index has entries for entities that no row has"));
+            return Err(VerifyError::new(
+                "the entity index has entries for entities that no row has",
+            ));
         }
         self.check_definitions(&configs)?;
         Ok(CheckedRows { end: tip, rows: count })
@@ -380,8 +478,14 @@ impl Ledger {
             }
         }
         for config in configs.iter().filter(|config| **config != Digest::default()) {
-            if !self.sql.prepare_cached("SELECT 1 FROM configs WHERE digest = ?1")?.exists([config.as_bytes().as_slice()])? {
-                return Err(VerifyError::new(format!("the configuration {config} is missing, but rows refer to it")));
+            if !self
+                .sql
+                .prepare_cached("SELECT 1 FROM configs WHERE digest = ?1")?
+                .exists([config.as_bytes().as_slice()])?
+            {
+                return Err(VerifyError::new(format!(
+                    "the configuration {config} is missing, but rows refer to it"
+                )));
             }
         }
         Ok(())
@@ -437,5 +541,8 @@ impl StoredRow {
 /// Verifies a receipt with the public key of the ledger only.
 #[must_use]
 pub fn check_receipt(receipt: &Receipt, key: &str) -> bool {
-    *receipt.key == *key && receipt.to_signed_bytes().is_ok_and(|statement| is_valid_signature(key, &statement, &receipt.signature))
+    *receipt.key == *key
+        && receipt
+            .to_signed_bytes()
+            .is_ok_and(|statement| is_valid_signature(key, &statement, &receipt.signature))
 }

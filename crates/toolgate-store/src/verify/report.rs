@@ -34,8 +34,9 @@ impl FromStr for LedgerAnchor {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let wrong =
-            || "not an anchor: expected a row number, a colon and 64 hexadecimal digits, as `toolgate audit verify` prints it".to_owned();
+        let wrong = || {
+            "not an anchor: expected a row number, a colon and 64 hexadecimal digits, as `toolgate audit verify` prints it".to_owned()
+        };
         let (seq, chain) = text.trim().split_once(':').ok_or_else(wrong)?;
         let chain = serde_json::from_value(chain.into()).map_err(|_| wrong())?;
         Ok(Self { seq: seq.parse().map_err(|_| wrong())?, chain })
@@ -93,7 +94,11 @@ impl fmt::Display for VerifyError {
                 write!(f, " (call {call})")?;
             }
             if let Some(key) = &self.session {
-                write!(f, " of session `{}` of `{}` with `{}`", key.session, key.principal, key.agent)?;
+                write!(
+                    f,
+                    " of session `{}` of `{}` with `{}`",
+                    key.session, key.principal, key.agent
+                )?;
             }
             f.write_str(": ")?;
         }

@@ -1,4 +1,5 @@
-//! The same again: after a restart, under a key, under a clock that was set back, and while rows are taken out.
+//! The same again: after a restart, under a key, under a clock that was set back, and while rows
+//! are taken out.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
@@ -6,11 +7,15 @@ use std::sync::{Arc, Weak};
 use jiff::{SignedDuration, Timestamp};
 use serde_json::{Value, json};
 use toolgate::policy::Require;
-use toolgate::{Agent, Answer, Backtest, Effect, ManualClock, ReplayComparison, SessionKey, Tool, Toolgate};
+use toolgate::{
+    Agent, Answer, Backtest, Effect, ManualClock, ReplayComparison, SessionKey, Tool, Toolgate,
+};
 use toolgate_json::Digest;
 use toolgate_store::{RowFilter, SqliteStore, hash_chain};
 
-use crate::ledger_fixture::{LedgerFixture, agent_with_rules, append_line, noon, read_lines, runtime};
+use crate::ledger_fixture::{
+    LedgerFixture, agent_with_rules, append_line, noon, read_lines, runtime,
+};
 
 const APPROVAL_RULES: &str = r#"
 [[policy]]
@@ -21,11 +26,18 @@ where = [{ argument = "/amount", above = 100 }]
 "#;
 
 /// A desk that asks a person about large payments, and the store that it stands on.
-fn open_asking_gate(desk: &LedgerFixture, clock: &Arc<ManualClock>) -> (Toolgate, Weak<SqliteStore>) {
+fn open_asking_gate(
+    desk: &LedgerFixture,
+    clock: &Arc<ManualClock>,
+) -> (Toolgate, Weak<SqliteStore>) {
     let store = Arc::new(SqliteStore::open(desk.ledger_path()).unwrap());
     let open = Arc::downgrade(&store);
-    let gate =
-        Toolgate::builder().agent(agent_with_rules(&desk.world_path(), APPROVAL_RULES)).store(store).clock(clock.clone()).build().unwrap();
+    let gate = Toolgate::builder()
+        .agent(agent_with_rules(&desk.world_path(), APPROVAL_RULES))
+        .store(store)
+        .clock(clock.clone())
+        .build()
+        .unwrap();
     (gate, open)
 }
 
@@ -64,7 +76,12 @@ fn approval_survives_restarts_and_allows_one_call() {
         assert!(read_lines(&desk.world_path()).is_empty(), "an answer runs nothing");
 
         let (gate, open) = open_asking_gate(&desk, &clock);
-        assert_eq!(outcome_label(&gate.session("desk", "alice", "s").call("pay", large_payment("large")).await), "ran");
+        assert_eq!(
+            outcome_label(
+                &gate.session("desk", "alice", "s").call("pay", large_payment("large")).await
+            ),
+            "ran"
+        );
         drop(gate);
         assert!(open.upgrade().is_none(), "the store is closed");
         let (gate, _) = open_asking_gate(&desk, &clock);
@@ -72,11 +89,17 @@ fn approval_survives_restarts_and_allows_one_call() {
         // So that nobody takes it for a loop.
         session.call("look", json!({"customer": "C-1"})).await;
         assert_eq!(
-            outcome_label(&gate.call(session.prepare("pay", large_payment("large")).approval(&id)).await),
+            outcome_label(
+                &gate.call(session.prepare("pay", large_payment("large")).approval(&id)).await
+            ),
             "approval_denied",
             "it is used up"
         );
-        assert_ne!(request_approval(&gate, "large").await, id, "the same call again is another question");
+        assert_ne!(
+            request_approval(&gate, "large").await,
+            id,
+            "the same call again is another question"
+        );
     });
     assert_eq!(read_lines(&desk.world_path()), ["large"]);
     desk.verify();
@@ -84,7 +107,10 @@ fn approval_survives_restarts_and_allows_one_call() {
 
 #[test]
 fn approval_is_pruned_by_its_expiry_not_with_its_row() {
-    let (desk, clock) = (LedgerFixture::new(), Arc::new(ManualClock::at(noon() - SignedDuration::from_hours(24 * 200))));
+    let (desk, clock) = (
+        LedgerFixture::new(),
+        Arc::new(ManualClock::at(noon() - SignedDuration::from_hours(24 * 200))),
+    );
     let (beginning, month) = (Timestamp::MIN, noon() - SignedDuration::from_hours(24 * 30));
     runtime().block_on(async {
         let (gate, _) = open_asking_gate(&desk, &clock);
@@ -100,14 +126,30 @@ fn approval_is_pruned_by_its_expiry_not_with_its_row() {
         let gone = store.prune(beginning, month).await.unwrap();
         assert_eq!((gone.rows, gone.sealed), (0, 1));
         assert!(!is_there(&old).await && is_there(&new).await, "what had expired by then goes");
-        assert!(!gate.answer_approval(&old, true, "bob").await.unwrap(), "nobody can answer it any more");
+        assert!(
+            !gate.answer_approval(&old, true, "bob").await.unwrap(),
+            "nobody can answer it any more"
+        );
 
         let expires = gate.approval(&new).await.unwrap().unwrap().expires;
-        assert_eq!(store.prune(beginning, expires).await.unwrap().sealed, 0, "until then it can be used");
+        assert_eq!(
+            store.prune(beginning, expires).await.unwrap().sealed,
+            0,
+            "until then it can be used"
+        );
         assert!(gate.answer_approval(&new, true, "bob").await.unwrap());
-        assert_eq!(outcome_label(&gate.session("desk", "alice", "s").call("pay", large_payment("new")).await), "ran");
+        assert_eq!(
+            outcome_label(
+                &gate.session("desk", "alice", "s").call("pay", large_payment("new")).await
+            ),
+            "ran"
+        );
         let later = expires + SignedDuration::from_nanos(1);
-        assert_eq!(store.prune(beginning, later).await.unwrap().sealed, 1, "an answer that was used goes, too");
+        assert_eq!(
+            store.prune(beginning, later).await.unwrap().sealed,
+            1,
+            "an answer that was used goes, too"
+        );
         assert!(!is_there(&new).await);
     });
     assert_eq!(read_lines(&desk.world_path()), ["new"]);
@@ -117,7 +159,10 @@ fn approval_is_pruned_by_its_expiry_not_with_its_row() {
 /// An agent with two tools that write down that they ran.
 fn clerk_agent(desk: &LedgerFixture, name: &'static str) -> Agent {
     let tool = |tool: &'static str| {
-        let (world, schema) = (desk.world_path(), json!({"type": "object", "properties": {"n": {"type": "integer"}}}));
+        let (world, schema) = (
+            desk.world_path(),
+            json!({"type": "object", "properties": {"n": {"type": "integer"}}}),
+        );
         Tool::dynamic(tool, "Writes down that it ran.", schema, move |_, args: Value| {
             append_line(&world, &format!("{name} {tool} {}", args["n"]));
             async move { Ok(args) }
@@ -135,21 +180,48 @@ fn idempotency_key_is_scoped_to_tool_agent_and_principal() {
         // Each in a runtime of its own: what is remembered is in the store.
         let call = async |(agent, principal, tool): (&str, &str, &str), session: &str, n: u32| {
             let store = Arc::new(SqliteStore::open(desk.ledger_path()).unwrap());
-            let gate =
-                Toolgate::builder().agent(clerk_agent(&desk, "desk")).agent(clerk_agent(&desk, "archive")).store(store).build().unwrap();
-            let call = gate.session(agent, principal, session).prepare(tool, json!({"n": n})).idempotency_key("k");
+            let gate = Toolgate::builder()
+                .agent(clerk_agent(&desk, "desk"))
+                .agent(clerk_agent(&desk, "archive"))
+                .store(store)
+                .build()
+                .unwrap();
+            let call = gate
+                .session(agent, principal, session)
+                .prepare(tool, json!({"n": n}))
+                .idempotency_key("k");
             outcome_label(&gate.call(call).await)
         };
-        let claims = [("desk", "alice", "stamp"), ("desk", "alice", "file"), ("archive", "alice", "stamp"), ("desk", "bob", "stamp")];
+        let claims = [
+            ("desk", "alice", "stamp"),
+            ("desk", "alice", "file"),
+            ("archive", "alice", "stamp"),
+            ("desk", "bob", "stamp"),
+        ];
         for (n, claim) in (1..).zip(claims) {
-            assert_eq!(call(claim, "s", n).await, "ran", "{claim:?} is another claim, whatever its arguments");
+            assert_eq!(
+                call(claim, "s", n).await,
+                "ran",
+                "{claim:?} is another claim, whatever its arguments"
+            );
         }
         for (n, claim) in (1..).zip(claims) {
-            assert_eq!(call(claim, "t", n).await, "replayed", "{claim:?} in another session is the same claim");
-            assert_eq!(call(claim, "s", n + 1).await, "key_reused", "{claim:?} with other arguments");
+            assert_eq!(
+                call(claim, "t", n).await,
+                "replayed",
+                "{claim:?} in another session is the same claim"
+            );
+            assert_eq!(
+                call(claim, "s", n + 1).await,
+                "key_reused",
+                "{claim:?} with other arguments"
+            );
         }
     });
-    assert_eq!(read_lines(&desk.world_path()), ["desk stamp 1", "desk file 2", "archive stamp 3", "desk stamp 4"]);
+    assert_eq!(
+        read_lines(&desk.world_path()),
+        ["desk stamp 1", "desk file 2", "archive stamp 3", "desk stamp 4"]
+    );
     desk.verify();
 }
 
@@ -160,7 +232,9 @@ fn record_row_per_minute(desk: &LedgerFixture, rows: i64) {
         let gate = desk.open_at(clock.clone());
         for n in 1..=rows {
             clock.set(noon() - SignedDuration::from_mins(rows - n));
-            gate.session("desk", "alice", &format!("s{}", n % 3)).call("look", json!({"customer": format!("C-{}", n % 2)})).await;
+            gate.session("desk", "alice", &format!("s{}", n % 3))
+                .call("look", json!({"customer": format!("C-{}", n % 2)}))
+                .await;
         }
     });
 }
@@ -174,11 +248,16 @@ fn running_query_is_not_affected_by_prune() {
     let desk = LedgerFixture::new();
     record_row_per_minute(&desk, 30);
     let (runtime, store) = (runtime(), SqliteStore::open(desk.ledger_path()).unwrap());
-    let about = RowFilter { entity: Some(("customer_id".to_owned(), json!("C-1"))), ..RowFilter::default() };
+    let about = RowFilter {
+        entity: Some(("customer_id".to_owned(), json!("C-1"))),
+        ..RowFilter::default()
+    };
     let (ledger, mut read) = (desk.ledger(), Vec::new());
     let reading = ledger.query(&about, |entry| {
         if read.is_empty() {
-            let gone = runtime.block_on(store.prune(noon() - SignedDuration::from_mins(9), Timestamp::MIN)).unwrap();
+            let gone = runtime
+                .block_on(store.prune(noon() - SignedDuration::from_mins(9), Timestamp::MIN))
+                .unwrap();
             assert_eq!(gone.rows, 20);
         }
         read.push(entry.seq);
@@ -186,7 +265,11 @@ fn running_query_is_not_affected_by_prune() {
     });
     reading.unwrap();
     assert_eq!(read, (1..=29).step_by(2).collect::<Vec<u64>>());
-    assert_eq!(matching_seqs(&desk, &about), [21, 23, 25, 27, 29], "who begins now reads what is left");
+    assert_eq!(
+        matching_seqs(&desk, &about),
+        [21, 23, 25, 27, 29],
+        "who begins now reads what is left"
+    );
     drop(ledger);
     assert_eq!((desk.verify().pruned, desk.verify().rows), (20, 10));
 }
@@ -199,7 +282,9 @@ fn query_during_prune_reads_one_snapshot() {
         let pruning = scope.spawn(|| {
             let (runtime, store) = (runtime(), SqliteStore::open(desk.ledger_path()).unwrap());
             for left in (0..60).rev() {
-                let gone = runtime.block_on(store.prune(noon() - SignedDuration::from_mins(left), Timestamp::MIN)).unwrap();
+                let gone = runtime
+                    .block_on(store.prune(noon() - SignedDuration::from_mins(left), Timestamp::MIN))
+                    .unwrap();
                 // The first moment is that of the first row, which is not before itself.
                 assert_eq!(gone.rows, u64::from(left < 59));
             }
@@ -235,16 +320,23 @@ fn clock_set_back_keeps_row_order_and_chain() {
             }
             clock.set(time);
             for session in ["s", "t"] {
-                gate.session("desk", "alice", session).call("look", json!({"customer": format!("C-{n}")})).await;
+                gate.session("desk", "alice", session)
+                    .call("look", json!({"customer": format!("C-{n}")}))
+                    .await;
             }
         }
     });
     let entries = desk.ledger().find(&RowFilter::default()).unwrap();
-    assert_eq!(entries.iter().map(|entry| entry.row.at).collect::<Vec<_>>(), times.map(|time| [time, time]).concat());
-    let (mut tip, mut heads) = (hash_chain::genesis(), BTreeMap::<SessionKey, (u64, Digest)>::new());
+    assert_eq!(
+        entries.iter().map(|entry| entry.row.at).collect::<Vec<_>>(),
+        times.map(|time| [time, time]).concat()
+    );
+    let (mut tip, mut heads) =
+        (hash_chain::genesis(), BTreeMap::<SessionKey, (u64, Digest)>::new());
     for (seq, entry) in (1..).zip(&entries) {
         let key = &entry.row.key;
-        let (n, head) = heads.get(key).copied().unwrap_or_else(|| (0, hash_chain::session_genesis(key)));
+        let (n, head) =
+            heads.get(key).copied().unwrap_or_else(|| (0, hash_chain::session_genesis(key)));
         let link = hash_chain::session_link(&head, n + 1, &entry.row.to_canonical_bytes().unwrap());
         tip = hash_chain::ledger_link(&tip, seq, &link);
         assert_eq!((entry.seq, entry.n, entry.hash, entry.chain), (seq, n + 1, link, tip));
@@ -252,12 +344,18 @@ fn clock_set_back_keeps_row_order_and_chain() {
     }
     assert_eq!(desk.verify().rows, 12);
     // Rows are found by what they say.
-    assert_eq!(matching_seqs(&desk, &RowFilter { since: Some(noon()), ..RowFilter::default() }), [1, 2, 3, 4, 9, 10]);
+    assert_eq!(
+        matching_seqs(&desk, &RowFilter { since: Some(noon()), ..RowFilter::default() }),
+        [1, 2, 3, 4, 9, 10]
+    );
     // They go from the front: one that says it is older than those before it waits for them.
     runtime().block_on(async {
         let store = SqliteStore::open(desk.ledger_path()).unwrap();
         assert_eq!(store.prune(noon(), Timestamp::MIN).await.unwrap().rows, 0);
-        assert_eq!(store.prune(noon() + SignedDuration::from_mins(30), Timestamp::MIN).await.unwrap().rows, 2);
+        assert_eq!(
+            store.prune(noon() + SignedDuration::from_mins(30), Timestamp::MIN).await.unwrap().rows,
+            2
+        );
     });
     assert_eq!((desk.verify().pruned, desk.verify().rows), (2, 10));
 }
@@ -272,7 +370,8 @@ fn changed_decision_fails_replay_check() {
         session.call("pay", json!({"customer": "C-1", "amount": 200, "name": "x"})).await;
     });
     let sql = rusqlite::Connection::open(desk.ledger_path()).unwrap();
-    sql.execute("UPDATE configs SET body = replace(body, 'above = 300', 'above = 100')", []).unwrap();
+    sql.execute("UPDATE configs SET body = replace(body, 'above = 300', 'above = 100')", [])
+        .unwrap();
 }
 
 #[test]
@@ -280,7 +379,8 @@ fn replay_repeats_revocation_of_evidence() {
     let desk = LedgerFixture::new();
     let agent = || {
         let schema = || json!({"type": "object", "properties": {"n": {"type": "integer"}}});
-        let here = |name: &str| Tool::dynamic(name, "Does.", schema(), |_, _| async { Ok(json!({})) });
+        let here =
+            |name: &str| Tool::dynamic(name, "Does.", schema(), |_, _| async { Ok(json!({})) });
         let client = |name: &str| Tool::external(name, "Does.", Some(schema()));
         Agent::builder("desk")
             .tool(here("look").effect(Effect::Read))
@@ -299,23 +399,47 @@ fn replay_repeats_revocation_of_evidence() {
         let gate = Toolgate::builder().agent(agent()).store(store).build().unwrap();
         let session = gate.session("desk", "alice", "s");
         let mut codes = Vec::new();
-        let code = |answer: &toolgate::Answer| answer.outcome.error().map_or_else(|| "ok".to_owned(), |error| error.code.to_string());
+        let code = |answer: &toolgate::Answer| {
+            answer.outcome.error().map_or_else(|| "ok".to_owned(), |error| error.code.to_string())
+        };
         let one = async |tool: &str, n: u32| code(&session.call(tool, json!({ "n": n })).await);
-        let of = |tool: &str, n: u32| session.prepare(tool, json!({ "n": n })).client_id(format!("{tool}{n}"));
-        let begin =
-            async |tool: &str, n: u32| gate.admit(of(tool, n)).await.err().map_or_else(|| "ok".to_owned(), |refused| code(&refused));
+        let of = |tool: &str, n: u32| {
+            session.prepare(tool, json!({ "n": n })).client_id(format!("{tool}{n}"))
+        };
+        let begin = async |tool: &str, n: u32| {
+            gate.admit(of(tool, n))
+                .await
+                .err()
+                .map_or_else(|| "ok".to_owned(), |refused| code(&refused))
+        };
         let end = async |tool: &str, n: u32| code(&gate.report(of(tool, n), Ok(json!({}))).await);
         codes.push(one("look", 1).await);
-        let plan = ["act", "wipe", "act"].into_iter().zip(1..).map(|(tool, n)| (tool.to_owned(), json!({ "n": n })));
+        let plan = ["act", "wipe", "act"]
+            .into_iter()
+            .zip(1..)
+            .map(|(tool, n)| (tool.to_owned(), json!({ "n": n })));
         codes.extend(session.batch(plan).await.iter().map(code));
         codes.extend([one("look", 2).await, one("act", 4).await]);
         codes.extend([begin("edit", 1).await, one("act", 5).await, end("edit", 1).await]);
         // What was begun before a change proves nothing after it.
-        codes.extend([begin("test", 1).await, begin("edit", 2).await, end("edit", 2).await, end("test", 1).await, begin("ship", 1).await]);
-        codes.extend([begin("test", 2).await, end("test", 2).await, begin("ship", 2).await, end("ship", 2).await]);
+        codes.extend([
+            begin("test", 1).await,
+            begin("edit", 2).await,
+            end("edit", 2).await,
+            end("test", 1).await,
+            begin("ship", 1).await,
+        ]);
+        codes.extend([
+            begin("test", 2).await,
+            end("test", 2).await,
+            begin("ship", 2).await,
+            end("ship", 2).await,
+        ]);
         let missing = "prerequisite_missing";
-        let expected =
-            ["ok", "ok", "ok", missing, "ok", "ok", "ok", missing, "ok", "ok", "ok", "ok", "ok", missing, "ok", "ok", "ok", "ok"];
+        let expected = [
+            "ok", "ok", "ok", missing, "ok", "ok", "ok", missing, "ok", "ok", "ok", "ok", "ok",
+            missing, "ok", "ok", "ok", "ok",
+        ];
         assert_eq!(codes, expected);
     });
     let ledger = desk.ledger();
@@ -330,5 +454,8 @@ fn replay_repeats_revocation_of_evidence() {
         });
         played.await.unwrap();
     });
-    assert!(said.len() == 13 && said.iter().all(|(_, now, _)| *now == ReplayComparison::Same), "{said:#?}");
+    assert!(
+        said.len() == 13 && said.iter().all(|(_, now, _)| *now == ReplayComparison::Same),
+        "{said:#?}"
+    );
 }

@@ -91,7 +91,13 @@ fn pay_tool(world: &Path) -> Tool {
     Tool::dynamic("pay", "Pays a customer.", schema, move |_, args: Value| {
         let world = world.clone();
         async move {
-            let pause = || tokio::time::sleep(Duration::from_millis(if args["slowly"] == true { 1 } else { 0 }));
+            let pause = || {
+                tokio::time::sleep(Duration::from_millis(if args["slowly"] == true {
+                    1
+                } else {
+                    0
+                }))
+            };
             pause().await;
             append_line(&world, args["name"].as_str().unwrap_or("?"));
             pause().await;
@@ -100,12 +106,18 @@ fn pay_tool(world: &Path) -> Tool {
     })
     .entity("customer_id", "/customer")
     .entity("payment", "/name")
-    .reconcile(ReconcileSpec::new("find").argument("name", "/name").happened_if("/found", true).never_if("/found", false))
+    .reconcile(
+        ReconcileSpec::new("find")
+            .argument("name", "/name")
+            .happened_if("/found", true)
+            .never_if("/found", false),
+    )
 }
 
 fn find_tool(world: &Path) -> Tool {
     let world = world.to_owned();
-    let schema = json!({"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]});
+    let schema =
+        json!({"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]});
     Tool::dynamic("find", "Finds a payment.", schema, move |_, args: Value| {
         let world = world.clone();
         async move { Ok(json!({"found": read_lines(&world).iter().any(|line| *line == args["name"])})) }
@@ -116,7 +128,12 @@ fn find_tool(world: &Path) -> Tool {
 /// The desk, under other rules.
 pub(crate) fn agent_with_rules(world: &Path, rules: &str) -> Agent {
     let rules = RuleSet::parse("rules.toml", rules);
-    let agent = Agent::builder("desk").tool(look_tool()).tool(pay_tool(world)).tool(find_tool(world)).rules(rules).build();
+    let agent = Agent::builder("desk")
+        .tool(look_tool())
+        .tool(pay_tool(world))
+        .tool(find_tool(world))
+        .rules(rules)
+        .build();
     agent.unwrap_or_else(|error| panic!("{}", error.render(false)))
 }
 
@@ -130,7 +147,8 @@ pub(crate) struct LedgerFixture {
     is_copy: bool,
 }
 
-/// What was decided here is decided again when the test has ended. What was copied, somebody wanted to damage.
+/// What was decided here is decided again when the test has ended. What was copied, somebody wanted
+/// to damage.
 impl Drop for LedgerFixture {
     fn drop(&mut self) {
         if !self.is_copy && self.ledger_path().exists() {
@@ -158,7 +176,12 @@ impl LedgerFixture {
 
     pub(crate) fn open_at(&self, clock: Arc<dyn Clock>) -> Toolgate {
         let store = Arc::new(SqliteStore::open(self.ledger_path()).unwrap());
-        Toolgate::builder().agent(default_agent(&self.world_path())).store(store).clock(clock).build().unwrap()
+        Toolgate::builder()
+            .agent(default_agent(&self.world_path()))
+            .store(store)
+            .clock(clock)
+            .build()
+            .unwrap()
     }
 
     pub(crate) fn ledger(&self) -> Ledger {
@@ -203,7 +226,10 @@ pub(crate) fn copy_all(from: &Path, to: &Path) {
 /// This binary as a process of its own.
 pub(crate) fn worker_command(kind: &str, directory: &Path) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["worker", "--exact", "--nocapture", "--test-threads=1"]).env("TOOLGATE_WORKER", kind).env("TOOLGATE_DIR", directory);
+    command
+        .args(["worker", "--exact", "--nocapture", "--test-threads=1"])
+        .env("TOOLGATE_WORKER", kind)
+        .env("TOOLGATE_DIR", directory);
     command
 }
 

@@ -1,5 +1,5 @@
-//! A look back when a test has ended: every call in its ledger, decided again on what was recorded, comes out the same.
-//! The tests of other crates include this file.
+//! A look back when a test has ended: every call in its ledger, decided again on what was recorded,
+//! comes out the same. The tests of other crates include this file.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
@@ -25,18 +25,31 @@ pub(crate) fn assert_replay_unchanged(path: &Path) {
     if std::thread::panicking() {
         return;
     }
-    let look = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(replay_ledger(path));
+    let look = || {
+        tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap()
+            .block_on(replay_ledger(path))
+    };
     // A test may end inside of a runtime, where no other can be waited for.
     let looked = std::thread::scope(|scope| scope.spawn(look).join());
     let ReplayCheckReport { same, changed: otherwise, undecidable: unjudged } =
         looked.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
     println!("{}: {same} calls come out the same, not judged: {unjudged:?}", path.display());
-    assert!(otherwise.is_empty(), "{} is decided otherwise now:\n{}", path.display(), otherwise.join("\n"));
+    assert!(
+        otherwise.is_empty(),
+        "{} is decided otherwise now:\n{}",
+        path.display(),
+        otherwise.join("\n")
+    );
 }
 
 async fn replay_ledger(path: &Path) -> ReplayCheckReport {
-    let (ledger, mut seen, mut by_config) = (Ledger::open(path).unwrap(), ReplayCheckReport::default(), HashMap::new());
-    let mut filter = RowFilter { after_seq: Some(0), limit: Some(ROWS_PER_PAGE), ..RowFilter::default() };
+    let (ledger, mut seen, mut by_config) =
+        (Ledger::open(path).unwrap(), ReplayCheckReport::default(), HashMap::new());
+    let mut filter =
+        RowFilter { after_seq: Some(0), limit: Some(ROWS_PER_PAGE), ..RowFilter::default() };
     loop {
         let page = ledger.find(&filter).unwrap();
         let Some(last) = page.last() else { return seen };
@@ -44,13 +57,21 @@ async fn replay_ledger(path: &Path) -> ReplayCheckReport {
         for entry in &page {
             let row = &entry.row;
             // Each by the configuration that decided it, whatever has been in force since.
-            let replay = by_config.entry(row.config).or_insert_with(|| build_replay(&ledger, row.config));
+            let replay =
+                by_config.entry(row.config).or_insert_with(|| build_replay(&ledger, row.config));
             match replay.decide(row).await {
                 ReplayComparison::Same => seen.same += 1,
                 ReplayComparison::Differs(now) => {
-                    seen.changed.push(format!("row {}: `{}` was {}, now {now}", entry.seq, row.tool, AdmissionDecision::from_row(row)));
+                    seen.changed.push(format!(
+                        "row {}: `{}` was {}, now {now}",
+                        entry.seq,
+                        row.tool,
+                        AdmissionDecision::from_row(row)
+                    ));
                 }
-                ReplayComparison::Undecidable(why) | ReplayComparison::Circumstance(why) => *seen.undecidable.entry(why).or_default() += 1,
+                ReplayComparison::Undecidable(why) | ReplayComparison::Circumstance(why) => {
+                    *seen.undecidable.entry(why).or_default() += 1
+                }
             }
         }
     }
@@ -62,7 +83,13 @@ fn build_replay(ledger: &Ledger, config: Digest) -> Replay {
         return Replay::new([]).unwrap();
     }
     // A ledger that this version has written can be read by it.
-    let text = ledger.definition(config).unwrap().unwrap_or_else(|| panic!("the configuration {config} is not in the ledger"));
-    let agent = AgentDefinition::parse(&text).unwrap().build().unwrap_or_else(|error| panic!("{}", error.render(false)));
+    let text = ledger
+        .definition(config)
+        .unwrap()
+        .unwrap_or_else(|| panic!("the configuration {config} is not in the ledger"));
+    let agent = AgentDefinition::parse(&text)
+        .unwrap()
+        .build()
+        .unwrap_or_else(|error| panic!("{}", error.render(false)));
     Replay::new([agent]).unwrap()
 }

@@ -1,6 +1,11 @@
 //! All integration tests of the crate in one binary.
 
-#![expect(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests may fail loudly")]
+#![expect(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "tests may fail loudly"
+)]
 
 mod crash;
 mod idempotency_after_restart;

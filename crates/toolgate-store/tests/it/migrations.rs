@@ -13,13 +13,25 @@ fn downgrade_ledger(path: &std::path::Path) {
     sql.execute_batch(include_str!("../../migrations/0002_passes.sql")).unwrap();
     sql.execute("ATTACH ?1 AS new", [path.to_str().unwrap()]).unwrap();
     let names = |query: &str| -> Vec<String> {
-        sql.prepare(query).unwrap().query_map([], |row| row.get(0)).unwrap().collect::<Result<_, _>>().unwrap()
+        sql.prepare(query)
+            .unwrap()
+            .query_map([], |row| row.get(0))
+            .unwrap()
+            .collect::<Result<_, _>>()
+            .unwrap()
     };
-    for table in names("SELECT name FROM main.sqlite_schema WHERE type = 'table' AND name NOT LIKE 'sqlite_%'") {
-        let columns = names(&format!("SELECT name FROM pragma_table_info('{table}', 'main')")).join(", ");
-        sql.execute_batch(&format!("INSERT INTO main.{table} ({columns}) SELECT {columns} FROM new.{table}")).unwrap();
+    for table in names(
+        "SELECT name FROM main.sqlite_schema WHERE type = 'table' AND name NOT LIKE 'sqlite_%'",
+    ) {
+        let columns =
+            names(&format!("SELECT name FROM pragma_table_info('{table}', 'main')")).join(", ");
+        sql.execute_batch(&format!(
+            "INSERT INTO main.{table} ({columns}) SELECT {columns} FROM new.{table}"
+        ))
+        .unwrap();
     }
-    sql.execute_batch("DETACH new; PRAGMA application_id = 0x74676174; PRAGMA user_version = 2").unwrap();
+    sql.execute_batch("DETACH new; PRAGMA application_id = 0x74676174; PRAGMA user_version = 2")
+        .unwrap();
     drop(sql);
     for end in ["-wal", "-shm"] {
         let _ = std::fs::remove_file(format!("{}{end}", path.display()));
@@ -34,14 +46,23 @@ fn migration_of_older_ledger_keeps_every_record() {
         let gate = gate_with_unknown_outcomes(&desk);
         let session = gate.session("desk", "alice", "s");
         for name in ["a", "b"] {
-            gate.call(session.prepare("pay", json!({"name": name, "arrives": true})).idempotency_key(name)).await;
+            gate.call(
+                session
+                    .prepare("pay", json!({"name": name, "arrives": true}))
+                    .idempotency_key(name),
+            )
+            .await;
         }
         let pending = gate.pending_calls().await.unwrap();
         assert_eq!(pending.len(), 2);
         assert!(
-            gate.settle_pending(pending[0].call, Some(toolgate::Outcome::Success(toolgate::CallOutput::from_value(json!("done")))), "eve")
-                .await
-                .unwrap()
+            gate.settle_pending(
+                pending[0].call,
+                Some(toolgate::Outcome::Success(toolgate::CallOutput::from_value(json!("done")))),
+                "eve"
+            )
+            .await
+            .unwrap()
         );
     });
     downgrade_ledger(&desk.ledger_path());
@@ -49,11 +70,21 @@ fn migration_of_older_ledger_keeps_every_record() {
         let gate = gate_with_unknown_outcomes(&desk);
         let session = gate.session("desk", "alice", "s");
         assert_eq!(gate.pending_calls().await.unwrap().len(), 1);
-        let again =
-            async |name: &str| gate.call(session.prepare("pay", json!({"name": name, "arrives": true})).idempotency_key(name)).await;
+        let again = async |name: &str| {
+            gate.call(
+                session
+                    .prepare("pay", json!({"name": name, "arrives": true}))
+                    .idempotency_key(name),
+            )
+            .await
+        };
         assert!(again("a").await.outcome.success().is_some_and(|output| output.replayed));
         assert_eq!(again("b").await.outcome.error().unwrap().code, "pending_reconciliation");
     });
-    assert_eq!(crate::ledger_fixture::read_lines(&desk.world_path()), ["a", "b"], "nothing was made twice");
+    assert_eq!(
+        crate::ledger_fixture::read_lines(&desk.world_path()),
+        ["a", "b"],
+        "nothing was made twice"
+    );
     desk.verify();
 }

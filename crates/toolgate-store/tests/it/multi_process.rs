@@ -7,22 +7,30 @@ use serde_json::{Value, json};
 use toolgate::{Effect, Tool, Toolgate};
 use toolgate_store::SqliteStore;
 
-use crate::ledger_fixture::{LedgerFixture, append_line, read_lines, runtime, worker_command as process, worker_directory};
+use crate::ledger_fixture::{
+    LedgerFixture, append_line, read_lines, runtime, worker_command as process, worker_directory,
+};
 
 const PROCESS_COUNT: usize = 3;
 
 /// Adds one to a number in a file, in two steps: only whoever is alone gets it right.
 fn count_tool(directory: &std::path::Path) -> Tool {
     let path = directory.join("number");
-    Tool::dynamic("count", "Counts.", json!({"type": "object", "properties": {"by": {"type": "string"}}}), move |_, _| {
-        let path = path.clone();
-        async move {
-            let number: u32 = std::fs::read_to_string(&path).unwrap_or_default().parse().unwrap_or(0);
-            tokio::time::sleep(std::time::Duration::from_micros(300)).await;
-            std::fs::write(&path, (number + 1).to_string())?;
-            Ok(json!({"number": number + 1}))
-        }
-    })
+    Tool::dynamic(
+        "count",
+        "Counts.",
+        json!({"type": "object", "properties": {"by": {"type": "string"}}}),
+        move |_, _| {
+            let path = path.clone();
+            async move {
+                let number: u32 =
+                    std::fs::read_to_string(&path).unwrap_or_default().parse().unwrap_or(0);
+                tokio::time::sleep(std::time::Duration::from_micros(300)).await;
+                std::fs::write(&path, (number + 1).to_string())?;
+                Ok(json!({"number": number + 1}))
+            }
+        },
+    )
     .effect(Effect::Write)
 }
 
@@ -40,12 +48,23 @@ pub(crate) fn run_worker() {
     runtime().block_on(async {
         let store = Arc::new(SqliteStore::open(directory.join("ledger.db")).unwrap());
         let rules = toolgate::policy::source::RuleSet::parse("rules.toml", RULES);
-        let agent = toolgate::Agent::builder("desk").tool(count_tool(&directory)).rules(rules).build().unwrap();
-        // Nobody stands in a queue: on a slow disk it may take long until one finds the session free.
-        let gate = Toolgate::builder().agent(agent).store(store).busy_timeout(std::time::Duration::from_secs(60)).build().unwrap();
+        let agent = toolgate::Agent::builder("desk")
+            .tool(count_tool(&directory))
+            .rules(rules)
+            .build()
+            .unwrap();
+        // Nobody stands in a queue: on a slow disk it may take long until one finds the session
+        // free.
+        let gate = Toolgate::builder()
+            .agent(agent)
+            .store(store)
+            .busy_timeout(std::time::Duration::from_secs(60))
+            .build()
+            .unwrap();
         let session = gate.session("desk", "alice", "the same");
         for n in 0..30 {
-            let answer = session.call("count", json!({"by": format!("{} {n}", std::process::id())})).await;
+            let answer =
+                session.call("count", json!({"by": format!("{} {n}", std::process::id())})).await;
             let code = answer.outcome.error().map_or("ok", |error| &error.code).to_owned();
             append_line(&directory.join("acks.log"), &code);
         }
@@ -57,7 +76,13 @@ fn processes_share_limits_sessions_and_the_ledger() {
     let desk = LedgerFixture::new();
     // All of them begin at once, and none of them has made the database yet.
     let children: Vec<_> = (0..PROCESS_COUNT)
-        .map(|_| process("share", desk.directory.path()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap())
+        .map(|_| {
+            process("share", desk.directory.path())
+                .stdout(Stdio::null())
+                .stderr(Stdio::piped())
+                .spawn()
+                .unwrap()
+        })
         .collect();
     for child in children {
         let output = child.wait_with_output().unwrap();
@@ -65,7 +90,11 @@ fn processes_share_limits_sessions_and_the_ledger() {
     }
     let acks = read_lines(&desk.directory.path().join("acks.log"));
     let of = |code: &str| acks.iter().filter(|ack| *ack == code).count();
-    assert_eq!((acks.len(), of("ok"), of("few")), (PROCESS_COUNT * 30, 40, PROCESS_COUNT * 30 - 40), "the limit holds over all of them");
+    assert_eq!(
+        (acks.len(), of("ok"), of("few")),
+        (PROCESS_COUNT * 30, 40, PROCESS_COUNT * 30 - 40),
+        "the limit holds over all of them"
+    );
     let number = std::fs::read_to_string(desk.directory.path().join("number")).unwrap();
     assert_eq!(number, "40", "each was alone with its session");
     assert_eq!(desk.verify().rows, PROCESS_COUNT as u64 * 30);
@@ -76,12 +105,18 @@ fn session_is_read_from_one_snapshot() {
     let desk = LedgerFixture::new();
     runtime().block_on(async {
         let schema = json!({"type": "object", "properties": {"n": {"type": "integer"}}});
-        let step = Tool::dynamic("step", "Steps.", schema, |ctx: toolgate::ToolContext, args: Value| async move {
-            ctx.set_slice("n", &args["n"])?;
-            ctx.log("steps", &args["n"])?;
-            Ok(json!({}))
-        });
-        let agent = toolgate::Agent::builder("desk").tool(step.effect(Effect::Read)).build().unwrap();
+        let step = Tool::dynamic(
+            "step",
+            "Steps.",
+            schema,
+            |ctx: toolgate::ToolContext, args: Value| async move {
+                ctx.set_slice("n", &args["n"])?;
+                ctx.log("steps", &args["n"])?;
+                Ok(json!({}))
+            },
+        );
+        let agent =
+            toolgate::Agent::builder("desk").tool(step.effect(Effect::Read)).build().unwrap();
         let store = Arc::new(SqliteStore::open(desk.ledger_path()).unwrap());
         let gate = Toolgate::builder().agent(agent).store(store).build().unwrap();
         let session = gate.session("desk", "alice", "s");
@@ -112,7 +147,13 @@ fn wal_stays_short_with_many_single_call_processes() {
             // As a hook does that lets a call through: one small transaction, and gone.
             let store = SqliteStore::open_for_one_call(&path).unwrap().unwrap();
             let key = toolgate::SessionKey::new("desk", "alice", format!("s{}", n % 3));
-            toolgate::store::Store::edit_session(&store, &key, toolgate::session::state::SessionEdit::Reset).await.unwrap();
+            toolgate::store::Store::edit_session(
+                &store,
+                &key,
+                toolgate::session::state::SessionEdit::Reset,
+            )
+            .await
+            .unwrap();
             drop(store);
             longest = longest.max(std::fs::metadata(&log).map_or(0, |log| log.len()));
         }

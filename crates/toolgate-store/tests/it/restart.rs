@@ -24,7 +24,12 @@ fn next_step(dice: &mut SeededRng) -> RestartStep {
         6..14 => {
             let amount = [100, 200, 250, 400][dice.next_below(4)];
             let key = (dice.next_below(3) == 0).then(|| format!("k{}", dice.next_below(4)));
-            RestartStep::Call(session, "pay", json!({"customer": customer, "amount": amount, "name": "x"}), key)
+            RestartStep::Call(
+                session,
+                "pay",
+                json!({"customer": customer, "amount": amount, "name": "x"}),
+                key,
+            )
         }
         14 => RestartStep::Call(session, "pay", json!({"customer": customer}), None),
         15 => RestartStep::Call(session, "find", json!({"name": "x"}), None),
@@ -34,12 +39,23 @@ fn next_step(dice: &mut SeededRng) -> RestartStep {
     }
 }
 
-async fn call_summary(gate: &Toolgate, session: &Session, tool: &str, arguments: &Value, key: Option<&String>) -> String {
+async fn call_summary(
+    gate: &Toolgate,
+    session: &Session,
+    tool: &str,
+    arguments: &Value,
+    key: Option<&String>,
+) -> String {
     let mut call: Call = session.prepare(tool, arguments.clone());
     call.idempotency_key = key.cloned();
     let answer = gate.call(call).await;
     let value = answer.outcome.success().map(|output| (output.value.to_string(), output.replayed));
-    format!("{:?} {:?} {:?} {value:?}", answer.gate, answer.rule, answer.outcome.error().map(|error| (&error.code, &error.message)))
+    format!(
+        "{:?} {:?} {:?} {value:?}",
+        answer.gate,
+        answer.rule,
+        answer.outcome.error().map(|error| (&error.code, &error.message))
+    )
 }
 
 #[test]
@@ -62,18 +78,39 @@ fn restart_changes_no_decision() {
                         drop(restarted);
                         restarted = desk.open_at(clock.clone());
                     }
-                    RestartStep::Wait(seconds) => clock.advance(SignedDuration::from_secs(*seconds)),
+                    RestartStep::Wait(seconds) => {
+                        clock.advance(SignedDuration::from_secs(*seconds))
+                    }
                     RestartStep::Reset(session) => {
                         for gate in [&whole, &restarted] {
-                            gate.session("desk", "alice", &session.to_string()).reset().await.unwrap();
+                            gate.session("desk", "alice", &session.to_string())
+                                .reset()
+                                .await
+                                .unwrap();
                         }
                     }
                     RestartStep::Call(session, tool, arguments, key) => {
                         let session = session.to_string();
-                        let expected = call_summary(&whole, &whole.session("desk", "alice", &session), tool, arguments, key.as_ref()).await;
-                        let found =
-                            call_summary(&restarted, &restarted.session("desk", "alice", &session), tool, arguments, key.as_ref()).await;
-                        assert_eq!(found, expected, "seed {seed}, step {index}: {tool} {arguments}");
+                        let expected = call_summary(
+                            &whole,
+                            &whole.session("desk", "alice", &session),
+                            tool,
+                            arguments,
+                            key.as_ref(),
+                        )
+                        .await;
+                        let found = call_summary(
+                            &restarted,
+                            &restarted.session("desk", "alice", &session),
+                            tool,
+                            arguments,
+                            key.as_ref(),
+                        )
+                        .await;
+                        assert_eq!(
+                            found, expected,
+                            "seed {seed}, step {index}: {tool} {arguments}"
+                        );
                     }
                 }
             }

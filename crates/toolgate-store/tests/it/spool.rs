@@ -6,17 +6,30 @@ use serde_json::json;
 use toolgate::Toolgate;
 use toolgate_store::SqliteStore;
 
-use crate::ledger_fixture::{LedgerFixture, RULES, agent_with_rules, append_line, default_agent, runtime};
+use crate::ledger_fixture::{
+    LedgerFixture, RULES, agent_with_rules, append_line, default_agent, runtime,
+};
 
 #[test]
 fn spooled_rows_survive_config_reload() {
     let desk = LedgerFixture::new();
     runtime().block_on(async {
         let store = Arc::new(SqliteStore::open(desk.ledger_path()).unwrap());
-        let build = || Toolgate::builder().agent(default_agent(&desk.world_path())).store(store.clone()).build().unwrap();
-        let sql = |text: &str| rusqlite::Connection::open(desk.ledger_path()).unwrap().execute_batch(text).unwrap();
+        let build = || {
+            Toolgate::builder()
+                .agent(default_agent(&desk.world_path()))
+                .store(store.clone())
+                .build()
+                .unwrap()
+        };
+        let sql = |text: &str| {
+            rusqlite::Connection::open(desk.ledger_path()).unwrap().execute_batch(text).unwrap()
+        };
         let look = async |gate: &Toolgate, n: u32| {
-            gate.session("desk", "alice", "s").call("look", json!({"customer": format!("C-{n}0")})).await.call
+            gate.session("desk", "alice", "s")
+                .call("look", json!({"customer": format!("C-{n}0")}))
+                .await
+                .call
         };
         let first = build();
         let mut calls = vec![look(&first, 1).await];
@@ -34,7 +47,14 @@ fn spooled_rows_survive_config_reload() {
         calls.push(look(&third, 6).await);
         sql("DROP TRIGGER away");
         calls.push(look(&third, 7).await);
-        let mut rows: Vec<_> = third.session("desk", "alice", "s").rows().await.unwrap().iter().map(|row| row.call).collect();
+        let mut rows: Vec<_> = third
+            .session("desk", "alice", "s")
+            .rows()
+            .await
+            .unwrap()
+            .iter()
+            .map(|row| row.call)
+            .collect();
         rows.sort_unstable();
         calls.sort_unstable();
         assert_eq!(rows, calls, "each call has its row");
@@ -47,8 +67,14 @@ fn spooled_rows_are_added_in_few_transactions() {
     let desk = LedgerFixture::new();
     runtime().block_on(async {
         let store = Arc::new(SqliteStore::open(desk.ledger_path()).unwrap());
-        let gate = Toolgate::builder().agent(default_agent(&desk.world_path())).store(store.clone()).build().unwrap();
-        let sql = |text: &str| rusqlite::Connection::open(desk.ledger_path()).unwrap().execute_batch(text).unwrap();
+        let gate = Toolgate::builder()
+            .agent(default_agent(&desk.world_path()))
+            .store(store.clone())
+            .build()
+            .unwrap();
+        let sql = |text: &str| {
+            rusqlite::Connection::open(desk.ledger_path()).unwrap().execute_batch(text).unwrap()
+        };
         let session = gate.session("desk", "alice", "s");
         session.call("look", json!({"customer": "C-0"})).await;
         sql("CREATE TRIGGER away BEFORE INSERT ON ledger BEGIN SELECT RAISE(ABORT, 'away'); END");
@@ -61,7 +87,8 @@ fn spooled_rows_are_added_in_few_transactions() {
         assert_eq!(gate.recover_spool().await, Ok(100));
         let written = store.transaction_count() - before;
         assert!(written < 20, "100 rows took {written} transactions");
-        let rows: Vec<_> = session.rows().await.unwrap().iter().skip(1).map(|row| row.call).collect();
+        let rows: Vec<_> =
+            session.rows().await.unwrap().iter().skip(1).map(|row| row.call).collect();
         assert_eq!(rows, calls, "in the order in which they ended");
     });
     desk.verify();
@@ -110,7 +137,9 @@ fn foreign_spool_is_not_adopted_before_store_recovers() {
         let names = std::fs::read_dir(&spool).unwrap().map(|entry| entry.unwrap().path());
         names.filter(|path| path.extension().is_none_or(|ending| ending != "definition")).collect()
     };
-    let sql = |text: &str| rusqlite::Connection::open(desk.ledger_path()).unwrap().execute_batch(text).unwrap();
+    let sql = |text: &str| {
+        rusqlite::Connection::open(desk.ledger_path()).unwrap().execute_batch(text).unwrap()
+    };
     drop(SqliteStore::open(desk.ledger_path()).unwrap());
     sql("CREATE TRIGGER away BEFORE INSERT ON ledger BEGIN SELECT RAISE(ABORT, 'away'); END");
     runtime().block_on(async {
@@ -134,7 +163,10 @@ fn unaddable_spooled_row_does_not_block_others() {
     let desk = LedgerFixture::new();
     let sql = || rusqlite::Connection::open(desk.ledger_path()).unwrap();
     let look = async |gate: &Toolgate, session: &str, n: u32| {
-        gate.session("desk", "alice", session).call("look", json!({"customer": format!("C-{n}0")})).await.call
+        gate.session("desk", "alice", session)
+            .call("look", json!({"customer": format!("C-{n}0")}))
+            .await
+            .call
     };
     runtime().block_on(async {
         let gate = desk.open();
@@ -174,11 +206,15 @@ fn unaddable_spooled_row_does_not_block_others() {
 #[test]
 fn spooled_definition_is_kept_until_its_last_row_is_added() {
     let desk = LedgerFixture::new();
-    let sql = |text: &str| rusqlite::Connection::open(desk.ledger_path()).unwrap().execute_batch(text).unwrap();
+    let sql = |text: &str| {
+        rusqlite::Connection::open(desk.ledger_path()).unwrap().execute_batch(text).unwrap()
+    };
     let spool = desk.directory.path().join("ledger.db.state/spool");
     let definitions = || {
         let files = std::fs::read_dir(&spool).unwrap().map(|file| file.unwrap().path());
-        files.filter(|path| path.extension().is_some_and(|extension| extension == "definition")).count()
+        files
+            .filter(|path| path.extension().is_some_and(|extension| extension == "definition"))
+            .count()
     };
     runtime().block_on(async {
         let other = agent_with_rules(&desk.world_path(), &RULES.replace("max = 500", "max = 400"));
@@ -188,7 +224,10 @@ fn spooled_definition_is_kept_until_its_last_row_is_added() {
         });
         sql("CREATE TRIGGER away BEFORE INSERT ON ledger BEGIN SELECT RAISE(ABORT, 'away'); END");
         for (gate, session) in [(&one, "a"), (&two, "b")] {
-            let answer = gate.session("desk", "alice", session).call("look", json!({"customer": "C-10"})).await;
+            let answer = gate
+                .session("desk", "alice", session)
+                .call("look", json!({"customer": "C-10"}))
+                .await;
             assert_eq!(answer.outcome.error().unwrap().code, "store_unavailable");
         }
         assert_eq!(definitions(), 2);
@@ -204,7 +243,9 @@ fn spooled_definition_is_kept_until_its_last_row_is_added() {
 #[test]
 fn unreadable_spool_keeps_store_unavailable() {
     let desk = LedgerFixture::new();
-    let sql = |text: &str| rusqlite::Connection::open(desk.ledger_path()).unwrap().execute_batch(text).unwrap();
+    let sql = |text: &str| {
+        rusqlite::Connection::open(desk.ledger_path()).unwrap().execute_batch(text).unwrap()
+    };
     let away = "CREATE TRIGGER away BEFORE INSERT ON ledger BEGIN SELECT RAISE(ABORT, 'away'); END";
     let spool = desk.directory.path().join("ledger.db.state/spool");
     runtime().block_on(async {
@@ -217,7 +258,9 @@ fn unreadable_spool_keeps_store_unavailable() {
         sql(away);
         assert_eq!(look(1).await.as_deref(), Some("store_unavailable"));
         let mut files = std::fs::read_dir(&spool).unwrap().map(|entry| entry.unwrap().path());
-        let own = files.find(|path| path.extension().is_some_and(|extension| extension == "jsonl")).unwrap();
+        let own = files
+            .find(|path| path.extension().is_some_and(|extension| extension == "jsonl"))
+            .unwrap();
         sql("DROP TRIGGER away");
         assert_eq!(gate.recover_spool().await, Ok(1));
         // Its file cannot be made again, and what somebody has left behind cannot be read.
@@ -239,20 +282,31 @@ fn unreadable_spool_keeps_store_unavailable() {
 fn rows_of_spooled_definition_can_be_verified() {
     for part in [true, false] {
         let desk = LedgerFixture::new();
-        let sql = |text: &str| rusqlite::Connection::open(desk.ledger_path()).unwrap().execute_batch(text).unwrap();
+        let sql = |text: &str| {
+            rusqlite::Connection::open(desk.ledger_path()).unwrap().execute_batch(text).unwrap()
+        };
         drop(SqliteStore::open(desk.ledger_path()).unwrap());
         sql("CREATE TRIGGER no_row BEFORE INSERT ON ledger BEGIN SELECT RAISE(ABORT, 'away'); END;
              CREATE TRIGGER no_definition BEFORE INSERT ON configs BEGIN SELECT RAISE(ABORT, 'away'); END");
         runtime().block_on(async {
-            let answer = desk.open().session("desk", "alice", "s").call("look", json!({"customer": "C-10"})).await;
+            let answer = desk
+                .open()
+                .session("desk", "alice", "s")
+                .call("look", json!({"customer": "C-10"}))
+                .await;
             assert_eq!(answer.outcome.error().unwrap().code, "store_unavailable");
         });
         sql("DROP TRIGGER no_row; DROP TRIGGER no_definition");
         // The next process has as much of it as one call needs, or something else.
         let next = match part {
-            true => {
-                default_agent(&desk.world_path()).tool_subsets().into_iter().find(|(tool, _)| **tool == *"look").unwrap().1.build().unwrap()
-            }
+            true => default_agent(&desk.world_path())
+                .tool_subsets()
+                .into_iter()
+                .find(|(tool, _)| **tool == *"look")
+                .unwrap()
+                .1
+                .build()
+                .unwrap(),
             false => agent_with_rules(&desk.world_path(), &RULES.replace("max = 500", "max = 400")),
         };
         runtime().block_on(async {

@@ -4,7 +4,9 @@ use rusqlite::{Connection, OptionalExtension, params};
 use serde_json::json;
 use toolgate::{Row, SessionKey};
 use toolgate_json::{Digest, to_canonical_bytes};
-use toolgate_store::{Ledger, LedgerAnchor, SqliteStore, TrustRoots, VerificationReport, VerifyError, hash_chain};
+use toolgate_store::{
+    Ledger, LedgerAnchor, SqliteStore, TrustRoots, VerificationReport, VerifyError, hash_chain,
+};
 
 use crate::ledger_fixture::{LedgerFixture, SeededRng, round_count, runtime};
 
@@ -20,7 +22,12 @@ async fn record_calls(desk: &LedgerFixture, customers: std::ops::Range<u32>) {
     for n in customers {
         let session = gate.session("desk", "alice", &format!("s{}", n % 3));
         session.call("look", json!({"customer": format!("C-{n}")})).await;
-        session.call("pay", json!({"customer": format!("C-{n}"), "amount": 100, "name": format!("p{n}")})).await;
+        session
+            .call(
+                "pay",
+                json!({"customer": format!("C-{n}"), "amount": 100, "name": format!("p{n}")}),
+            )
+            .await;
         session.call("pay", json!({"customer": format!("C-{n}"), "amount": 700})).await;
         session.call("lok", json!({})).await;
     }
@@ -32,30 +39,51 @@ fn open_sql(desk: &LedgerFixture) -> Connection {
 
 fn call_id_at(sql: &Connection, row: Option<u64>) -> toolgate::CallId {
     let seq = i64::try_from(row.unwrap()).unwrap();
-    toolgate::CallId::from_bytes(sql.query_row("SELECT call FROM ledger WHERE seq = ?1", [seq], |row| row.get(0)).unwrap())
+    toolgate::CallId::from_bytes(
+        sql.query_row("SELECT call FROM ledger WHERE seq = ?1", [seq], |row| row.get(0)).unwrap(),
+    )
 }
 
 fn row_count(sql: &Connection) -> usize {
-    sql.query_row("SELECT count(*) FROM ledger", [], |row| row.get::<_, i64>(0)).unwrap().try_into().unwrap()
+    sql.query_row("SELECT count(*) FROM ledger", [], |row| row.get::<_, i64>(0))
+        .unwrap()
+        .try_into()
+        .unwrap()
 }
 
 /// The first row of a session.
 fn first_row_of_session(sql: &Connection, session: i64) -> usize {
-    sql.query_row("SELECT min(seq) FROM ledger WHERE session = ?1", [session], |row| row.get::<_, i64>(0)).unwrap().try_into().unwrap()
+    sql.query_row("SELECT min(seq) FROM ledger WHERE session = ?1", [session], |row| {
+        row.get::<_, i64>(0)
+    })
+    .unwrap()
+    .try_into()
+    .unwrap()
 }
 
-/// What an attacker without the key can do: make all links fit again, and everything that hangs on them.
+/// What an attacker without the key can do: make all links fit again, and everything that hangs on
+/// them.
 fn relink_chain(sql: &Connection) {
-    let first: i64 = sql.query_row("SELECT coalesce(max(seq), 0) FROM prunes", [], |row| row.get(0)).unwrap();
-    let mut statement = sql.prepare("SELECT rowid, session, body FROM ledger ORDER BY seq").unwrap();
-    let rows: Vec<(i64, i64, String)> =
-        statement.query_map([], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?))).unwrap().map(Result::unwrap).collect();
-    sql.execute_batch("UPDATE ledger SET n = -n, seq = seq + 1000000; DELETE FROM entities").unwrap();
-    let mut heads: std::collections::BTreeMap<i64, (u64, Digest)> = std::collections::BTreeMap::new();
+    let first: i64 =
+        sql.query_row("SELECT coalesce(max(seq), 0) FROM prunes", [], |row| row.get(0)).unwrap();
+    let mut statement =
+        sql.prepare("SELECT rowid, session, body FROM ledger ORDER BY seq").unwrap();
+    let rows: Vec<(i64, i64, String)> = statement
+        .query_map([], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))
+        .unwrap()
+        .map(Result::unwrap)
+        .collect();
+    sql.execute_batch("UPDATE ledger SET n = -n, seq = seq + 1000000; DELETE FROM entities")
+        .unwrap();
+    let mut heads: std::collections::BTreeMap<i64, (u64, Digest)> =
+        std::collections::BTreeMap::new();
     let mut chained = hash_chain::genesis();
     for (index, (old, session, body)) in rows.iter().enumerate() {
         let row: Row = serde_json::from_str(body).unwrap();
-        let (n, head) = heads.get(session).copied().unwrap_or_else(|| (0, hash_chain::session_genesis(&row.key)));
+        let (n, head) = heads
+            .get(session)
+            .copied()
+            .unwrap_or_else(|| (0, hash_chain::session_genesis(&row.key)));
         let seq = u64::try_from(first).unwrap() + index as u64 + 1;
         let link = hash_chain::session_link(&head, n + 1, body.as_bytes());
         chained = hash_chain::ledger_link(&chained, seq, &link);
@@ -78,20 +106,29 @@ fn relink_chain(sql: &Connection) {
         .unwrap();
         for (name, value) in &row.entities {
             let value = String::from_utf8(to_canonical_bytes(value)).unwrap();
-            sql.execute("INSERT OR IGNORE INTO entities VALUES (?1, ?2, ?3)", params![&**name, value, seq]).unwrap();
+            sql.execute(
+                "INSERT OR IGNORE INTO entities VALUES (?1, ?2, ?3)",
+                params![&**name, value, seq],
+            )
+            .unwrap();
         }
     }
     sql.execute("UPDATE sessions SET rows = 0", []).unwrap();
     for (session, (n, head)) in heads {
-        sql.execute("UPDATE sessions SET rows = ?2, head = ?3 WHERE id = ?1", params![session, i64::try_from(n).unwrap(), head.as_bytes()])
-            .unwrap();
+        sql.execute(
+            "UPDATE sessions SET rows = ?2, head = ?3 WHERE id = ?1",
+            params![session, i64::try_from(n).unwrap(), head.as_bytes()],
+        )
+        .unwrap();
     }
     sql.execute("DELETE FROM sessions WHERE rows = 0", []).unwrap();
 }
 
 /// A row that says something else.
 fn edit_row(sql: &Connection, seq: usize) {
-    let body: String = sql.query_row("SELECT body FROM ledger WHERE seq = ?1", [seq as i64], |row| row.get(0)).unwrap();
+    let body: String = sql
+        .query_row("SELECT body FROM ledger WHERE seq = ?1", [seq as i64], |row| row.get(0))
+        .unwrap();
     let mut row: Row = serde_json::from_str(&body).unwrap();
     row.turn = Some(row.turn.unwrap_or(0) + 1);
     let body = String::from_utf8(row.to_canonical_bytes().unwrap()).unwrap();
@@ -115,13 +152,24 @@ fn ledger_signed_by_other_key(desk: &LedgerFixture) -> (String, impl Fn(&str, &s
     let _ = desk;
     // What he signs is signed with the key of his own ledger: taken from there.
     let directory = other.directory.path().join("ledger.db.state/keys");
-    let file = std::fs::read_dir(directory).unwrap().map(|e| e.unwrap().path()).find(|p| p.to_string_lossy().contains("sign-")).unwrap();
+    let file = std::fs::read_dir(directory)
+        .unwrap()
+        .map(|e| e.unwrap().path())
+        .find(|p| p.to_string_lossy().contains("sign-"))
+        .unwrap();
     let secret = std::fs::read_to_string(file).unwrap();
-    let bytes: Vec<u8> = (0..64).step_by(2).map(|at| u8::from_str_radix(secret.get(at..at + 2).unwrap(), 16).unwrap()).collect();
+    let bytes: Vec<u8> = (0..64)
+        .step_by(2)
+        .map(|at| u8::from_str_radix(secret.get(at..at + 2).unwrap(), 16).unwrap())
+        .collect();
     let signing = ed25519_dalek::SigningKey::from_bytes(&bytes.try_into().unwrap());
     let sign = move |kind: &str, body: &str| {
         let statement = format!("toolgate-{kind}-v1\0{body}");
-        ed25519_dalek::Signer::sign(&signing, statement.as_bytes()).to_bytes().iter().map(|byte| format!("{byte:02x}")).collect()
+        ed25519_dalek::Signer::sign(&signing, statement.as_bytes())
+            .to_bytes()
+            .iter()
+            .map(|byte| format!("{byte:02x}"))
+            .collect()
     };
     (key, sign)
 }
@@ -137,10 +185,15 @@ fn flaw_without_row(what: impl Into<String>) -> ExpectedFlaw {
     (None, what.into())
 }
 
-/// Makes all links fit again, behind a change at this row: nobody sees it before the next row that was signed.
+/// Makes all links fit again, behind a change at this row: nobody sees it before the next row that
+/// was signed.
 fn flaw_after_relink(sql: &Connection, changed: usize) -> ExpectedFlaw {
     relink_chain(sql);
-    let signed: i64 = sql.query_row("SELECT min(seq) FROM checkpoints WHERE seq >= ?1", [changed as i64], |row| row.get(0)).unwrap();
+    let signed: i64 = sql
+        .query_row("SELECT min(seq) FROM checkpoints WHERE seq >= ?1", [changed as i64], |row| {
+            row.get(0)
+        })
+        .unwrap();
     let (signed, left) = (signed as usize, row_count(sql));
     if signed <= left {
         flaw_at_row(signed, "the rows up to here do not match a checkpoint")
@@ -167,14 +220,24 @@ const ATTACKS: [TamperAttack; 18] = [
                 Ok((row.get(0)?, row.get(1)?, row.get(2)?))
             })
             .unwrap();
-        let before: Option<Vec<u8>> =
-            sql.query_row("SELECT hash FROM ledger WHERE session = ?1 AND n = ?2", [session, n - 1], |row| row.get(0)).optional().unwrap();
+        let before: Option<Vec<u8>> = sql
+            .query_row(
+                "SELECT hash FROM ledger WHERE session = ?1 AND n = ?2",
+                [session, n - 1],
+                |row| row.get(0),
+            )
+            .optional()
+            .unwrap();
         let before = match before {
             Some(hash) => Digest::from_bytes(hash.try_into().unwrap()),
             None => hash_chain::session_genesis(&serde_json::from_str::<Row>(&body).unwrap().key),
         };
         let link = hash_chain::session_link(&before, u64::try_from(n).unwrap(), body.as_bytes());
-        sql.execute("UPDATE ledger SET hash = ?2 WHERE seq = ?1", params![seq as i64, link.as_bytes()]).unwrap();
+        sql.execute(
+            "UPDATE ledger SET hash = ?2 WHERE seq = ?1",
+            params![seq as i64, link.as_bytes()],
+        )
+        .unwrap();
         flaw_at_row(seq, "the row was moved")
     }),
     ("a row is edited, and all links made to fit", |sql, _, dice| {
@@ -202,7 +265,9 @@ const ATTACKS: [TamperAttack; 18] = [
     }),
     ("a row is put in, and all links made to fit", |sql, _, dice| {
         let seq = 1 + dice.next_below(row_count(sql) - 1) as i64;
-        let body: String = sql.query_row("SELECT body FROM ledger WHERE seq = ?1", [seq], |row| row.get(0)).unwrap();
+        let body: String = sql
+            .query_row("SELECT body FROM ledger WHERE seq = ?1", [seq], |row| row.get(0))
+            .unwrap();
         let mut row: Row = serde_json::from_str(&body).unwrap();
         let mut name = *row.call.as_bytes();
         name[15] ^= 1;
@@ -235,54 +300,93 @@ const ATTACKS: [TamperAttack; 18] = [
         flaw_at_row(first_row_of_session(sql, session), "the row was changed")
     }),
     ("a column says something else", |sql, _, dice| {
-        let column = ["tool = 'look2'", "decision = 'succeeded2'", "at = at + 1", "code = 'other'", "rule = 'other'", "gate = 'other'"]
-            [dice.next_below(6)];
+        let column = [
+            "tool = 'look2'",
+            "decision = 'succeeded2'",
+            "at = at + 1",
+            "code = 'other'",
+            "rule = 'other'",
+            "gate = 'other'",
+        ][dice.next_below(6)];
         let seq = 1 + dice.next_below(row_count(sql));
         sql.execute(&format!("UPDATE ledger SET {column} WHERE seq = ?1"), [seq as i64]).unwrap();
         flaw_at_row(seq, "the search columns do not match the row")
     }),
     ("a row cannot be found by its entity any more", |sql, _, dice| {
         let (name, value, seq): (String, String, i64) = sql
-            .query_row("SELECT name, value, seq FROM entities LIMIT 1 OFFSET ?1", [dice.next_below(9) as i64], |row| {
-                Ok((row.get(0)?, row.get(1)?, row.get(2)?))
-            })
+            .query_row(
+                "SELECT name, value, seq FROM entities LIMIT 1 OFFSET ?1",
+                [dice.next_below(9) as i64],
+                |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)),
+            )
             .unwrap();
-        sql.execute("DELETE FROM entities WHERE name = ?1 AND value = ?2 AND seq = ?3", params![name, value, seq]).unwrap();
+        sql.execute(
+            "DELETE FROM entities WHERE name = ?1 AND value = ?2 AND seq = ?3",
+            params![name, value, seq],
+        )
+        .unwrap();
         flaw_at_row(seq as usize, format!("the entity index has no entry for its `{name}`"))
     }),
     ("a row is found by what it is not about", |sql, _, dice| {
-        sql.execute("INSERT INTO entities VALUES ('customer_id', '\"C-77\"', ?1)", [1 + dice.next_below(row_count(sql)) as i64]).unwrap();
+        sql.execute(
+            "INSERT INTO entities VALUES ('customer_id', '\"C-77\"', ?1)",
+            [1 + dice.next_below(row_count(sql)) as i64],
+        )
+        .unwrap();
         flaw_without_row("the entity index has entries for entities that no row has")
     }),
     ("the rules are changed that rows were decided by", |sql, _, _| {
         sql.execute("UPDATE configs SET body = replace(body, '300', '900')", []).unwrap();
-        let config: Vec<u8> = sql.query_row("SELECT digest FROM configs", [], |row| row.get(0)).unwrap();
-        flaw_without_row(format!("the configuration {} was changed", Digest::from_bytes(config.try_into().unwrap())))
+        let config: Vec<u8> =
+            sql.query_row("SELECT digest FROM configs", [], |row| row.get(0)).unwrap();
+        flaw_without_row(format!(
+            "the configuration {} was changed",
+            Digest::from_bytes(config.try_into().unwrap())
+        ))
     }),
     (REMOVED_SIGNATURES_ATTACK, |sql, _, _| {
         sql.execute("DELETE FROM checkpoints", []).unwrap();
-        flaw_without_row(format!("signatures are missing: row {} was signed, but no signature is after row 0", row_count(sql)))
+        flaw_without_row(format!(
+            "signatures are missing: row {} was signed, but no signature is after row 0",
+            row_count(sql)
+        ))
     }),
     ("everything is signed with another key", |sql, desk, dice| {
         edit_row(sql, 1 + dice.next_below(row_count(sql)));
         relink_chain(sql);
         let (key, sign) = ledger_signed_by_other_key(desk);
-        let (seq, chained): (i64, Vec<u8>) =
-            sql.query_row("SELECT seq, chain FROM ledger ORDER BY seq DESC LIMIT 1", [], |row| Ok((row.get(0)?, row.get(1)?))).unwrap();
-        let id: String = sql.query_row("SELECT value FROM meta WHERE name = 'id'", [], |row| row.get(0)).unwrap();
+        let (seq, chained): (i64, Vec<u8>) = sql
+            .query_row("SELECT seq, chain FROM ledger ORDER BY seq DESC LIMIT 1", [], |row| {
+                Ok((row.get(0)?, row.get(1)?))
+            })
+            .unwrap();
+        let id: String = sql
+            .query_row("SELECT value FROM meta WHERE name = 'id'", [], |row| row.get(0))
+            .unwrap();
         let chained = Digest::from_bytes(chained.try_into().unwrap());
         let body = json!({"at": "2026-11-15T00:00:00Z", "chain": chained, "seq": seq, "store": id});
         let body = String::from_utf8(to_canonical_bytes(&body)).unwrap();
         sql.execute("DELETE FROM checkpoints", []).unwrap();
-        sql.execute("INSERT INTO checkpoints VALUES (?1, ?2, ?3, ?4)", params![seq, body, key, sign("checkpoint", &body)]).unwrap();
+        sql.execute(
+            "INSERT INTO checkpoints VALUES (?1, ?2, ?3, ?4)",
+            params![seq, body, key, sign("checkpoint", &body)],
+        )
+        .unwrap();
         sql.execute("UPDATE meta SET value = ?1 WHERE name = 'key'", [&key]).unwrap();
-        flaw_without_row(format!("the checkpoint at row {seq} is signed with {key}, which is not a trusted key"))
+        flaw_without_row(format!(
+            "the checkpoint at row {seq} is signed with {key}, which is not a trusted key"
+        ))
     }),
     ("rows are passed off as pruned by a key that vouches for the right one", |sql, desk, dice| {
         let gone = 1 + dice.next_below(row_count(sql) - 1) as i64;
-        let right: String = sql.query_row("SELECT key FROM checkpoints LIMIT 1", [], |row| row.get(0)).unwrap();
-        let id: String = sql.query_row("SELECT value FROM meta WHERE name = 'id'", [], |row| row.get(0)).unwrap();
-        let chained: Vec<u8> = sql.query_row("SELECT chain FROM ledger WHERE seq = ?1", [gone], |row| row.get(0)).unwrap();
+        let right: String =
+            sql.query_row("SELECT key FROM checkpoints LIMIT 1", [], |row| row.get(0)).unwrap();
+        let id: String = sql
+            .query_row("SELECT value FROM meta WHERE name = 'id'", [], |row| row.get(0))
+            .unwrap();
+        let chained: Vec<u8> = sql
+            .query_row("SELECT chain FROM ledger WHERE seq = ?1", [gone], |row| row.get(0))
+            .unwrap();
         let chained = Digest::from_bytes(chained.try_into().unwrap());
         let (key, sign) = ledger_signed_by_other_key(desk);
         let vouch = json!({"at": "2026-11-15T00:00:00Z", "chain": hash_chain::genesis(), "seq": 0, "store": id, "next_key": right});
@@ -305,7 +409,8 @@ const ATTACKS: [TamperAttack; 18] = [
             sql.prepare("SELECT id, pruned, anchor, agent, principal, session FROM sessions WHERE pruned > 0 ORDER BY id").unwrap();
         let mut rows = statement.query([]).unwrap();
         while let Some(row) = rows.next().unwrap() {
-            let names: [String; 3] = [row.get(3).unwrap(), row.get(4).unwrap(), row.get(5).unwrap()];
+            let names: [String; 3] =
+                [row.get(3).unwrap(), row.get(4).unwrap(), row.get(5).unwrap()];
             all.extend(to_canonical_bytes(&json!(names)));
             all.extend(row.get::<_, i64>(0).unwrap().to_be_bytes());
             all.extend(row.get::<_, i64>(1).unwrap().to_be_bytes());
@@ -313,8 +418,14 @@ const ATTACKS: [TamperAttack; 18] = [
         }
         let body = json!({"at": "2026-11-15T00:00:00Z", "chain": chained, "seq": gone, "store": id, "anchors": Digest::of(&all)});
         let body = String::from_utf8(to_canonical_bytes(&body)).unwrap();
-        sql.execute("INSERT INTO prunes VALUES (?1, ?2, ?3, ?4)", params![gone, body, key, sign("prune", &body)]).unwrap();
-        flaw_without_row(format!("the record of pruned rows is signed with {key}, which is not a trusted key"))
+        sql.execute(
+            "INSERT INTO prunes VALUES (?1, ?2, ?3, ?4)",
+            params![gone, body, key, sign("prune", &body)],
+        )
+        .unwrap();
+        flaw_without_row(format!(
+            "the record of pruned rows is signed with {key}, which is not a trusted key"
+        ))
     }),
 ];
 
@@ -330,23 +441,39 @@ fn every_tamper_attack_is_detected() {
             let connection = open_sql(&copy);
             let (row, what) = attack(&connection, &copy, &mut dice);
             drop(connection);
-            let is_found = |who: &str, checked: Result<VerificationReport, VerifyError>, what: &str| {
-                let Err(flaw) = checked else { panic!("round {round}: {name}, and {who} nobody notices") };
-                assert!(flaw.seq == row && flaw.what.starts_with(what), "round {round}: {name}, at {row:?}, and {who} it is {flaw}");
-                // A call that is named is the one that stands there.
-                let there = flaw.call.map(|_| call_id_at(&open_sql(&copy), row));
-                assert_eq!(flaw.call, there, "round {round}: {name}, {flaw}");
-            };
-            is_found("with what stands beside it", copy.ledger().verify(&TrustRoots::default(), |_| ()), &what);
+            let is_found =
+                |who: &str, checked: Result<VerificationReport, VerifyError>, what: &str| {
+                    let Err(flaw) = checked else {
+                        panic!("round {round}: {name}, and {who} nobody notices")
+                    };
+                    assert!(
+                        flaw.seq == row && flaw.what.starts_with(what),
+                        "round {round}: {name}, at {row:?}, and {who} it is {flaw}"
+                    );
+                    // A call that is named is the one that stands there.
+                    let there = flaw.call.map(|_| call_id_at(&open_sql(&copy), row));
+                    assert_eq!(flaw.call, there, "round {round}: {name}, {flaw}");
+                };
+            is_found(
+                "with what stands beside it",
+                copy.ledger().verify(&TrustRoots::default(), |_| ()),
+                &what,
+            );
             // Nor does it hold for somebody who has nothing but the public key.
             let key = Some(verified.keys[0].clone());
-            let elsewhere = Ledger::open_with_state_dir(copy.ledger_path(), std::path::Path::new("/nowhere")).unwrap();
+            let elsewhere =
+                Ledger::open_with_state_dir(copy.ledger_path(), std::path::Path::new("/nowhere"))
+                    .unwrap();
             // Where all of it is still there, an anchor is as good as a signature.
             let (anchor, what) = match name == REMOVED_SIGNATURES_ATTACK {
                 true => (None, "no row is signed"),
                 false => (Some(verified.anchor), what.as_str()),
             };
-            is_found("with a key and an anchor", elsewhere.verify(&TrustRoots { anchor, key }, |_| ()), what);
+            is_found(
+                "with a key and an anchor",
+                elsewhere.verify(&TrustRoots { anchor, key }, |_| ()),
+                what,
+            );
         }
     }
 }
@@ -369,7 +496,10 @@ fn older_copy_of_ledger_is_detected() {
     // Only the file is put back.
     std::fs::copy(yesterday.ledger_path(), desk.ledger_path()).unwrap();
     let flaw = desk.ledger().verify(&TrustRoots::default(), |_| ()).unwrap_err();
-    assert_eq!(flaw.to_string(), format!("row 37: missing: row {} was signed, but the ledger ends here", today.anchor.seq));
+    assert_eq!(
+        flaw.to_string(),
+        format!("row 37: missing: row {} was signed, but the ledger ends here", today.anchor.seq)
+    );
     let error = SqliteStore::open(desk.ledger_path()).unwrap_err().to_string();
     assert!(error.contains("ends at row 36") && error.contains("older copy"), "{error}");
     // All of it is put back: only somebody who noted down where it stood can tell.
@@ -377,8 +507,16 @@ fn older_copy_of_ledger_is_detected() {
     let anchor = TrustRoots { anchor: Some(today.anchor), key: None };
     let flaw = yesterday.ledger().verify(&anchor, |_| ()).unwrap_err();
     assert!(flaw.to_string().contains("missing"), "{flaw}");
-    let forged = TrustRoots { anchor: Some(LedgerAnchor { seq: 10, chain: today.anchor.chain }), key: None };
-    assert!(yesterday.ledger().verify(&forged, |_| ()).unwrap_err().to_string().contains("do not match the anchor"));
+    let forged =
+        TrustRoots { anchor: Some(LedgerAnchor { seq: 10, chain: today.anchor.chain }), key: None };
+    assert!(
+        yesterday
+            .ledger()
+            .verify(&forged, |_| ())
+            .unwrap_err()
+            .to_string()
+            .contains("do not match the anchor")
+    );
 }
 
 #[test]
@@ -401,10 +539,12 @@ fn flipped_bit_is_detected_or_changes_no_row() {
         let at = dice.next_below(flipped.len());
         flipped[at] ^= 1 << dice.next_below(8);
         std::fs::write(copy.ledger_path(), &flipped).unwrap();
-        let checked = Ledger::open(copy.ledger_path()).map_err(|e| e.to_string()).and_then(|ledger| {
-            let checked = ledger.verify(&TrustRoots::default(), |_| ()).map_err(|flaw| flaw.to_string());
-            checked.map(|_| crate::ledger_fixture::export(&ledger))
-        });
+        let checked =
+            Ledger::open(copy.ledger_path()).map_err(|e| e.to_string()).and_then(|ledger| {
+                let checked =
+                    ledger.verify(&TrustRoots::default(), |_| ()).map_err(|flaw| flaw.to_string());
+                checked.map(|_| crate::ledger_fixture::export(&ledger))
+            });
         match checked {
             Err(_) => found += 1,
             Ok(rows) => {

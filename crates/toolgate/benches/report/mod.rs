@@ -36,7 +36,10 @@ pub(crate) fn line(name: &str, values: Vec<f64>, floors: Vec<f64>, note: &str) -
 pub(crate) fn write_lines(lines: Vec<BenchLine>) {
     println!("{:<28} {:>10} {:>10} {:<6} {:>7}  note", "name", "value", "floor", "unit", "ratio");
     for line in &lines {
-        println!("{:<28} {:>10.2} {:>10.2} {:<6} {:>7.2}  {}", line.name, line.value, line.floor, line.unit, line.ratio, line.note);
+        println!(
+            "{:<28} {:>10.2} {:>10.2} {:<6} {:>7.2}  {}",
+            line.name, line.value, line.floor, line.unit, line.ratio, line.note
+        );
     }
     update_lines(|all| {
         all.retain(|old| !lines.iter().any(|new| new.name == old.name));
@@ -53,7 +56,11 @@ pub(crate) fn remove_line(name: &str) {
 
 fn update_lines(how: impl FnOnce(&mut Vec<BenchLine>)) {
     let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/bench.json");
-    let mut all: Vec<BenchLine> = std::fs::read(&path).ok().and_then(|old| serde_json::from_slice(&old).ok()).unwrap_or_default();
+    let mut all: Vec<BenchLine> = std::fs::read(&path)
+        .ok()
+        .and_then(|old| serde_json::from_slice(&old).ok())
+        .unwrap_or_default();
     how(&mut all);
-    std::fs::write(&path, serde_json::to_vec_pretty(&all).unwrap()).expect("target/bench.json can be written");
+    std::fs::write(&path, serde_json::to_vec_pretty(&all).unwrap())
+        .expect("target/bench.json can be written");
 }

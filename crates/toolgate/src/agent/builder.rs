@@ -14,7 +14,10 @@ use crate::files::{FileSystem, Resources};
 use crate::hook::Hook;
 use crate::limits::Limits;
 use crate::policy::source::{PolicyScope, RuleSet, SourcedRule};
-use crate::policy::{AttachedPolicy, Diagnostic, DiagnosticKind, EnforcementMode, Policy, PolicyLevel, Severity, analyze_rules};
+use crate::policy::{
+    AttachedPolicy, Diagnostic, DiagnosticKind, EnforcementMode, Policy, PolicyLevel, Severity,
+    analyze_rules,
+};
 use crate::schema::CompiledSchema;
 use crate::tool::{Effect, ExtraArguments, Handler, Tool, ToolSpec};
 use toolgate_json::{Digest, JsonBounds, Pointer, digest_of, to_canonical_bytes};
@@ -59,7 +62,12 @@ impl AgentBuilder {
     pub fn section(mut self, section: PromptSection) -> Self {
         let name = section.name;
         self.tools.extend(section.tools.into_iter().map(|tool| (Some(name.clone()), tool)));
-        self.policies.extend(section.policies.into_iter().map(|policy| SourcedRule::from_code(PolicyScope::Section(name.clone()), policy)));
+        self.policies.extend(
+            section
+                .policies
+                .into_iter()
+                .map(|policy| SourcedRule::from_code(PolicyScope::Section(name.clone()), policy)),
+        );
         self
     }
 
@@ -89,7 +97,10 @@ impl AgentBuilder {
     /// Adds a policy for one tool.
     #[must_use]
     pub fn tool_policy(mut self, tool: &str, policy: impl Policy + 'static) -> Self {
-        self.policies.push(SourcedRule::from_code(PolicyScope::Tools(vec![tool.to_owned()]), Arc::new(policy)));
+        self.policies.push(SourcedRule::from_code(
+            PolicyScope::Tools(vec![tool.to_owned()]),
+            Arc::new(policy),
+        ));
         self
     }
 
@@ -154,7 +165,9 @@ impl AgentBuilder {
     pub fn resource<T: Any + Send + Sync>(mut self, thing: T) -> Self {
         if self.resources.insert(Arc::new(thing)).is_some() {
             let kind = std::any::type_name::<T>();
-            let problem = Diagnostic::new(format!("two resources have the type `{kind}`, but handlers find a resource by its type"));
+            let problem = Diagnostic::new(format!(
+                "two resources have the type `{kind}`, but handlers find a resource by its type"
+            ));
             self.input_problems.push(problem.with_help("wrap one of them in its own type"));
         }
         self
@@ -191,7 +204,11 @@ impl AgentBuilder {
             let (mut spec, handler) = tool.into_parts();
             if tools.contains_key(&spec.name) {
                 problems.push(
-                    Diagnostic::new(format!("two tools have the name `{}`", escape_for_display(&spec.name))).with_subject(spec.name()),
+                    Diagnostic::new(format!(
+                        "two tools have the name `{}`",
+                        escape_for_display(&spec.name)
+                    ))
+                    .with_subject(spec.name()),
                 );
                 continue;
             }
@@ -199,8 +216,13 @@ impl AgentBuilder {
                 if spec.accepts_overrides {
                     spec.description = description;
                 } else {
-                    problems
-                        .push(Diagnostic::new(format!("`{}` does not accept another description", spec.name)).with_subject(spec.name()));
+                    problems.push(
+                        Diagnostic::new(format!(
+                            "`{}` does not accept another description",
+                            spec.name
+                        ))
+                        .with_subject(spec.name()),
+                    );
                 }
             }
             let name = Arc::clone(&spec.name);
@@ -210,28 +232,47 @@ impl AgentBuilder {
                 Ok(registered) => {
                     tools.insert(name, Arc::new(registered));
                 }
-                Err(wrong) => problems.extend(wrong.into_iter().map(|problem| self.with_source_span(problem))),
+                Err(wrong) => {
+                    problems.extend(wrong.into_iter().map(|problem| self.with_source_span(problem)))
+                }
             }
         }
         problems.extend(self.description_overrides.keys().map(|tool| {
-            Diagnostic::new(format!("a description is set for `{}`, which is not a tool of this agent", escape_for_display(tool)))
+            Diagnostic::new(format!(
+                "a description is set for `{}`, which is not a tool of this agent",
+                escape_for_display(tool)
+            ))
         }));
-        let governed: Vec<_> =
-            order.iter().filter_map(|name| tools.get(name)).map(|t: &Arc<ToolEntry>| (&t.spec, t.governed_by.as_slice())).collect();
+        let governed: Vec<_> = order
+            .iter()
+            .filter_map(|name| tools.get(name))
+            .map(|t: &Arc<ToolEntry>| (&t.spec, t.governed_by.as_slice()))
+            .collect();
         // Analysing invalid rules would report misleading problems.
-        if !self.is_prechecked && problems.iter().all(|problem| problem.severity != Severity::Error) {
-            problems.extend(analyze_rules(&governed).into_iter().map(|problem| self.with_source_span(problem)));
+        if !self.is_prechecked && problems.iter().all(|problem| problem.severity != Severity::Error)
+        {
+            problems.extend(
+                analyze_rules(&governed).into_iter().map(|problem| self.with_source_span(problem)),
+            );
         }
-        let (problems, warnings): (Vec<_>, Vec<_>) = problems.into_iter().partition(|problem| problem.severity == Severity::Error);
+        let (problems, warnings): (Vec<_>, Vec<_>) =
+            problems.into_iter().partition(|problem| problem.severity == Severity::Error);
         if !problems.is_empty() {
-            return Err(AgentBuildError { agent: self.name.to_string(), problems: problems.into_iter().chain(warnings).collect() });
+            return Err(AgentBuildError {
+                agent: self.name.to_string(),
+                problems: problems.into_iter().chain(warnings).collect(),
+            });
         }
-        let placed = |name: &Arc<str>| Some((sections.get(name).cloned().flatten(), Arc::clone(tools.get(name)?)));
-        let written: Vec<(Option<String>, Arc<ToolEntry>)> = order.iter().filter_map(placed).collect();
+        let placed = |name: &Arc<str>| {
+            Some((sections.get(name).cloned().flatten(), Arc::clone(tools.get(name)?)))
+        };
+        let written: Vec<(Option<String>, Arc<ToolEntry>)> =
+            order.iter().filter_map(placed).collect();
         let definition = match self.is_prechecked {
             true => String::new(),
             false => {
-                let definition = serde_json::to_value(self.definition(&written)).unwrap_or_default();
+                let definition =
+                    serde_json::to_value(self.definition(&written)).unwrap_or_default();
                 String::from_utf8(to_canonical_bytes(&definition)).unwrap_or_default()
             }
         };
@@ -256,31 +297,54 @@ impl AgentBuilder {
 
     /// Sets the position of a problem if its rule comes from a file.
     fn with_source_span(&self, mut problem: Diagnostic) -> Diagnostic {
-        let written = self.policies.iter().find(|written| Some(written.policy.name()) == problem.rule.as_deref());
-        problem.span = written.and_then(|written| written.source_span(&problem.field, problem.field_range.clone())).or(problem.span);
+        let written = self
+            .policies
+            .iter()
+            .find(|written| Some(written.policy.name()) == problem.rule.as_deref());
+        problem.span = written
+            .and_then(|written| written.source_span(&problem.field, problem.field_range.clone()))
+            .or(problem.span);
         problem
     }
 
-    fn register(&self, mut spec: ToolSpec, handler: Option<Arc<dyn Handler>>, section: Option<&str>) -> Result<ToolEntry, Vec<Diagnostic>> {
+    fn register(
+        &self,
+        mut spec: ToolSpec,
+        handler: Option<Arc<dyn Handler>>,
+        section: Option<&str>,
+    ) -> Result<ToolEntry, Vec<Diagnostic>> {
         let mut problems = check_spec(&spec);
-        let compile = |schema: Option<&serde_json::Value>, what: &str, extra, secrets: &[Pointer], problems: &mut Vec<Diagnostic>| {
+        let compile = |schema: Option<&serde_json::Value>,
+                       what: &str,
+                       extra,
+                       secrets: &[Pointer],
+                       problems: &mut Vec<Diagnostic>| {
             let compiled = CompiledSchema::compile(schema?, extra, secrets);
             let invalid = |e| {
-                Diagnostic::new(format!("{what} schema of `{}`: {e}", escape_for_display(&spec.name)))
-                    .with_kind(DiagnosticKind::InvalidSchema)
+                Diagnostic::new(format!(
+                    "{what} schema of `{}`: {e}",
+                    escape_for_display(&spec.name)
+                ))
+                .with_kind(DiagnosticKind::InvalidSchema)
             };
             compiled.map_err(|e| problems.push(invalid(e))).ok()
         };
         let input = compile(spec.input.as_ref(), "input", spec.extra, &spec.secrets, &mut problems);
         // A secret argument stays secret if the result repeats it.
         let known = input.as_ref().map_or(spec.secrets.as_slice(), CompiledSchema::secrets);
-        let output = compile(spec.output.as_ref(), "output", ExtraArguments::Pass, known, &mut problems);
+        let output =
+            compile(spec.output.as_ref(), "output", ExtraArguments::Pass, known, &mut problems);
         if spec.input.is_none() && handler.is_some() {
-            problems.push(Diagnostic::new(format!("`{}` has a handler but no input schema", escape_for_display(&spec.name))));
+            problems.push(Diagnostic::new(format!(
+                "`{}` has a handler but no input schema",
+                escape_for_display(&spec.name)
+            )));
         }
         let examples = check_examples(&spec, input.as_ref(), output.as_ref());
         let applies = |scope: &PolicyScope| match scope {
-            PolicyScope::Tools(tools) => tools.iter().any(|tool| *tool == *spec.name).then_some(PolicyLevel::Tool),
+            PolicyScope::Tools(tools) => {
+                tools.iter().any(|tool| *tool == *spec.name).then_some(PolicyLevel::Tool)
+            }
             PolicyScope::Section(name) => (section == Some(name)).then_some(PolicyLevel::Section),
             PolicyScope::Prompt => Some(PolicyLevel::Prompt),
             PolicyScope::Agent => Some(PolicyLevel::Agent),
@@ -289,32 +353,46 @@ impl AgentBuilder {
             .policies
             .iter()
             .filter(|written| written.policy.governs(&spec))
-            .filter_map(|written| applies(&written.scope).map(|level| AttachedPolicy { level, policy: Arc::clone(&written.policy) }))
+            .filter_map(|written| {
+                applies(&written.scope)
+                    .map(|level| AttachedPolicy { level, policy: Arc::clone(&written.policy) })
+            })
             .collect();
         // Narrowest scope first, then in order of declaration.
         governed_by.sort_by_key(|attached| attached.level);
         let heard_by = self
             .policies
             .iter()
-            .filter(|w| w.policy.observes_all_tools() || (applies(&w.scope).is_some() && w.policy.governs(&spec)))
+            .filter(|w| {
+                w.policy.observes_all_tools()
+                    || (applies(&w.scope).is_some() && w.policy.governs(&spec))
+            })
             .map(|written| Arc::clone(&written.policy))
             .collect();
         let checked = problems.into_iter().chain(check_shell(&spec)).chain(examples);
-        let mut problems: Vec<Diagnostic> = checked.map(|problem| problem.with_subject(spec.name())).collect();
+        let mut problems: Vec<Diagnostic> =
+            checked.map(|problem| problem.with_subject(spec.name())).collect();
         // Observing rules govern nothing, and the built-in rules protect toolgate, not this tool.
         let counts = |policy: &dyn Policy| {
-            policy.mode() == EnforcementMode::Enforce && !policy.name().starts_with(crate::policy::source::BUILT_IN_RULE_PREFIX)
+            policy.mode() == EnforcementMode::Enforce
+                && !policy.name().starts_with(crate::policy::source::BUILT_IN_RULE_PREFIX)
         };
         let is_governed = governed_by.iter().any(|attached| counts(&*attached.policy));
         if spec.effect != Effect::Read && !spec.open && !is_governed {
             let problem = Diagnostic::at_field(
                 "mode",
-                format!("`{}` has effects, but no enforced policy governs it", escape_for_display(&spec.name)),
+                format!(
+                    "`{}` has effects, but no enforced policy governs it",
+                    escape_for_display(&spec.name)
+                ),
             )
             .with_subject(spec.name())
             .with_kind(DiagnosticKind::Ungoverned);
-            let problem = problem.with_help("attach a policy, declare `.effect(Effect::Read)`, or call `.open()`");
-            let own = |attached: &&AttachedPolicy| !attached.policy.name().starts_with(crate::policy::source::BUILT_IN_RULE_PREFIX);
+            let problem = problem
+                .with_help("attach a policy, declare `.effect(Effect::Read)`, or call `.open()`");
+            let own = |attached: &&AttachedPolicy| {
+                !attached.policy.name().starts_with(crate::policy::source::BUILT_IN_RULE_PREFIX)
+            };
             problems.push(match governed_by.iter().find(own) {
                 Some(observing) => problem.with_rule(observing.policy.name()),
                 None => problem,
@@ -323,8 +401,12 @@ impl AgentBuilder {
         if !problems.is_empty() {
             return Err(problems);
         }
-        let mut secrets: Vec<Pointer> =
-            input.iter().chain(&output).flat_map(|s| s.secrets().iter().cloned()).chain(spec.secrets.iter().cloned()).collect();
+        let mut secrets: Vec<Pointer> = input
+            .iter()
+            .chain(&output)
+            .flat_map(|s| s.secrets().iter().cloned())
+            .chain(spec.secrets.iter().cloned())
+            .collect();
         secrets.sort();
         secrets.dedup();
         spec.secrets.clone_from(&secrets);
@@ -332,7 +414,9 @@ impl AgentBuilder {
             secrets = vec![Pointer::default()];
         }
         let declares = |path: &Pointer| match path.split_last() {
-            Some((place, name)) => spec.input.is_none() || crate::schema::has_declared_member(&spec, &place, name),
+            Some((place, name)) => {
+                spec.input.is_none() || crate::schema::has_declared_member(&spec, &place, name)
+            }
             None => true,
         };
         let declares_entity = spec.entities.iter().map(|(_, path)| declares(path)).collect();

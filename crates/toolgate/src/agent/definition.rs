@@ -56,7 +56,10 @@ impl DefinitionFile {
 
     /// Checks for built-in rules that protect toolgate itself.
     fn has_protective_rules(&self) -> bool {
-        self.is_built_in() && self.text.contains(&format!("name = \"{}", crate::policy::source::BUILT_IN_RULE_PREFIX))
+        self.is_built_in()
+            && self
+                .text
+                .contains(&format!("name = \"{}", crate::policy::source::BUILT_IN_RULE_PREFIX))
     }
 }
 
@@ -102,7 +105,8 @@ impl AgentDefinition {
     #[must_use]
     pub fn with_policies(mut self, files: impl IntoIterator<Item = (String, String)>) -> Self {
         self.policies.retain(DefinitionFile::is_built_in);
-        self.policies.splice(0..0, files.into_iter().map(|(name, text)| DefinitionFile { name, text }));
+        self.policies
+            .splice(0..0, files.into_iter().map(|(name, text)| DefinitionFile { name, text }));
         self
     }
 
@@ -115,12 +119,19 @@ impl AgentDefinition {
         let mut before = self.tools;
         let mut tools: Vec<DefinitionTool> = new.tools;
         for placed in &mut tools {
-            let Some(at) = before.iter().position(|known| known.spec.name == placed.spec.name) else { continue };
+            let Some(at) = before.iter().position(|known| known.spec.name == placed.spec.name)
+            else {
+                continue;
+            };
             let (known, spec) = (before.swap_remove(at).spec, &mut placed.spec);
             spec.external = known.external;
-            let unseen = spec.input.as_ref().is_some_and(|input| *input == serde_json::json!({"type": "object"}));
+            let unseen = spec
+                .input
+                .as_ref()
+                .is_some_and(|input| *input == serde_json::json!({"type": "object"}));
             if unseen && !spec.external {
-                (spec.input, spec.output) = (known.input.or(spec.input.take()), spec.output.take().or(known.output));
+                (spec.input, spec.output) =
+                    (known.input.or(spec.input.take()), spec.output.take().or(known.output));
             }
         }
         // Rules that protect toolgate may name removed tools. Keep these tools, visible to no
@@ -129,8 +140,19 @@ impl AgentDefinition {
             (placed.spec.visible_to, placed.spec.open) = (Some(BTreeSet::new()), true);
             placed
         }));
-        let policies = new.policies.into_iter().chain(self.policies.into_iter().filter(DefinitionFile::has_protective_rules)).collect();
-        Self { tools, policies, limits: new.limits, principals: new.principals, bounds: new.bounds, ..self }
+        let policies = new
+            .policies
+            .into_iter()
+            .chain(self.policies.into_iter().filter(DefinitionFile::has_protective_rules))
+            .collect();
+        Self {
+            tools,
+            policies,
+            limits: new.limits,
+            principals: new.principals,
+            bounds: new.bounds,
+            ..self
+        }
     }
 
     /// Checks that no rule was written in Rust and that the agent has no files.
@@ -165,19 +187,30 @@ impl AgentDefinition {
     }
 
     fn builder(self) -> AgentBuilder {
-        let files: Vec<(&str, &str)> = self.policies.iter().map(|file| (file.name.as_str(), file.text.as_str())).collect();
+        let files: Vec<(&str, &str)> =
+            self.policies.iter().map(|file| (file.name.as_str(), file.text.as_str())).collect();
         let rules = crate::policy::source::parse_recorded_rules(&self.agent, &files);
         // Earlier versions accepted these limits without effect. Ignore them to decide as they did.
         let rate = self.limits.rate.filter(|rate| !rate.per.is_zero());
-        let limits = Limits { principal: Budget { wall: None, ..self.limits.principal }, rate, ..self.limits };
-        let mut builder =
-            Agent::builder(Arc::clone(&self.agent)).rules(rules).limits(limits).bounds(self.bounds).max_output(self.max_output);
+        let limits = Limits {
+            principal: Budget { wall: None, ..self.limits.principal },
+            rate,
+            ..self.limits
+        };
+        let mut builder = Agent::builder(Arc::clone(&self.agent))
+            .rules(rules)
+            .limits(limits)
+            .bounds(self.bounds)
+            .max_output(self.max_output);
         builder.principals = self.principals;
         if self.files {
             builder = builder.files(MemoryFs::default());
         }
         for rule in self.in_code {
-            builder.policies.push(SourcedRule::from_code(PolicyScope::Agent, Arc::new(UnavailableCodeRule(rule))));
+            builder.policies.push(SourcedRule::from_code(
+                PolicyScope::Agent,
+                Arc::new(UnavailableCodeRule(rule)),
+            ));
         }
         for hook in self.hooks {
             builder = builder.hook(hook);
@@ -194,29 +227,50 @@ impl AgentBuilder {
         let mut files: Vec<(&str, &str)> = Vec::new();
         for (name, text) in self.policies.iter().filter_map(SourcedRule::file) {
             // Rules of one file share its text, so comparing pointers is usually enough.
-            if !files.iter().any(|(known, same)| *known == name && (std::ptr::eq(*same, text) || *same == text)) {
+            if !files
+                .iter()
+                .any(|(known, same)| *known == name && (std::ptr::eq(*same, text) || *same == text))
+            {
                 files.push((name, text));
             }
         }
-        let policies = files.into_iter().map(|(name, text)| DefinitionFile { name: name.to_owned(), text: text.to_owned() }).collect();
+        let policies = files
+            .into_iter()
+            .map(|(name, text)| DefinitionFile { name: name.to_owned(), text: text.to_owned() })
+            .collect();
         let governs = |policy: &Arc<dyn Policy>| {
-            let by =
-                |tool: &&(Option<String>, Arc<ToolEntry>)| tool.1.governed_by.iter().any(|attached| Arc::ptr_eq(&attached.policy, policy));
+            let by = |tool: &&(Option<String>, Arc<ToolEntry>)| {
+                tool.1.governed_by.iter().any(|attached| Arc::ptr_eq(&attached.policy, policy))
+            };
             tools.iter().filter(by).map(|(_, tool)| Arc::clone(&tool.spec.name)).collect()
         };
-        let in_code = self.policies.iter().filter(|written| !written.is_from_file()).map(|written| DefinitionCodeRule {
-            name: written.policy.name().to_owned(),
-            says: written.policy.definition(),
-            governs: governs(&written.policy),
-            mode: written.policy.mode(),
-        });
+        let in_code =
+            self.policies.iter().filter(|written| !written.is_from_file()).map(|written| {
+                DefinitionCodeRule {
+                    name: written.policy.name().to_owned(),
+                    says: written.policy.definition(),
+                    governs: governs(&written.policy),
+                    mode: written.policy.mode(),
+                }
+            });
         let hooked = |hook: &Arc<dyn Hook>| DefinitionHook {
             name: hook.name().to_owned(),
-            tools: tools.iter().map(|(_, tool)| &tool.spec.name).filter(|name| hook.matches(name)).cloned().collect(),
+            tools: tools
+                .iter()
+                .map(|(_, tool)| &tool.spec.name)
+                .filter(|name| hook.matches(name))
+                .cloned()
+                .collect(),
         };
         AgentDefinition {
             agent: Arc::clone(&self.name),
-            tools: tools.iter().map(|(section, tool)| DefinitionTool { section: section.clone(), spec: tool.spec.clone() }).collect(),
+            tools: tools
+                .iter()
+                .map(|(section, tool)| DefinitionTool {
+                    section: section.clone(),
+                    spec: tool.spec.clone(),
+                })
+                .collect(),
             policies,
             in_code: in_code.collect(),
             hooks: self.hooks.iter().map(hooked).collect(),
@@ -250,7 +304,9 @@ impl Policy for UnavailableCodeRule {
         if self.0.mode == EnforcementMode::Observe {
             return Ok(Verdict::allow());
         }
-        ask.facts.watch.record_missing(|| format!("the rule `{}` was written in Rust and is not available here", self.0.name));
+        ask.facts.watch.record_missing(|| {
+            format!("the rule `{}` was written in Rust and is not available here", self.0.name)
+        });
         Err(PolicyError("the rule was written in Rust and is not available here".to_owned()))
     }
 }

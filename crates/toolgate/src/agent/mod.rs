@@ -86,7 +86,11 @@ impl Agent {
     /// Iterates over the tools that a principal sees, in the order of declaration.
     pub fn tools_for<'a>(&'a self, principal: &'a str) -> impl Iterator<Item = &'a ToolSpec> {
         let seen = |tool: &&Arc<ToolEntry>| tool.is_visible_to(principal);
-        self.tool_order.iter().filter_map(|name| self.tools.get(name)).filter(seen).map(|tool| &tool.spec)
+        self.tool_order
+            .iter()
+            .filter_map(|name| self.tools.get(name))
+            .filter(seen)
+            .map(|tool| &tool.spec)
     }
 
     /// Returns a tool.
@@ -123,7 +127,10 @@ impl Agent {
 
     /// Iterates over the names of the enforced rules.
     pub fn enforced_rules(&self) -> impl Iterator<Item = &str> {
-        self.rules.iter().filter(|rule| rule.mode() == EnforcementMode::Enforce).map(|rule| rule.name())
+        self.rules
+            .iter()
+            .filter(|rule| rule.mode() == EnforcementMode::Enforce)
+            .map(|rule| rule.name())
     }
 
     /// Returns the time that decisions look back, or `None` if it is unlimited.
@@ -133,12 +140,22 @@ impl Agent {
         if budgets.iter().any(|budget| **budget != crate::limits::Budget::default()) {
             return None;
         }
-        let rate = self.limits.rate.and_then(|rate| jiff::SignedDuration::try_from(rate.per).ok()).unwrap_or_default();
-        self.rules.iter().try_fold(rate, |longest, rule| rule.lookback_window().map(|window| window.max(longest)))
+        let rate = self
+            .limits
+            .rate
+            .and_then(|rate| jiff::SignedDuration::try_from(rate.per).ok())
+            .unwrap_or_default();
+        self.rules.iter().try_fold(rate, |longest, rule| {
+            rule.lookback_window().map(|window| window.max(longest))
+        })
     }
 
     /// Copies the agent with other handlers and resources.
-    pub(crate) fn with_tools(&self, tools: HashMap<Arc<str>, Arc<ToolEntry>>, resources: Resources) -> Self {
+    pub(crate) fn with_tools(
+        &self,
+        tools: HashMap<Arc<str>, Arc<ToolEntry>>,
+        resources: Resources,
+    ) -> Self {
         Self {
             name: Arc::clone(&self.name),
             tools,
@@ -171,7 +188,12 @@ impl Agent {
 
     /// Returns the sorted names of the tools that a principal sees.
     pub(crate) fn visible_names(&self, principal: &str) -> Vec<&str> {
-        let mut names: Vec<&str> = self.tools.values().filter(|t| t.is_visible_to(principal)).map(|t| t.spec.name()).collect();
+        let mut names: Vec<&str> = self
+            .tools
+            .values()
+            .filter(|t| t.is_visible_to(principal))
+            .map(|t| t.spec.name())
+            .collect();
         names.sort_unstable();
         names
     }
@@ -179,7 +201,10 @@ impl Agent {
 
 impl fmt::Debug for Agent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Agent").field("name", &self.name).field("tools", &self.tool_order).finish_non_exhaustive()
+        f.debug_struct("Agent")
+            .field("name", &self.name)
+            .field("tools", &self.tool_order)
+            .finish_non_exhaustive()
     }
 }
 

@@ -44,18 +44,30 @@ impl Agent {
             return Vec::new();
         }
         let files = whole.files();
-        let tables: Vec<(String, Map<String, Value>)> = crate::policy::source::parse_recorded_tables(&self.name, &files)
-            .into_iter()
-            .filter_map(|table| Some((table.get("name")?.as_str()?.to_owned(), table)))
-            .collect();
-        let by_name: HashMap<&str, &Map<String, Value>> = tables.iter().map(|(name, table)| (name.as_str(), table)).collect();
+        let tables: Vec<(String, Map<String, Value>)> =
+            crate::policy::source::parse_recorded_tables(&self.name, &files)
+                .into_iter()
+                .filter_map(|table| Some((table.get("name")?.as_str()?.to_owned(), table)))
+                .collect();
+        let by_name: HashMap<&str, &Map<String, Value>> =
+            tables.iter().map(|(name, table)| (name.as_str(), table)).collect();
         let one = |name: &Arc<str>| {
             let tool = self.tools.get(name).filter(|tool| tool.hooks.is_empty())?;
             let (tools, rules) = self.collect_dependencies(tool, &by_name)?;
-            let text: String =
-                tables.iter().filter(|(name, _)| rules.contains(name.as_str())).map(|(_, table)| rule_to_toml(table, &tools)).collect();
+            let text: String = tables
+                .iter()
+                .filter(|(name, _)| rules.contains(name.as_str()))
+                .map(|(_, table)| rule_to_toml(table, &tools))
+                .collect();
             let definition = whole.clone().retain_tools(&tools, text);
-            Some((Arc::clone(name), AgentSubset { definition, config: self.definition_digest, watched: self.tracked_sources.clone() }))
+            Some((
+                Arc::clone(name),
+                AgentSubset {
+                    definition,
+                    config: self.definition_digest,
+                    watched: self.tracked_sources.clone(),
+                },
+            ))
         };
         self.tool_order.iter().filter_map(one).collect()
     }
@@ -70,7 +82,8 @@ impl Agent {
         let mut todo = vec![tool];
         while let Some(tool) = todo.pop() {
             let mut named: Vec<&str> = tool.spec.revokes.iter().map(|(tool, _)| &**tool).collect();
-            let own = tool.governed_by.iter().map(|attached| &attached.policy).chain(&tool.observers);
+            let own =
+                tool.governed_by.iter().map(|attached| &attached.policy).chain(&tool.observers);
             let mut more: Vec<&str> = own.map(|policy: &Arc<dyn Policy>| policy.name()).collect();
             while let Some(rule) = more.pop() {
                 if !rules.insert(rule) {
@@ -84,13 +97,30 @@ impl Agent {
                     collect_texts(value, &mut texts);
                 });
                 // Provenance depends on which tools are untrusted.
-                if table.get("rule").and_then(Value::as_str).is_some_and(|rule| rule == "flow" || rule == "only_from") {
-                    texts.extend(self.tools.values().filter(|tool| tool.spec.untrusted).map(|tool| tool.spec.name()));
+                if table
+                    .get("rule")
+                    .and_then(Value::as_str)
+                    .is_some_and(|rule| rule == "flow" || rule == "only_from")
+                {
+                    texts.extend(
+                        self.tools
+                            .values()
+                            .filter(|tool| tool.spec.untrusted)
+                            .map(|tool| tool.spec.name()),
+                    );
                 }
                 // A limit that an expression reads is named in the expression.
-                let when = table.get("when").and_then(Value::as_str).filter(|when| when.contains("sum_of"));
+                let when = table
+                    .get("when")
+                    .and_then(Value::as_str)
+                    .filter(|when| when.contains("sum_of"));
                 if let Some(when) = when {
-                    more.extend(self.rules.iter().map(|rule| rule.name()).filter(|limit| when.contains(limit)));
+                    more.extend(
+                        self.rules
+                            .iter()
+                            .map(|rule| rule.name())
+                            .filter(|limit| when.contains(limit)),
+                    );
                 }
                 named.extend(texts);
             }
@@ -123,12 +153,20 @@ fn rule_to_toml(table: &Map<String, Value>, tools: &HashSet<&str>) -> String {
     let mut text = "[[policy]]\n".to_owned();
     for (key, value) in table {
         let value = match value {
-            Value::Array(names) if key == "tools" => {
-                Value::Array(names.iter().filter(|name| name.as_str().is_some_and(|name| tools.contains(name))).cloned().collect())
-            }
+            Value::Array(names) if key == "tools" => Value::Array(
+                names
+                    .iter()
+                    .filter(|name| name.as_str().is_some_and(|name| tools.contains(name)))
+                    .cloned()
+                    .collect(),
+            ),
             value => value.clone(),
         };
-        text.push_str(&format!("{} = {}\n", value_to_toml(&Value::from(key.as_str())), value_to_toml(&value)));
+        text.push_str(&format!(
+            "{} = {}\n",
+            value_to_toml(&Value::from(key.as_str())),
+            value_to_toml(&value)
+        ));
     }
     text
 }
@@ -136,10 +174,13 @@ fn rule_to_toml(table: &Map<String, Value>, tools: &HashSet<&str>) -> String {
 /// Writes a value as TOML on one line.
 fn value_to_toml(value: &Value) -> String {
     match value {
-        Value::Array(items) => format!("[{}]", items.iter().map(value_to_toml).collect::<Vec<_>>().join(", ")),
+        Value::Array(items) => {
+            format!("[{}]", items.iter().map(value_to_toml).collect::<Vec<_>>().join(", "))
+        }
         Value::Object(fields) => {
-            let fields =
-                fields.iter().map(|(name, field)| format!("{} = {}", value_to_toml(&Value::from(name.as_str())), value_to_toml(field)));
+            let fields = fields.iter().map(|(name, field)| {
+                format!("{} = {}", value_to_toml(&Value::from(name.as_str())), value_to_toml(field))
+            });
             format!("{{ {} }}", fields.collect::<Vec<_>>().join(", "))
         }
         // TOML accepts the escapes of JSON, but also requires one for U+007F.

@@ -38,14 +38,29 @@ impl ToolEntry {
     ///
     /// The entity comes from declared arguments and from the result. If neither contains it, the
     /// call revokes all evidence of the tool.
-    pub(crate) fn revoked_evidence(&self, arguments: &Value, result: Option<&Value>) -> Vec<Revocation> {
+    pub(crate) fn revoked_evidence(
+        &self,
+        arguments: &Value,
+        result: Option<&Value>,
+    ) -> Vec<Revocation> {
         let about = |entity: &Arc<str>| -> Vec<(Arc<str>, Value)> {
-            let declared = self.spec.entities.iter().zip(&self.is_entity_declared).find(|((name, _), _)| name == entity);
+            let declared = self
+                .spec
+                .entities
+                .iter()
+                .zip(&self.is_entity_declared)
+                .find(|((name, _), _)| name == entity);
             let Some(((name, path), declared)) = declared else { return Vec::new() };
             let asked = path.get(arguments).filter(|_| *declared);
-            let said = [asked, result.and_then(|result| path.get(result))].into_iter().flatten().filter(|value| !value.is_null());
-            let mut about: Vec<(Arc<str>, Value)> =
-                said.map(|value| (Arc::clone(name), toolgate_json::with_canonical_numbers(value.clone()))).collect();
+            let said = [asked, result.and_then(|result| path.get(result))]
+                .into_iter()
+                .flatten()
+                .filter(|value| !value.is_null());
+            let mut about: Vec<(Arc<str>, Value)> = said
+                .map(|value| {
+                    (Arc::clone(name), toolgate_json::with_canonical_numbers(value.clone()))
+                })
+                .collect();
             about.dedup();
             about
         };
@@ -55,7 +70,11 @@ impl ToolEntry {
             if about.is_empty() {
                 revoked.push(Revocation { tool: Arc::clone(tool), about: None });
             }
-            revoked.extend(about.into_iter().map(|about| Revocation { tool: Arc::clone(tool), about: Some(about) }));
+            revoked.extend(
+                about
+                    .into_iter()
+                    .map(|about| Revocation { tool: Arc::clone(tool), about: Some(about) }),
+            );
         }
         revoked
     }

@@ -16,18 +16,24 @@ impl AgentBuilder {
     pub(crate) fn check_limits(&self, problems: &mut Vec<Diagnostic>) {
         if self.limits.principal.wall.is_some() {
             problems.push(
-                Diagnostic::new("`wall` cannot limit a principal, because a principal has no start time")
-                    .with_help("set the wall of the session"),
+                Diagnostic::new(
+                    "`wall` cannot limit a principal, because a principal has no start time",
+                )
+                .with_help("set the wall of the session"),
             );
         }
         if self.limits.rate.is_some_and(|rate| rate.per.is_zero()) {
-            problems.push(Diagnostic::new("`per` of a rate limit must be longer than zero").with_help("set the length of the window"));
+            problems.push(
+                Diagnostic::new("`per` of a rate limit must be longer than zero")
+                    .with_help("set the length of the window"),
+            );
         }
     }
 
     pub(crate) fn check_attachments(&self, problems: &mut Vec<Diagnostic>) {
         let specs: Vec<&ToolSpec> = self.tools.iter().map(|(_, tool)| tool.spec()).collect();
-        let sections: BTreeSet<&str> = self.tools.iter().filter_map(|(section, _)| section.as_deref()).collect();
+        let sections: BTreeSet<&str> =
+            self.tools.iter().filter_map(|(section, _)| section.as_deref()).collect();
         let mut names: BTreeMap<&str, &SourcedRule> = BTreeMap::new();
         for written in &self.policies {
             let policy = &written.policy;
@@ -36,29 +42,47 @@ impl AgentBuilder {
                 Diagnostic { span: place, ..problem }.with_rule(policy.name())
             };
             if let Some(first) = names.insert(policy.name(), written) {
-                let help = match first.file().filter(|(file, _)| written.file().is_none_or(|(own, _)| own != *file)) {
-                    Some((file, _)) => format!("{file} has a different rule of this name; rename one of them"),
+                let help = match first
+                    .file()
+                    .filter(|(file, _)| written.file().is_none_or(|(own, _)| own != *file))
+                {
+                    Some((file, _)) => {
+                        format!("{file} has a different rule of this name; rename one of them")
+                    }
                     None => "give each rule its own name".to_owned(),
                 };
-                let problem = Diagnostic::at_field("name", format!("two policies have the name `{}`", escape_for_display(policy.name())))
-                    .with_help(help);
+                let problem = Diagnostic::at_field(
+                    "name",
+                    format!("two policies have the name `{}`", escape_for_display(policy.name())),
+                )
+                .with_help(help);
                 problems.push(Diagnostic { rule: None, ..place(problem) });
             }
             problems.extend(policy.problems(&specs).into_iter().map(place));
             let before = problems.len();
             match &written.scope {
                 PolicyScope::Tools(tools) => {
-                    for tool in tools.iter().filter(|tool| !specs.iter().any(|spec| spec.name() == *tool)) {
+                    for tool in
+                        tools.iter().filter(|tool| !specs.iter().any(|spec| spec.name() == *tool))
+                    {
                         let problem = Diagnostic::at_field(
                             "tools",
-                            format!("the rule is attached to `{}`, which is not a tool of this agent", escape_for_display(tool)),
+                            format!(
+                                "the rule is attached to `{}`, which is not a tool of this agent",
+                                escape_for_display(tool)
+                            ),
                         );
                         let problem = problem.with_unknown_tool(tool);
-                        problems.push(place(problem.with_suggestion(tool, specs.iter().map(|spec| spec.name()))));
+                        problems.push(place(
+                            problem.with_suggestion(tool, specs.iter().map(|spec| spec.name())),
+                        ));
                     }
                 }
                 PolicyScope::Section(name) if !sections.contains(name.as_str()) => {
-                    let problem = Diagnostic::at_field("section", format!("no section `{}` with tools", escape_for_display(name)));
+                    let problem = Diagnostic::at_field(
+                        "section",
+                        format!("no section `{}` with tools", escape_for_display(name)),
+                    );
                     problems.push(place(problem.with_suggestion(name, sections.iter())));
                 }
                 PolicyScope::Section(_) | PolicyScope::Prompt | PolicyScope::Agent => {}
@@ -72,8 +96,10 @@ impl AgentBuilder {
             && specs.iter().any(|spec| spec.name() == USER_SOURCE)
         {
             problems.push(
-                Diagnostic::new("the tool name `user` is reserved: rules about provenance use it for the user")
-                    .with_help("rename the tool"),
+                Diagnostic::new(
+                    "the tool name `user` is reserved: rules about provenance use it for the user",
+                )
+                .with_help("rename the tool"),
             );
         }
     }
@@ -85,17 +111,28 @@ impl AgentBuilder {
             PolicyScope::Section(name) => section.as_ref() == Some(name),
             PolicyScope::Prompt | PolicyScope::Agent => true,
         };
-        let governed = || self.tools.iter().map(|(section, tool)| (section, tool.spec())).filter(|(_, spec)| written.policy.governs(spec));
-        let (mut inside, mut outside) =
-            (governed().filter(|(section, spec)| within(section, spec)), governed().filter(|(section, spec)| !within(section, spec)));
+        let governed = || {
+            self.tools
+                .iter()
+                .map(|(section, tool)| (section, tool.spec()))
+                .filter(|(_, spec)| written.policy.governs(spec))
+        };
+        let (mut inside, mut outside) = (
+            governed().filter(|(section, spec)| within(section, spec)),
+            governed().filter(|(section, spec)| !within(section, spec)),
+        );
         let (_, outside) = outside.next()?;
         // A rule in a file lists its tools, and each must be in scope. A rule in Rust may govern a
         // kind of tool, so one tool in scope is enough.
         if !written.is_from_file() && inside.next().is_some() {
             return None;
         }
-        let field = if matches!(written.scope, PolicyScope::Section(_)) { "section" } else { "level" };
-        let problem = Diagnostic::at_field(field, format!("the rule governs `{}`, which is outside of its scope", outside.name()));
+        let field =
+            if matches!(written.scope, PolicyScope::Section(_)) { "section" } else { "level" };
+        let problem = Diagnostic::at_field(
+            field,
+            format!("the rule governs `{}`, which is outside of its scope", outside.name()),
+        );
         Some(problem.with_help("attach it to the agent, or to a scope that contains all its tools"))
     }
 
@@ -109,7 +146,8 @@ impl AgentBuilder {
                     escape_for_display(tool.spec().name()),
                     escape_for_display(of)
                 );
-                let problem = Diagnostic::new(message).with_unknown_tool(of).with_subject(tool.spec().name());
+                let problem =
+                    Diagnostic::new(message).with_unknown_tool(of).with_subject(tool.spec().name());
                 problems.push(problem.with_kind(DiagnosticKind::RevokesUnknownTool));
             }
         }
@@ -118,12 +156,18 @@ impl AgentBuilder {
     /// Checks the tools that reconcile calls with unknown outcome.
     pub(crate) fn check_reconciliations(&self, problems: &mut Vec<Diagnostic>) {
         let specs: Vec<&ToolSpec> = self.tools.iter().map(|(_, tool)| tool.spec()).collect();
-        problems.extend(specs.iter().filter_map(|spec| Some(spec.reconcile.as_ref()?.problems(spec, &specs))).flatten());
+        problems.extend(
+            specs
+                .iter()
+                .filter_map(|spec| Some(spec.reconcile.as_ref()?.problems(spec, &specs)))
+                .flatten(),
+        );
     }
 
     /// Rejects duplicate names, because an approval stores the name of the rule or hook that asked.
     pub(crate) fn check_hooks(&self, problems: &mut Vec<Diagnostic>) {
-        let mut names: BTreeSet<&str> = self.policies.iter().map(|written| written.policy.name()).collect();
+        let mut names: BTreeSet<&str> =
+            self.policies.iter().map(|written| written.policy.name()).collect();
         for hook in &self.hooks {
             if !names.insert(hook.name()) {
                 problems.push(Diagnostic::new(format!(
@@ -132,9 +176,18 @@ impl AgentBuilder {
                 )));
             }
             // A hook for every tool is allowed on an agent without tools.
-            if !hook.matches("") && !self.tools.iter().any(|(_, tool)| hook.matches(tool.spec().name())) {
-                let message = format!("the hook `{}` matches no tool of this agent, so it never runs", escape_for_display(hook.name()));
-                problems.push(Diagnostic::new(message).with_subject(hook.name()).with_kind(DiagnosticKind::UnusedHook));
+            if !hook.matches("")
+                && !self.tools.iter().any(|(_, tool)| hook.matches(tool.spec().name()))
+            {
+                let message = format!(
+                    "the hook `{}` matches no tool of this agent, so it never runs",
+                    escape_for_display(hook.name())
+                );
+                problems.push(
+                    Diagnostic::new(message)
+                        .with_subject(hook.name())
+                        .with_kind(DiagnosticKind::UnusedHook),
+                );
             }
         }
     }
@@ -142,7 +195,8 @@ impl AgentBuilder {
 
 /// Returns the sources that provenance rules refer to, or `None` without such rules.
 pub(crate) fn tracked_sources(policies: &[SourcedRule]) -> Option<BTreeSet<String>> {
-    let asked: Vec<Vec<&str>> = policies.iter().filter_map(|written| written.policy.provenance_sources()).collect();
+    let asked: Vec<Vec<&str>> =
+        policies.iter().filter_map(|written| written.policy.provenance_sources()).collect();
     (!asked.is_empty()).then(|| asked.into_iter().flatten().map(str::to_owned).collect())
 }
 
@@ -150,28 +204,42 @@ pub(crate) fn check_spec(spec: &ToolSpec) -> Vec<Diagnostic> {
     let mut problems = Vec::new();
     let name = escape_for_display(&spec.name);
     if !is_tool_name(&spec.name) {
-        problems.push(Diagnostic::new(format!("`{name}` is not a valid tool name: use 1 to 64 of a-z, 0-9, `_` and `-`")));
+        problems.push(Diagnostic::new(format!(
+            "`{name}` is not a valid tool name: use 1 to 64 of a-z, 0-9, `_` and `-`"
+        )));
     }
     let length = spec.description.chars().count();
     if !(1..=1_024).contains(&length) {
-        problems.push(Diagnostic::new(format!("the description of `{name}` has {length} characters; allowed are 1 to 1,024")));
+        problems.push(Diagnostic::new(format!(
+            "the description of `{name}` has {length} characters; allowed are 1 to 1,024"
+        )));
     }
     for entity in spec.revokes.iter().filter_map(|(_, entity)| entity.as_ref()) {
         if !spec.entities.iter().any(|(name, _)| name == entity) {
             problems.push(
-                Diagnostic::new(format!("`{name}` revokes evidence about `{entity}`, but declares no such entity"))
-                    .with_kind(DiagnosticKind::UndeclaredEntity),
+                Diagnostic::new(format!(
+                    "`{name}` revokes evidence about `{entity}`, but declares no such entity"
+                ))
+                .with_kind(DiagnosticKind::UndeclaredEntity),
             );
         }
     }
-    for entity in spec.keeps.iter().filter(|entity| !spec.entities.iter().any(|(name, _)| name == *entity)) {
+    for entity in
+        spec.keeps.iter().filter(|entity| !spec.entities.iter().any(|(name, _)| name == *entity))
+    {
         problems.push(
-            Diagnostic::new(format!("`{name}` stores text under `{entity}`, but declares no such entity"))
-                .with_kind(DiagnosticKind::UndeclaredEntity),
+            Diagnostic::new(format!(
+                "`{name}` stores text under `{entity}`, but declares no such entity"
+            ))
+            .with_kind(DiagnosticKind::UndeclaredEntity),
         );
     }
-    for (entity, path) in spec.entities.iter().filter(|(_, path)| crate::redact::is_secret_path(path, &spec.secrets)) {
-        problems.push(Diagnostic::new(format!("the entity `{entity}` of `{name}` is its secret `{path}`, but entities are recorded")));
+    for (entity, path) in
+        spec.entities.iter().filter(|(_, path)| crate::redact::is_secret_path(path, &spec.secrets))
+    {
+        problems.push(Diagnostic::new(format!(
+            "the entity `{entity}` of `{name}` is its secret `{path}`, but entities are recorded"
+        )));
     }
     for path in spec.entities.iter().map(|(_, path)| path).chain(&spec.proves) {
         if path.parts().iter().any(|part| part == "*") {
@@ -180,21 +248,33 @@ pub(crate) fn check_spec(spec: &ToolSpec) -> Vec<Diagnostic> {
             )));
         }
     }
-    for lacks in spec.normalize.iter().filter_map(crate::normalize::NormalizationRule::missing_setting) {
+    for lacks in
+        spec.normalize.iter().filter_map(crate::normalize::NormalizationRule::missing_setting)
+    {
         problems.push(Diagnostic::new(format!("a normalization rule of `{name}` {lacks}")));
     }
     if spec.polling.is_some_and(|polling| polling.max_unchanged == 0) {
-        problems.push(Diagnostic::new(format!("`{name}` may be polled 0 times, so it can never be called")));
+        problems.push(Diagnostic::new(format!(
+            "`{name}` may be polled 0 times, so it can never be called"
+        )));
     }
     // Models always send an object.
-    if !spec.external && spec.input.as_ref().and_then(|input| input.get("type")).is_some_and(|kind| kind == "null") {
+    if !spec.external
+        && spec
+            .input
+            .as_ref()
+            .and_then(|input| input.get("type"))
+            .is_some_and(|kind| kind == "null")
+    {
         problems.push(Diagnostic::new(format!(
             "the arguments of `{name}` are `null`, but models send an object; for no arguments, use a struct `{{}}`"
         )));
     }
     for example in &spec.examples {
         if example.description.chars().count() > 200 {
-            problems.push(Diagnostic::new(format!("an example of `{name}` has a description of more than 200 characters")));
+            problems.push(Diagnostic::new(format!(
+                "an example of `{name}` has a description of more than 200 characters"
+            )));
         }
     }
     problems
@@ -203,20 +283,27 @@ pub(crate) fn check_spec(spec: &ToolSpec) -> Vec<Diagnostic> {
 /// Rejects a shell command that is absent or not text, because no rule could check it.
 pub(crate) fn check_shell(spec: &ToolSpec) -> Option<Diagnostic> {
     let path = spec.shell.as_ref()?;
-    let told =
-        |what: &str| Diagnostic::new(format!("the shell command of `{}` is declared as `{path}`, {what}", escape_for_display(&spec.name)));
+    let told = |what: &str| {
+        Diagnostic::new(format!(
+            "the shell command of `{}` is declared as `{path}`, {what}",
+            escape_for_display(&spec.name)
+        ))
+    };
     let one = "name one argument, like `shell = \"/command\"`";
     if path.parts().is_empty() || path.parts().iter().any(|part| part == "*") {
         return Some(told("which is not exactly one argument").with_help(one));
     }
     match lookup_input(spec, path) {
-        SchemaLookup::Missing(name, known) => {
-            Some(told("but there is no such argument").with_suggestion(&name, known.iter()).with_default_help(one))
-        }
+        SchemaLookup::Missing(name, known) => Some(
+            told("but there is no such argument")
+                .with_suggestion(&name, known.iter())
+                .with_default_help(one),
+        ),
         SchemaLookup::Open => None,
         SchemaLookup::Known(schema) => {
             let kind = resolve_object(schema, spec.input_schema()?)?.get("type")?;
-            let is_text = kind == "string" || kind.as_array().is_some_and(|kinds| kinds.iter().any(|kind| kind == "string"));
+            let is_text = kind == "string"
+                || kind.as_array().is_some_and(|kinds| kinds.iter().any(|kind| kind == "string"));
             (!is_text).then(|| {
                 told("which is never a string").with_help("a command as a list of words is not checked; name an argument that is a string")
             })
@@ -224,15 +311,26 @@ pub(crate) fn check_shell(spec: &ToolSpec) -> Option<Diagnostic> {
     }
 }
 
-pub(crate) fn check_examples(spec: &ToolSpec, input: Option<&CompiledSchema>, output: Option<&CompiledSchema>) -> Vec<Diagnostic> {
+pub(crate) fn check_examples(
+    spec: &ToolSpec,
+    input: Option<&CompiledSchema>,
+    output: Option<&CompiledSchema>,
+) -> Vec<Diagnostic> {
     let mut problems = Vec::new();
     for example in &spec.examples {
         let checks = [(input, &example.input, "input"), (output, &example.output, "output")];
         for (schema, value, what) in checks {
             if let Some(Err(invalid)) = schema.map(|schema| schema.check(&spec.name, value)) {
-                let of = format!("the example `{}` of `{}`", escape_for_display(&example.description), escape_for_display(&spec.name));
-                let problem = Diagnostic::new(format!("{of} has an invalid {what}: {}", invalid.message));
-                problems.push(problem.with_help(format!("an example must be a valid call; fix its `{what}`, or remove the example")));
+                let of = format!(
+                    "the example `{}` of `{}`",
+                    escape_for_display(&example.description),
+                    escape_for_display(&spec.name)
+                );
+                let problem =
+                    Diagnostic::new(format!("{of} has an invalid {what}: {}", invalid.message));
+                problems.push(problem.with_help(format!(
+                    "an example must be a valid call; fix its `{what}`, or remove the example"
+                )));
             }
         }
     }

@@ -67,7 +67,9 @@ impl Number {
     ) -> Option<Self> {
         match exactly(self.value, other.value) {
             Some(value) => Some(Self { value, is_rounded: self.is_rounded || other.is_rounded }),
-            None if self.is_rounded || other.is_rounded => nearly(self.value, other.value).map(|value| Self { value, is_rounded: true }),
+            None if self.is_rounded || other.is_rounded => {
+                nearly(self.value, other.value).map(|value| Self { value, is_rounded: true })
+            }
             None => None,
         }
     }
@@ -85,14 +87,18 @@ impl Number {
         let exact = multiply_exact(value, other.value) == Some(self.value.normalize());
         let rounded = self.is_rounded || other.is_rounded || !exact;
         // A finite quotient with too many digits is an error, not rounded.
-        (exact || self.is_rounded || other.is_rounded || !is_finite_quotient(self.value, other.value))
-            .then_some(Self { value, is_rounded: rounded })
+        (exact
+            || self.is_rounded
+            || other.is_rounded
+            || !is_finite_quotient(self.value, other.value))
+        .then_some(Self { value, is_rounded: rounded })
     }
 
     fn power(self, exponent: i64) -> Option<Self> {
         let base = if exponent < 0 { Self::exact(Decimal::ONE).divide(self) } else { Some(self) };
         let power = |base: Self| {
-            let (mut power, mut square, mut left) = (Self::exact(Decimal::ONE), base, exponent.unsigned_abs());
+            let (mut power, mut square, mut left) =
+                (Self::exact(Decimal::ONE), base, exponent.unsigned_abs());
             while left > 0 {
                 if left % 2 == 1 {
                     power = power.multiply(square)?;
@@ -204,7 +210,10 @@ impl Parser<'_> {
                 (true, false) => value.divide(right),
                 (true, true) => {
                     let rounded = value.is_rounded || right.is_rounded;
-                    value.value.checked_rem(right.value).map(|value| Number { value, is_rounded: rounded })
+                    value
+                        .value
+                        .checked_rem(right.value)
+                        .map(|value| Number { value, is_rounded: rounded })
                 }
             }
             .ok_or_else(too_large_message)?;
@@ -235,8 +244,13 @@ impl Parser<'_> {
         }
         let exponent = self.parse_signed()?.value;
         self.depth -= 1;
-        let whole = i64::try_from(exponent).ok().filter(|_| exponent.fract().is_zero()).filter(|e| e.abs() <= 1_000);
-        let whole = whole.ok_or_else(|| "an exponent must be a whole number between -1000 and 1000".to_owned())?;
+        let whole = i64::try_from(exponent)
+            .ok()
+            .filter(|_| exponent.fract().is_zero())
+            .filter(|e| e.abs() <= 1_000);
+        let whole = whole.ok_or_else(|| {
+            "an exponent must be a whole number between -1000 and 1000".to_owned()
+        })?;
         if base.value.is_zero() && whole < 0 {
             return Err("division by zero".to_owned());
         }
@@ -254,20 +268,25 @@ impl Parser<'_> {
             return if self.accept(')') { Ok(value) } else { Err("a `)` is missing".to_owned()) };
         }
         self.skip_spaces();
-        let end = self.rest.find(|c: char| !c.is_ascii_digit() && c != '.' && c != '_').unwrap_or(self.rest.len());
+        let end = self
+            .rest
+            .find(|c: char| !c.is_ascii_digit() && c != '.' && c != '_')
+            .unwrap_or(self.rest.len());
         let (digits, rest) = self.rest.split_at_checked(end).unwrap_or((self.rest, ""));
         if digits.is_empty() {
-            let found = self
-                .rest
-                .chars()
-                .next()
-                .map_or_else(|| "the end".to_owned(), |c| format!("`{}`", toolgate_text::escape_for_display(&c.to_string())));
+            let found = self.rest.chars().next().map_or_else(
+                || "the end".to_owned(),
+                |c| format!("`{}`", toolgate_text::escape_for_display(&c.to_string())),
+            );
             return Err(format!("a number or `(` was expected, found {found}"));
         }
         self.rest = rest;
-        Decimal::from_str_exact(&digits.replace('_', ""))
-            .map(Number::exact)
-            .map_err(|_| format!("`{}` is not a number of at most 28 digits", toolgate_text::escape_for_display(digits)))
+        Decimal::from_str_exact(&digits.replace('_', "")).map(Number::exact).map_err(|_| {
+            format!(
+                "`{}` is not a number of at most 28 digits",
+                toolgate_text::escape_for_display(digits)
+            )
+        })
     }
 }
 
@@ -285,7 +304,9 @@ fn multiply_exact(left: Decimal, right: Decimal) -> Option<Decimal> {
     let product = left.checked_mul(right)?;
     // The product needs the decimal places of both factors, except for trailing zeros.
     let missing = (left.scale() + right.scale()).saturating_sub(product.scale());
-    let times = |factor: i128| count_factor(left.mantissa(), factor) + count_factor(right.mantissa(), factor);
+    let times = |factor: i128| {
+        count_factor(left.mantissa(), factor) + count_factor(right.mantissa(), factor)
+    };
     let exact = left.is_zero() || right.is_zero() || times(2).min(times(5)) >= missing;
     exact.then_some(product)
 }
@@ -336,7 +357,11 @@ mod tests {
             ("1 / 3", "0.3333333333333333333333333333"),
         ];
         for (expression, result) in cases {
-            assert_eq!(evaluate(expression).map(|d| d.normalize().to_string()), Ok(result.to_owned()), "{expression}");
+            assert_eq!(
+                evaluate(expression).map(|d| d.normalize().to_string()),
+                Ok(result.to_owned()),
+                "{expression}"
+            );
         }
         for wrong in [
             "",
@@ -363,6 +388,10 @@ mod tests {
         ] {
             assert!(evaluate(wrong).is_err(), "{wrong}");
         }
-        assert!(evaluate(&"(".repeat(1_000)).is_err() && evaluate(&"2^".repeat(500)).is_err() && evaluate(&"-".repeat(999)).is_err());
+        assert!(
+            evaluate(&"(".repeat(1_000)).is_err()
+                && evaluate(&"2^".repeat(500)).is_err()
+                && evaluate(&"-".repeat(999)).is_err()
+        );
     }
 }

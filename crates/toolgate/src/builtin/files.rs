@@ -93,7 +93,9 @@ pub fn write_file() -> Tool {
          On a file that exists, run read_file first.",
         |ctx: ToolContext, args: Write| async move {
             // The file system refuses a write before it changes the file.
-            ctx.files()?.write(&args.path, args.content.as_bytes()).map_err(|e| Failure::from(e).effects(CallEffects::RolledBack))?;
+            ctx.files()?
+                .write(&args.path, args.content.as_bytes())
+                .map_err(|e| Failure::from(e).effects(CallEffects::RolledBack))?;
             Ok(Written { bytes: args.content.len() })
         },
     )

@@ -74,7 +74,11 @@ fn describe_missing(at: &Value, part: &str) -> String {
                 names.join(", ")
             )
         }
-        Value::Array(items) => format!("`{part}` is not an index of an array with {} items", items.len()),
-        other => format!("`{part}` cannot be looked up in a {}", toolgate_json::json_type_of(other)),
+        Value::Array(items) => {
+            format!("`{part}` is not an index of an array with {} items", items.len())
+        }
+        other => {
+            format!("`{part}` cannot be looked up in a {}", toolgate_json::json_type_of(other))
+        }
     }
 }

@@ -47,11 +47,17 @@ pub fn read_output() -> Tool {
             let text = text.ok_or_else(|| {
                 Failure::from_code(
                     error_code::UNKNOWN_HANDLE,
-                    format!("no result of this session has the handle `{}`", toolgate_text::escape_for_display(&args.handle)),
+                    format!(
+                        "no result of this session has the handle `{}`",
+                        toolgate_text::escape_for_display(&args.handle)
+                    ),
                 )
             })?;
             let start = floor_char_boundary(&text, args.offset);
-            let end = floor_char_boundary(&text, start.saturating_add(args.limit.unwrap_or(MAX_PAGE_BYTES).min(MAX_PAGE_BYTES)));
+            let end = floor_char_boundary(
+                &text,
+                start.saturating_add(args.limit.unwrap_or(MAX_PAGE_BYTES).min(MAX_PAGE_BYTES)),
+            );
             Ok(Page {
                 text: text.get(start..end).unwrap_or_default().to_owned(),
                 next: (end < text.len()).then_some(end),

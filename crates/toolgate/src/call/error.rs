@@ -36,7 +36,9 @@ impl ErrorCategory {
     }
 
     fn from_bucket(name: &str) -> Option<Self> {
-        [Self::Transient, Self::Validation, Self::Permission, Self::Business].into_iter().find(|c| c.bucket() == name)
+        [Self::Transient, Self::Validation, Self::Permission, Self::Business]
+            .into_iter()
+            .find(|c| c.bucket() == name)
     }
 }
 
@@ -196,12 +198,17 @@ impl ToolError {
     /// Creates an error with one of toolgate's own codes. The code table defines category and
     /// retryability.
     pub fn from_code(name: &'static str, message: impl Into<String>) -> Self {
-        let (category, retryable) = error_code::find(name).map_or((ErrorCategory::Business, false), |c| (c.category, c.retryable));
+        let (category, retryable) = error_code::find(name)
+            .map_or((ErrorCategory::Business, false), |c| (c.category, c.retryable));
         Self { retryable, ..Self::new(category, name, message) }
     }
 
     /// Creates an error with a custom code. TRANSIENT errors are retryable, others are not.
-    pub fn new(category: ErrorCategory, code: impl Into<Cow<'static, str>>, message: impl Into<String>) -> Self {
+    pub fn new(
+        category: ErrorCategory,
+        code: impl Into<Cow<'static, str>>,
+        message: impl Into<String>,
+    ) -> Self {
         Self {
             is_error: IsErrorMarker,
             category,
@@ -295,7 +302,8 @@ impl ToolError {
 }
 
 /// Field names that differ between the dialects: standard, bucket.
-const BUCKET_NAMES: &[(&str, &str)] = &[("errorCategory", "bucket"), ("isRetryable", "retryable"), ("message", "detail")];
+const BUCKET_NAMES: &[(&str, &str)] =
+    &[("errorCategory", "bucket"), ("isRetryable", "retryable"), ("message", "detail")];
 
 impl fmt::Display for ToolError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

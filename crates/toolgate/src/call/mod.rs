@@ -46,7 +46,9 @@ impl std::str::FromStr for CallId {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        Uuid::parse_str(text).map(Self).map_err(|_| format!("`{}` is not a call id", toolgate_text::escape_for_display(text)))
+        Uuid::parse_str(text)
+            .map(Self)
+            .map_err(|_| format!("`{}` is not a call id", toolgate_text::escape_for_display(text)))
     }
 }
 
@@ -69,7 +71,11 @@ pub struct SessionKey {
 
 impl SessionKey {
     /// Creates a key from its three parts.
-    pub fn new(agent: impl Into<Arc<str>>, principal: impl Into<Arc<str>>, session: impl Into<Arc<str>>) -> Self {
+    pub fn new(
+        agent: impl Into<Arc<str>>,
+        principal: impl Into<Arc<str>>,
+        session: impl Into<Arc<str>>,
+    ) -> Self {
         Self { agent: agent.into(), principal: principal.into(), session: session.into() }
     }
 }
@@ -228,7 +234,8 @@ impl Call {
 
     /// Marks the call as rejected because the entry point cannot parse the request.
     ///
-    /// Unlike [`with_transport_rejection`](Self::with_transport_rejection), the client can correct this error.
+    /// Unlike [`with_transport_rejection`](Self::with_transport_rejection), the client can correct
+    /// this error.
     #[must_use]
     pub fn with_parse_error(mut self, why: impl Into<String>) -> Self {
         self.is_unparsable = true;
@@ -265,8 +272,8 @@ impl Call {
         self
     }
 
-    /// Attaches a value of the entry point for the handler, which [`crate::ToolContext::extension`] finds by
-    /// type.
+    /// Attaches a value of the entry point for the handler, which [`crate::ToolContext::extension`]
+    /// finds by type.
     ///
     /// The value has no influence on decisions and is not recorded.
     #[must_use]
@@ -315,7 +322,9 @@ impl CheckedArguments {
 
     /// Returns the parsed shell command.
     pub(crate) fn shell(&self, command: &str) -> Arc<ShellAnalysis> {
-        let (text, shell) = &**self.shell.get_or_init(|| Arc::new((command.to_owned(), Arc::new(ShellAnalysis::analyze(command)))));
+        let (text, shell) = &**self.shell.get_or_init(|| {
+            Arc::new((command.to_owned(), Arc::new(ShellAnalysis::analyze(command))))
+        });
         if text == command { Arc::clone(shell) } else { Arc::new(ShellAnalysis::analyze(command)) }
     }
 

@@ -124,7 +124,9 @@ impl Outcome {
             Self::Signal(signal) => serde_json::to_value(signal),
         };
         let mut json = body.unwrap_or_else(|_| json!({}));
-        if let (Self::Success(CallOutput { hidden: true, .. }), Some(map)) = (self, json.as_object_mut()) {
+        if let (Self::Success(CallOutput { hidden: true, .. }), Some(map)) =
+            (self, json.as_object_mut())
+        {
             map.remove("value");
         }
         if let Some(map) = json.as_object_mut() {

@@ -13,7 +13,9 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use cap_std::ambient_authority;
-use cap_std::fs::{Dir, File, MetadataExt, OpenOptions, OpenOptionsExt, Permissions, PermissionsExt};
+use cap_std::fs::{
+    Dir, File, MetadataExt, OpenOptions, OpenOptionsExt, Permissions, PermissionsExt,
+};
 use serde::{Deserialize, Serialize};
 
 use super::{FileError, FileExpectation, FileSystem, FileTransaction, normalize_path};
@@ -67,14 +69,24 @@ impl UndoEntry {
         let undo: UndoHeader = serde_json::from_slice(bytes.get(..end)?).ok()?;
         let rest = bytes.get(end + 1..)?;
         let (old, new) = rest.split_at_checked(undo.old.unwrap_or(0))?;
-        (new.len() == undo.new.unwrap_or(0)).then(|| Self { old: old.to_vec(), new: new.to_vec(), undo, file })
+        (new.len() == undo.new.unwrap_or(0)).then(|| Self {
+            old: old.to_vec(),
+            new: new.to_vec(),
+            undo,
+            file,
+        })
     }
 
     /// Writes the entry atomically: to a temporary file that is synced and renamed.
     fn write(&self, journal: &Path) -> io::Result<()> {
         let aside = self.file.with_extension("tmp");
         // The entry contains the content of the file, so only the owner may read it.
-        let mut file = fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&aside)?;
+        let mut file = fs::OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .mode(0o600)
+            .open(&aside)?;
         file.write_all(&serde_json::to_vec(&self.undo)?)?;
         file.write_all(b"\n")?;
         file.write_all(&self.old)?;
@@ -96,22 +108,37 @@ impl HostFs {
     /// Returns an error if the directory or the journal cannot be opened, if another process has
     /// locked the journal, if the journal is inside the directory, or if `committed` fails. Returns
     /// an error once if another process has changed a file that should be undone.
-    pub fn open(root: impl AsRef<Path>, journal: impl AsRef<Path>, committed: impl Fn(CallId) -> io::Result<bool>) -> io::Result<Self> {
+    pub fn open(
+        root: impl AsRef<Path>,
+        journal: impl AsRef<Path>,
+        committed: impl Fn(CallId) -> io::Result<bool>,
+    ) -> io::Result<Self> {
         fs::DirBuilder::new().recursive(true).mode(0o700).create(journal.as_ref())?;
         let (root, journal) = (root.as_ref().canonicalize()?, journal.as_ref().canonicalize()?);
         if journal.starts_with(&root) {
-            return Err(io::Error::other(format!("the journal {} must be outside of {}", journal.display(), root.display())));
+            return Err(io::Error::other(format!(
+                "the journal {} must be outside of {}",
+                journal.display(),
+                root.display()
+            )));
         }
         let lock = fs::File::create(journal.join("lock"))?;
-        lock.try_lock().map_err(|e| io::Error::other(format!("another process has locked the journal {}: {e}", journal.display())))?;
+        lock.try_lock().map_err(|e| {
+            io::Error::other(format!(
+                "another process has locked the journal {}: {e}",
+                journal.display()
+            ))
+        })?;
         let root = Dir::open_ambient_dir(&root, ambient_authority())?;
-        let this = Self(Arc::new(Inner { root, journal, _lock: lock, locked_paths: Mutex::default() }));
+        let this =
+            Self(Arc::new(Inner { root, journal, _lock: lock, locked_paths: Mutex::default() }));
         this.recover(committed)?;
         Ok(this)
     }
 
     fn recover(&self, committed: impl Fn(CallId) -> io::Result<bool>) -> io::Result<()> {
-        let mut files: Vec<PathBuf> = fs::read_dir(&self.0.journal)?.filter_map(|e| e.ok().map(|e| e.path())).collect();
+        let mut files: Vec<PathBuf> =
+            fs::read_dir(&self.0.journal)?.filter_map(|e| e.ok().map(|e| e.path())).collect();
         files.sort();
         let mut first_error = None;
         // Undo the newest entry first, so that the oldest content of a file remains.
@@ -127,13 +154,16 @@ impl HostFs {
             }
             let Some(entry) = UndoEntry::parse(&fs::read(&file)?, file.clone()) else {
                 fs::rename(&file, file.with_extension("conflict"))?;
-                first_error.get_or_insert_with(|| io::Error::other(format!("cannot read the undo entry {}", file.display())));
+                first_error.get_or_insert_with(|| {
+                    io::Error::other(format!("cannot read the undo entry {}", file.display()))
+                });
                 continue;
             };
             if committed(entry.undo.call)? {
                 fs::remove_file(&file)?;
             } else if let Err(e) = self.0.undo(&entry) {
-                first_error.get_or_insert_with(|| io::Error::other(format!("{}: {e}", file.display())));
+                first_error
+                    .get_or_insert_with(|| io::Error::other(format!("{}: {e}", file.display())));
             }
         }
         // Reported once: the entry is now a `.conflict` file for a person to inspect.
@@ -145,8 +175,12 @@ fn io_error(path: &str, error: &io::Error) -> FileError {
     match error.kind() {
         io::ErrorKind::NotFound => FileError::NotFound(path.to_owned()),
         // The error of cap-std for a path or link that leads outside.
-        io::ErrorKind::PermissionDenied if error.raw_os_error().is_none() => FileError::OutsideRoot(path.to_owned()),
-        _ if error.raw_os_error() == Some(rustix::io::Errno::XDEV.raw_os_error()) => FileError::OutsideRoot(path.to_owned()),
+        io::ErrorKind::PermissionDenied if error.raw_os_error().is_none() => {
+            FileError::OutsideRoot(path.to_owned())
+        }
+        _ if error.raw_os_error() == Some(rustix::io::Errno::XDEV.raw_os_error()) => {
+            FileError::OutsideRoot(path.to_owned())
+        }
         io::ErrorKind::IsADirectory => FileError::NotAFile(path.to_owned()),
         _ => FileError::Io(path.to_owned(), error.to_string()),
     }
@@ -182,7 +216,10 @@ impl Inner {
     fn mark_conflict(&self, entry: &UndoEntry) -> Result<(), FileError> {
         let path = entry.undo.path.clone();
         match fs::rename(&entry.file, entry.file.with_extension("conflict")) {
-            Ok(()) => Err(FileError::Io(path, "cannot undo the change: another process has changed the file".to_owned())),
+            Ok(()) => Err(FileError::Io(
+                path,
+                "cannot undo the change: another process has changed the file".to_owned(),
+            )),
             Err(e) => Err(FileError::Io(path, format!("cannot undo the change: {e}"))),
         }
     }
@@ -193,7 +230,8 @@ impl Inner {
     /// process has changed the file. Then the file stays, and the entry is kept as `.conflict`.
     fn undo(&self, entry: &UndoEntry) -> Result<(), FileError> {
         let undo = &entry.undo;
-        let fail = |e: io::Error| FileError::Io(undo.path.clone(), format!("cannot undo the change: {e}"));
+        let fail =
+            |e: io::Error| FileError::Io(undo.path.clone(), format!("cannot undo the change: {e}"));
         let there = match self.open(&undo.path, true) {
             Ok(mut file) => match read_all(&mut file, &undo.path) {
                 Ok(content) => Some((content, file)),
@@ -205,7 +243,8 @@ impl Inner {
         };
         let ours = match &there {
             Some((content, _)) => {
-                (undo.old.is_some() && entry.old.starts_with(content)) || (undo.new.is_some() && entry.new.starts_with(content))
+                (undo.old.is_some() && entry.old.starts_with(content))
+                    || (undo.new.is_some() && entry.new.starts_with(content))
             }
             None => undo.old.is_none() || undo.new.is_none(),
         };
@@ -219,7 +258,12 @@ impl Inner {
                     None => {
                         // Restrict access until content and permissions are restored.
                         let mode = if undo.mode.is_some() { 0o600 } else { 0o666 };
-                        self.root.open_with(&undo.path, OpenOptions::new().write(true).create_new(true).mode(mode)).map_err(fail)?
+                        self.root
+                            .open_with(
+                                &undo.path,
+                                OpenOptions::new().write(true).create_new(true).mode(mode),
+                            )
+                            .map_err(fail)?
                     }
                 };
                 overwrite(&mut file, &entry.old).map_err(fail)?;
@@ -261,7 +305,12 @@ impl FileSystem for HostFs {
     }
 
     fn begin(&self, call: CallId, expects: Vec<FileExpectation>) -> Box<dyn FileTransaction> {
-        Box::new(HostFileTransaction { fs: Arc::clone(&self.0), call, expectations: expects, undo_entries: Vec::new() })
+        Box::new(HostFileTransaction {
+            fs: Arc::clone(&self.0),
+            call,
+            expectations: expects,
+            undo_entries: Vec::new(),
+        })
     }
 }
 
@@ -308,11 +357,25 @@ impl HostFileTransaction {
         made: Vec<String>,
         mode: Option<u32>,
     ) -> Result<(), FileError> {
-        let undo =
-            UndoHeader { call: self.call, path: path.to_owned(), old: old.as_ref().map(Vec::len), new: new.map(<[u8]>::len), made, mode };
-        let file = self.fs.journal.join(format!("{}.{:06}.undo", self.call, self.undo_entries.len()));
-        let entry = UndoEntry { undo, old: old.unwrap_or_default(), new: new.unwrap_or_default().to_vec(), file };
-        entry.write(&self.fs.journal).map_err(|e| FileError::Io(path.to_owned(), format!("cannot write the undo journal: {e}")))?;
+        let undo = UndoHeader {
+            call: self.call,
+            path: path.to_owned(),
+            old: old.as_ref().map(Vec::len),
+            new: new.map(<[u8]>::len),
+            made,
+            mode,
+        };
+        let file =
+            self.fs.journal.join(format!("{}.{:06}.undo", self.call, self.undo_entries.len()));
+        let entry = UndoEntry {
+            undo,
+            old: old.unwrap_or_default(),
+            new: new.unwrap_or_default().to_vec(),
+            file,
+        };
+        entry.write(&self.fs.journal).map_err(|e| {
+            FileError::Io(path.to_owned(), format!("cannot write the undo journal: {e}"))
+        })?;
         self.undo_entries.push(entry);
         Ok(())
     }
@@ -363,11 +426,16 @@ impl FileTransaction for HostFileTransaction {
                 self.lock_path(&path, Some(&file))?;
                 let old = read_all(&mut file, &path)?;
                 if self.is_first_change(&path) {
-                    FileExpectation::check_content(&self.expectations, &path, Some(Digest::of(&old)))?;
+                    FileExpectation::check_content(
+                        &self.expectations,
+                        &path,
+                        Some(Digest::of(&old)),
+                    )?;
                 }
                 // Write through the checked handle, so that replacing the path has no effect.
                 self.write_undo_entry(&path, Some(old), Some(content), Vec::new(), None)?;
-                overwrite(&mut file, content).or_else(|e| self.undo_last_change(io_error(&path, &e)))
+                overwrite(&mut file, content)
+                    .or_else(|e| self.undo_last_change(io_error(&path, &e)))
             }
             Err(FileError::NotFound(_)) => {
                 self.lock_path(&path, None)?;
@@ -376,8 +444,10 @@ impl FileTransaction for HostFileTransaction {
                 }
                 let made = self.create_parents(&path)?;
                 self.write_undo_entry(&path, None, Some(content), made, None)?;
-                match self.fs.root.open_with(&path, OpenOptions::new().write(true).create_new(true)) {
-                    Ok(mut file) => overwrite(&mut file, content).or_else(|e| self.undo_last_change(io_error(&path, &e))),
+                match self.fs.root.open_with(&path, OpenOptions::new().write(true).create_new(true))
+                {
+                    Ok(mut file) => overwrite(&mut file, content)
+                        .or_else(|e| self.undo_last_change(io_error(&path, &e))),
                     // Another process created the file first, so there is nothing to undo.
                     Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {
                         if let Some(entry) = self.undo_entries.pop() {
@@ -394,7 +464,8 @@ impl FileTransaction for HostFileTransaction {
 
     fn remove(&mut self, path: &str) -> Result<(), FileError> {
         let path = normalize_path(path)?;
-        let link = self.fs.root.symlink_metadata(&path).map_err(|e| io_error(&path, &e))?.is_symlink();
+        let link =
+            self.fs.root.symlink_metadata(&path).map_err(|e| io_error(&path, &e))?.is_symlink();
         let mut file = self.fs.open(&path, false)?;
         if link {
             return Err(FileError::NotAFile(path));
@@ -410,14 +481,23 @@ impl FileTransaction for HostFileTransaction {
     }
 
     fn list(&mut self, below: &str, most: usize) -> Result<Vec<String>, FileError> {
-        let start = if below.is_empty() || below == "." { String::new() } else { normalize_path(below)? };
+        let start =
+            if below.is_empty() || below == "." { String::new() } else { normalize_path(below)? };
         let (mut found, mut todo) = (Vec::new(), vec![start.clone()]);
         while let Some(dir) = todo.pop() {
             let shown = if dir.is_empty() { "." } else { dir.as_str() };
             let entries = match self.fs.root.read_dir(shown) {
                 Ok(entries) => entries,
                 // Skip a directory that is not readable or was removed in the meantime.
-                Err(e) if dir != start && matches!(e.kind(), io::ErrorKind::PermissionDenied | io::ErrorKind::NotFound) => continue,
+                Err(e)
+                    if dir != start
+                        && matches!(
+                            e.kind(),
+                            io::ErrorKind::PermissionDenied | io::ErrorKind::NotFound
+                        ) =>
+                {
+                    continue;
+                }
                 Err(e) => return Err(io_error(shown, &e)),
             };
             for entry in entries {
@@ -447,7 +527,9 @@ impl FileTransaction for HostFileTransaction {
         self.unlock_paths();
         // Delete the oldest entry last: a remaining entry never depends on a deleted newer one.
         kept.iter().rev().try_for_each(|entry| {
-            fs::remove_file(&entry.file).map_err(|e| FileError::Io(entry.undo.path.clone(), format!("cannot delete the undo entry: {e}")))
+            fs::remove_file(&entry.file).map_err(|e| {
+                FileError::Io(entry.undo.path.clone(), format!("cannot delete the undo entry: {e}"))
+            })
         })
     }
 

@@ -34,7 +34,10 @@ impl MemoryFs {
     /// Paths are normalized here and in all methods: `./notes.txt` is `notes.txt`. A path that
     /// [`normalize_path`] rejects is stored unchanged, and no handler can reach it.
     pub fn new<'a>(files: impl IntoIterator<Item = (&'a str, &'a str)>) -> Self {
-        let files = files.into_iter().map(|(path, text)| (normalize_or_keep(path), Arc::from(text.as_bytes()))).collect();
+        let files = files
+            .into_iter()
+            .map(|(path, text)| (normalize_or_keep(path), Arc::from(text.as_bytes())))
+            .collect();
         Self(Arc::new(Mutex::new(Inner { files, locked_paths: HashMap::new() })))
     }
 
@@ -68,7 +71,12 @@ impl FileSystem for MemoryFs {
     }
 
     fn begin(&self, call: CallId, expects: Vec<FileExpectation>) -> Box<dyn FileTransaction> {
-        Box::new(MemoryFileTransaction { fs: self.clone(), call, expectations: expects, overlay: BTreeMap::new() })
+        Box::new(MemoryFileTransaction {
+            fs: self.clone(),
+            call,
+            expectations: expects,
+            overlay: BTreeMap::new(),
+        })
     }
 }
 
@@ -93,7 +101,11 @@ impl MemoryFileTransaction {
         if inner.locked_paths.get(path).is_some_and(|by| *by != self.call) {
             return Err(FileError::Busy(path.to_owned()));
         }
-        FileExpectation::check_content(&self.expectations, path, inner.files.get(path).map(|content| Digest::of(content)))?;
+        FileExpectation::check_content(
+            &self.expectations,
+            path,
+            inner.files.get(path).map(|content| Digest::of(content)),
+        )?;
         inner.locked_paths.insert(path.to_owned(), self.call);
         Ok(())
     }
@@ -138,9 +150,14 @@ impl FileTransaction for MemoryFileTransaction {
     }
 
     fn list(&mut self, below: &str, most: usize) -> Result<Vec<String>, FileError> {
-        let prefix = if below.is_empty() || below == "." { String::new() } else { normalize_path(below)? + "/" };
+        let prefix = if below.is_empty() || below == "." {
+            String::new()
+        } else {
+            normalize_path(below)? + "/"
+        };
         let files = crate::lock(&self.fs.0).files.clone();
-        let mut names: BTreeMap<&str, bool> = files.keys().map(|path| (path.as_str(), true)).collect();
+        let mut names: BTreeMap<&str, bool> =
+            files.keys().map(|path| (path.as_str(), true)).collect();
         names.extend(self.overlay.iter().map(|(path, content)| (path.as_str(), content.is_some())));
         let there = names.into_iter().filter(|(path, there)| *there && path.starts_with(&prefix));
         Ok(there.take(most).map(|(path, _)| path.to_owned()).collect())

@@ -38,7 +38,9 @@ impl FileExpectation {
     fn check_content(expects: &[Self], path: &str, there: Option<Digest>) -> Result<(), FileError> {
         match (Self::find(expects, path), there) {
             (Some(Self::Absent(_)), Some(_)) => Err(FileError::CreatedMeanwhile(path.to_owned())),
-            (Some(Self::Unchanged(_, seen)), there) if there != Some(*seen) => Err(FileError::ChangedMeanwhile(path.to_owned())),
+            (Some(Self::Unchanged(_, seen)), there) if there != Some(*seen) => {
+                Err(FileError::ChangedMeanwhile(path.to_owned()))
+            }
             _ => Ok(()),
         }
     }
@@ -86,7 +88,9 @@ impl FileError {
     /// Returns the code of a tool failure with this error.
     pub(crate) const fn code(&self) -> &'static str {
         match self {
-            Self::InvalidPath(..) | Self::NotFound(_) | Self::NotAFile(_) => error_code::INVALID_PATH,
+            Self::InvalidPath(..) | Self::NotFound(_) | Self::NotAFile(_) => {
+                error_code::INVALID_PATH
+            }
             Self::OutsideRoot(_) | Self::ReadOnly => error_code::PATH_FORBIDDEN,
             Self::TooLarge(..) => error_code::FILE_TOO_LARGE,
             Self::CreatedMeanwhile(_) => error_code::READ_BEFORE_WRITE,
@@ -178,7 +182,10 @@ pub struct Resources {
 
 impl Resources {
     /// Inserts a value, and returns the previous value of its type.
-    pub(crate) fn insert<T: Any + Send + Sync>(&mut self, thing: Arc<T>) -> Option<Arc<dyn Any + Send + Sync>> {
+    pub(crate) fn insert<T: Any + Send + Sync>(
+        &mut self,
+        thing: Arc<T>,
+    ) -> Option<Arc<dyn Any + Send + Sync>> {
         self.values.insert(TypeId::of::<T>(), thing)
     }
 
@@ -197,6 +204,9 @@ impl Resources {
 
 impl std::fmt::Debug for Resources {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Resources").field("things", &self.values.len()).field("files", &self.files.is_some()).finish()
+        f.debug_struct("Resources")
+            .field("things", &self.values.len())
+            .field("files", &self.files.is_some())
+            .finish()
     }
 }

@@ -33,11 +33,13 @@ impl HostFs {
         // like the journal of a dead process.
         let door = fs::File::create(journals.join("door"))?;
         door.lock()?;
-        let entries = fs::read_dir(journals)?.filter_map(|entry| entry.ok().map(|entry| entry.path()));
+        let entries =
+            fs::read_dir(journals)?.filter_map(|entry| entry.ok().map(|entry| entry.path()));
         let left: Vec<_> = entries.filter(|path| path.is_dir()).collect();
         for journal in left {
             // A running process holds the lock of its journal.
-            let lives = fs::File::open(journal.join("lock")).is_ok_and(|lock| lock.try_lock().is_err());
+            let lives =
+                fs::File::open(journal.join("lock")).is_ok_and(|lock| lock.try_lock().is_err());
             if !lives {
                 let taken = Self::open(root, &journal, &committed)?;
                 // Conflicts remain in the directory for a person.
@@ -74,7 +76,10 @@ impl FileSystem for ReadOnlyDir {
 struct RejectingFileTransaction;
 
 fn reject_access<T>(path: &str) -> Result<T, FileError> {
-    Err(FileError::Io(toolgate_text::escape_for_display(path), "this process only checks calls and does not access files".to_owned()))
+    Err(FileError::Io(
+        toolgate_text::escape_for_display(path),
+        "this process only checks calls and does not access files".to_owned(),
+    ))
 }
 
 impl FileTransaction for RejectingFileTransaction {

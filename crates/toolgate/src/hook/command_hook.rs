@@ -130,9 +130,9 @@ impl CommandHook {
 
     /// Sets the program that supervises the hook.
     ///
-    /// The program must call [`toolgate_process::sandbox::run_as_helper_if_requested`], as `toolgate` does. It kills the
-    /// hook with all of its children, even if this process is killed. Without a launcher, this
-    /// process kills the process group of the hook.
+    /// The program must call [`toolgate_process::sandbox::run_as_helper_if_requested`], as
+    /// `toolgate` does. It kills the hook with all of its children, even if this process is killed.
+    /// Without a launcher, this process kills the process group of the hook.
     #[must_use]
     pub fn launcher(mut self, launcher: impl Into<PathBuf>) -> Self {
         self.launcher = Some(launcher.into());
@@ -158,14 +158,18 @@ impl CommandHook {
         let led = self.launcher.is_some();
         let mut command = Command::new(self.launcher.as_ref().unwrap_or(&self.program));
         if led {
-            command.arg(toolgate_process::supervisor::SUPERVISE_UNTIL_EOF_ARG).arg(std::process::id().to_string()).arg(&self.program);
+            command
+                .arg(toolgate_process::supervisor::SUPERVISE_UNTIL_EOF_ARG)
+                .arg(std::process::id().to_string())
+                .arg(&self.program);
         }
         command.args(&self.args);
         process_group::configure_isolation(&mut command, led, &self.inherited_env, &self.set_env);
         let mut program = command.spawn().map_err(|e| fault(format!("cannot be started: {e}")))?;
         // Kills the process group of the hook in every case, also if this future is dropped.
         let group = process_group::ProcessGroup::new(&program, led);
-        let (stdin, stdout, stderr) = (program.stdin.take(), program.stdout.take(), program.stderr.take());
+        let (stdin, stdout, stderr) =
+            (program.stdin.take(), program.stdout.take(), program.stderr.take());
         let text = toolgate_json::to_canonical_bytes(input);
         let work = async {
             let said = async {
@@ -173,28 +177,52 @@ impl CommandHook {
                 group.notify_output_drained();
                 said
             };
-            let ((), (stdout, stderr), status) = tokio::join!(process_group::write_stdin(stdin, &text), said, group.wait(&mut program));
+            let ((), (stdout, stderr), status) = tokio::join!(
+                process_group::write_stdin(stdin, &text),
+                said,
+                group.wait(&mut program)
+            );
             let status = status.map_err(|e| fault(format!("cannot be waited for: {e}")))?;
-            Ok::<_, HookError>(HookProgramOutput { status, stdout: stdout.map_err(&fault)?, stderr: stderr.map_err(&fault)? })
+            Ok::<_, HookError>(HookProgramOutput {
+                status,
+                stdout: stdout.map_err(&fault)?,
+                stderr: stderr.map_err(&fault)?,
+            })
         };
-        tokio::time::timeout(self.timeout, work)
-            .await
-            .map_err(|_| fault(format!("gave no answer within {:?} and was stopped", self.timeout)))?
+        tokio::time::timeout(self.timeout, work).await.map_err(|_| {
+            fault(format!("gave no answer within {:?} and was stopped", self.timeout))
+        })?
     }
 
     /// Combines the exit code and the output into one answer.
-    fn read_answer(&self, done: &HookProgramOutput) -> Result<Option<HookProgramAnswer>, HookError> {
+    fn read_answer(
+        &self,
+        done: &HookProgramOutput,
+    ) -> Result<Option<HookProgramAnswer>, HookError> {
         let fault = |why: String| HookError(format!("{} {why}", self.program.display()));
-        let said = crate::redact::remove_values(&self.secret_values, String::from_utf8_lossy(&done.stderr).trim());
+        let said = crate::redact::remove_values(
+            &self.secret_values,
+            String::from_utf8_lossy(&done.stderr).trim(),
+        );
         match done.status.code() {
             Some(0) => {}
             Some(2) => {
-                let reason = if said.is_empty() { format!("denied by the hook `{}`", self.name) } else { limit_message(&said) };
+                let reason = if said.is_empty() {
+                    format!("denied by the hook `{}`", self.name)
+                } else {
+                    limit_message(&said)
+                };
                 // A structured answer may add to the exit code but never weaken it.
                 let answer = self.parse_answer(&done.stdout).ok().flatten().unwrap_or_default();
-                return Ok(Some(HookProgramAnswer { decision: Some("deny".to_owned()), reason: answer.reason.or(Some(reason)), ..answer }));
+                return Ok(Some(HookProgramAnswer {
+                    decision: Some("deny".to_owned()),
+                    reason: answer.reason.or(Some(reason)),
+                    ..answer
+                }));
             }
-            Some(code) => return Err(fault(format!("ended with exit code {code}{}", message_suffix(&said)))),
+            Some(code) => {
+                return Err(fault(format!("ended with exit code {code}{}", message_suffix(&said))));
+            }
             None => return Err(fault(format!("was killed{}", message_suffix(&said)))),
         }
         self.parse_answer(&done.stdout)
@@ -216,13 +244,17 @@ impl CommandHook {
         if value == json!({}) {
             return Ok(None);
         }
-        let answer = HookProgramAnswer::deserialize(&value).map_err(|_| fault(describe_invalid_answer(&value)))?;
+        let answer = HookProgramAnswer::deserialize(&value)
+            .map_err(|_| fault(describe_invalid_answer(&value)))?;
         if let Some(slip) = find_misspelled_field(&value) {
             return Err(fault(slip));
         }
         if answer.has_known_field() {
             let answer = answer.merge_formats();
-            let reason = answer.reason.as_deref().map(|reason| crate::redact::remove_values(&self.secret_values, reason));
+            let reason = answer
+                .reason
+                .as_deref()
+                .map(|reason| crate::redact::remove_values(&self.secret_values, reason));
             Ok(Some(HookProgramAnswer { reason, ..answer }))
         } else {
             Err(fault("missing `decision`, `tool_input` or `tool_result`".to_owned()))
@@ -244,41 +276,67 @@ const ANSWER_FIELDS: [&str; 10] = [
     "updatedResult",
     "hookSpecificOutput",
 ];
-const SPECIFIC_OUTPUT_FIELDS: [&str; 4] = ["permissionDecision", "permissionDecisionReason", "updatedInput", "updatedToolOutput"];
-const EVENT_FIELDS: [&str; 7] = ["hook_event_name", "session_id", "principal", "agent", "tool_use_id", "tool_name", "latency_ms"];
+const SPECIFIC_OUTPUT_FIELDS: [&str; 4] =
+    ["permissionDecision", "permissionDecisionReason", "updatedInput", "updatedToolOutput"];
+const EVENT_FIELDS: [&str; 7] = [
+    "hook_event_name",
+    "session_id",
+    "principal",
+    "agent",
+    "tool_use_id",
+    "tool_name",
+    "latency_ms",
+];
 
 /// Further fields that coding agents define.
-const IGNORED_SPECIFIC_FIELDS: [&str; 3] = ["hookEventName", "additionalContext", "updatedMCPToolOutput"];
+const IGNORED_SPECIFIC_FIELDS: [&str; 3] =
+    ["hookEventName", "additionalContext", "updatedMCPToolOutput"];
 
 /// Finds a misspelled field, because ignoring it could turn a denial into an allowed call.
 fn find_misspelled_field(answer: &Value) -> Option<String> {
     let bare = |name: &str| name.replace(['_', '-', ' '], "").to_ascii_lowercase();
     let among = |of: Option<&Value>, known: &[&str], own: &[&str]| {
         let names = of.and_then(Value::as_object).into_iter().flat_map(|of| of.keys());
-        names.filter(|name| !known.contains(&name.as_str()) && !own.contains(&name.as_str())).find_map(|name| {
-            let meant = known.iter().find(|known| bare(known) == bare(name) || toolgate_text::suggest::is_misspelling(known, name))?;
-            // If the correct field is present too, this one means something else.
-            of?.get(meant).is_none().then_some(())?;
-            Some(format!("unknown field `{}` in the answer; did you mean `{meant}`?", escape_for_display(name)))
-        })
+        names
+            .filter(|name| !known.contains(&name.as_str()) && !own.contains(&name.as_str()))
+            .find_map(|name| {
+                let meant = known.iter().find(|known| {
+                    bare(known) == bare(name) || toolgate_text::suggest::is_misspelling(known, name)
+                })?;
+                // If the correct field is present too, this one means something else.
+                of?.get(meant).is_none().then_some(())?;
+                Some(format!(
+                    "unknown field `{}` in the answer; did you mean `{meant}`?",
+                    escape_for_display(name)
+                ))
+            })
     };
     let specific = answer.get("hookSpecificOutput");
-    among(Some(answer), &ANSWER_FIELDS, &EVENT_FIELDS).or_else(|| among(specific, &SPECIFIC_OUTPUT_FIELDS, &IGNORED_SPECIFIC_FIELDS))
+    among(Some(answer), &ANSWER_FIELDS, &EVENT_FIELDS)
+        .or_else(|| among(specific, &SPECIFIC_OUTPUT_FIELDS, &IGNORED_SPECIFIC_FIELDS))
 }
 
 /// Describes an invalid answer without its values, which may be secret.
 fn describe_invalid_answer(answer: &Value) -> String {
-    let no_text = |of: &Value, key: &str| of.get(key).is_some_and(|value| !value.is_string() && !value.is_null());
+    let no_text = |of: &Value, key: &str| {
+        of.get(key).is_some_and(|value| !value.is_string() && !value.is_null())
+    };
     let specific = answer.get("hookSpecificOutput").unwrap_or(&Value::Null);
-    let plain = ["decision", "reason", "redirectTool", "code"].into_iter().find(|key| no_text(answer, key));
-    let special = ["permissionDecision", "permissionDecisionReason"].into_iter().find(|key| no_text(specific, key));
+    let plain =
+        ["decision", "reason", "redirectTool", "code"].into_iter().find(|key| no_text(answer, key));
+    let special = ["permissionDecision", "permissionDecisionReason"]
+        .into_iter()
+        .find(|key| no_text(specific, key));
     if let Some(key) = plain.or(special) {
         return format!("`{key}` must be a string");
     }
     if !specific.is_object() && !specific.is_null() {
         return "`hookSpecificOutput` must be an object".to_owned();
     }
-    if answer.get("category").is_some_and(|category| Option::<ErrorCategory>::deserialize(category).is_err()) {
+    if answer
+        .get("category")
+        .is_some_and(|category| Option::<ErrorCategory>::deserialize(category).is_err())
+    {
         return "`category` must be TRANSIENT, VALIDATION, PERMISSION or BUSINESS".to_owned();
     }
     "arguments or result are present twice".to_owned()
@@ -342,8 +400,11 @@ impl HookProgramAnswer {
     /// Checks for a known field. An object without one is not an answer.
     fn has_known_field(&self) -> bool {
         let plain = self.decision.is_some() || self.input.is_some() || self.result.is_some();
-        let specific =
-            |s: &CodingAgentHookAnswer| s.permission_decision.is_some() || s.updated_input.is_some() || s.updated_tool_output.is_some();
+        let specific = |s: &CodingAgentHookAnswer| {
+            s.permission_decision.is_some()
+                || s.updated_input.is_some()
+                || s.updated_tool_output.is_some()
+        };
         plain || self.hook_specific_output.as_ref().is_some_and(specific)
     }
 }
@@ -351,7 +412,11 @@ impl HookProgramAnswer {
 async fn read_limited(stream: Option<impl AsyncRead + Unpin>) -> Result<Vec<u8>, String> {
     let mut out = Vec::new();
     if let Some(stream) = stream {
-        stream.take(MAX_HOOK_OUTPUT_BYTES + 1).read_to_end(&mut out).await.map_err(|e| format!("cannot be read: {e}"))?;
+        stream
+            .take(MAX_HOOK_OUTPUT_BYTES + 1)
+            .read_to_end(&mut out)
+            .await
+            .map_err(|e| format!("cannot be read: {e}"))?;
     }
     if out.len() as u64 > MAX_HOOK_OUTPUT_BYTES {
         return Err(format!("printed more than {MAX_HOOK_OUTPUT_BYTES} bytes"));
@@ -404,16 +469,27 @@ impl Hook for CommandHook {
                 code: answer.code,
                 redirect: answer.redirect_tool,
             }),
-            Some("ask") => HookDecision::Ask(reason.unwrap_or_else(|| format!("the hook `{}` requests approval", self.name))),
+            Some("ask") => HookDecision::Ask(
+                reason.unwrap_or_else(|| format!("the hook `{}` requests approval", self.name)),
+            ),
             Some(other) => {
                 let other = crate::redact::remove_values(&self.secret_values, other);
-                return Err(HookError(format!("{} gave the unknown decision `{}`", self.program.display(), escape_for_display(&other))));
+                return Err(HookError(format!(
+                    "{} gave the unknown decision `{}`",
+                    self.program.display(),
+                    escape_for_display(&other)
+                )));
             }
         };
         Ok(BeforeHookResult { decision, input: answer.input })
     }
 
-    async fn after(&self, call: HookCall<'_>, result: &Value, latency_ms: u64) -> Result<Option<Value>, HookError> {
+    async fn after(
+        &self,
+        call: HookCall<'_>,
+        result: &Value,
+        latency_ms: u64,
+    ) -> Result<Option<Value>, HookError> {
         if !self.runs_after {
             return Ok(None);
         }
@@ -423,7 +499,11 @@ impl Hook for CommandHook {
         });
         let done = self.run_program(&event).await?;
         if done.status.code() != Some(0) {
-            return Err(HookError(format!("{} failed after the tool: {}", self.program.display(), done.status)));
+            return Err(HookError(format!(
+                "{} failed after the tool: {}",
+                self.program.display(),
+                done.status
+            )));
         }
         Ok(self.read_answer(&done)?.and_then(|answer| answer.result))
     }
@@ -436,7 +516,16 @@ mod tests {
     #[test]
     fn matchers() {
         let hook = |matcher: &str| CommandHook::new("h", "/bin/true").tools(matcher);
-        assert!(hook("*").matches("x") && hook("").matches("x") && hook("a|b").matches("b") && hook("issue_*").matches("issue_refund"));
-        assert!(!hook("a|b").matches("ab") && !hook("issue_*").matches("reissue_x") && hook("*_refund").matches("issue_refund"));
+        assert!(
+            hook("*").matches("x")
+                && hook("").matches("x")
+                && hook("a|b").matches("b")
+                && hook("issue_*").matches("issue_refund")
+        );
+        assert!(
+            !hook("a|b").matches("ab")
+                && !hook("issue_*").matches("reissue_x")
+                && hook("*_refund").matches("issue_refund")
+        );
     }
 }

@@ -104,7 +104,12 @@ pub trait Hook: Send + Sync {
     ///
     /// # Errors
     /// The hook failed. The result is withheld.
-    async fn after(&self, call: HookCall<'_>, result: &Value, latency_ms: u64) -> Result<Option<Value>, HookError> {
+    async fn after(
+        &self,
+        call: HookCall<'_>,
+        result: &Value,
+        latency_ms: u64,
+    ) -> Result<Option<Value>, HookError> {
         let _ = (call, result, latency_ms);
         Ok(None)
     }

@@ -115,7 +115,14 @@ pub enum Decision {
 
 impl Decision {
     /// All decisions.
-    pub const ALL: [Self; 6] = [Self::Succeeded, Self::Failed, Self::Refused, Self::Replayed, Self::Signalled, Self::Settled];
+    pub const ALL: [Self; 6] = [
+        Self::Succeeded,
+        Self::Failed,
+        Self::Refused,
+        Self::Replayed,
+        Self::Signalled,
+        Self::Settled,
+    ];
 
     /// Returns the decision's name.
     #[must_use]
@@ -225,7 +232,13 @@ pub struct Settlement {
 impl Row {
     /// Builds the row that settles a call with unknown outcome.
     #[must_use]
-    pub fn settlement_row(&self, outcome: Outcome, effects: CallEffects, by: &str, at: Timestamp) -> Self {
+    pub fn settlement_row(
+        &self,
+        outcome: Outcome,
+        effects: CallEffects,
+        by: &str,
+        at: Timestamp,
+    ) -> Self {
         Self {
             call: CallId::generate(),
             client_id: None,
@@ -247,7 +260,9 @@ impl Row {
     /// Returns when the call ended.
     #[must_use]
     pub fn ended_at(&self) -> Timestamp {
-        let took = jiff::SignedDuration::from_nanos(i64::try_from(self.latency.total()).unwrap_or(i64::MAX));
+        let took = jiff::SignedDuration::from_nanos(
+            i64::try_from(self.latency.total()).unwrap_or(i64::MAX),
+        );
         self.at.checked_add(took).unwrap_or(self.at)
     }
 
@@ -256,7 +271,8 @@ impl Row {
     /// Returns false for a settlement and for a rejected report of a call without admission.
     #[must_use]
     pub fn is_call(&self) -> bool {
-        self.decision != Decision::Settled && !(self.gate == Gate::Settle && self.decision == Decision::Refused)
+        self.decision != Decision::Settled
+            && !(self.gate == Gate::Settle && self.decision == Decision::Refused)
     }
 
     /// Returns the error code, if the call failed.
@@ -353,7 +369,10 @@ impl Receipt {
     pub fn to_signed_bytes(&self) -> Result<Vec<u8>, serde_json::Error> {
         let said = match self.signature.is_empty() {
             true => toolgate_json::serialize_canonical(self)?,
-            false => toolgate_json::serialize_canonical(&Self { signature: String::new(), ..self.clone() })?,
+            false => toolgate_json::serialize_canonical(&Self {
+                signature: String::new(),
+                ..self.clone()
+            })?,
         };
         Ok([b"toolgate-receipt-v1\0".as_slice(), &said].concat())
     }

@@ -53,7 +53,8 @@ pub(crate) struct SpooledRows {
 impl Spool {
     pub(crate) fn new(path: PathBuf) -> Self {
         let waiting = AtomicBool::new(path.exists());
-        let (file, held, taking) = (Mutex::default(), Mutex::default(), tokio::sync::Mutex::default());
+        let (file, held, taking) =
+            (Mutex::default(), Mutex::default(), tokio::sync::Mutex::default());
         Self {
             shared_directory: None,
             path,
@@ -78,7 +79,10 @@ impl Spool {
         let spool = match in_use.get(&path).and_then(Weak::upgrade) {
             Some(spool) => spool,
             None => {
-                let spool = Arc::new(Self { shared_directory: Some(directory.to_owned()), ..Self::new(path.clone()) });
+                let spool = Arc::new(Self {
+                    shared_directory: Some(directory.to_owned()),
+                    ..Self::new(path.clone())
+                });
                 in_use.insert(path, Arc::downgrade(&spool));
                 spool
             }
@@ -120,7 +124,9 @@ impl Spool {
         // The row is in its file already, so a concurrent `sweep` finds that the definition is
         // needed.
         let _together = self.lock_shared()?;
-        let Some(path) = self.definition_path(config).filter(|path| !path.exists()) else { return Ok(()) };
+        let Some(path) = self.definition_path(config).filter(|path| !path.exists()) else {
+            return Ok(());
+        };
         // A partial agent does not have the full definition.
         if Digest::of(definition.as_bytes()) != config {
             return Ok(());
@@ -147,7 +153,10 @@ impl Spool {
 
     /// Locks the directory so that no process deletes definitions.
     fn lock_shared(&self) -> io::Result<Option<DirectoryLock>> {
-        self.shared_directory.as_ref().map(|directory| DirectoryLock::new(directory, FlockOperation::LockShared)).transpose()
+        self.shared_directory
+            .as_ref()
+            .map(|directory| DirectoryLock::new(directory, FlockOperation::LockShared))
+            .transpose()
     }
 
     /// Deletes the definitions that no row of any process needs.
@@ -158,13 +167,21 @@ impl Spool {
         let Some(directory) = &self.shared_directory else { return Ok(()) };
         let _alone = DirectoryLock::new(directory, FlockOperation::NonBlockingLockExclusive)?;
         let (mut kept, mut needed) = (Vec::new(), BTreeSet::new());
-        needed.extend(crate::lock(&self.memory_rows).iter().filter_map(|row| self.definition_path(row.config)));
+        needed.extend(
+            crate::lock(&self.memory_rows)
+                .iter()
+                .filter_map(|row| self.definition_path(row.config)),
+        );
         for entry in std::fs::read_dir(directory)? {
             let path = entry?.path();
             let is = |ending: &str| path.extension().is_some_and(|extension| extension == ending);
             if is("jsonl") {
-                for line in std::fs::read(&path)?.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()) {
-                    needed.extend(self.definition_path(serde_json::from_slice::<Row>(line)?.config));
+                for line in std::fs::read(&path)?
+                    .split(|byte| *byte == b'\n')
+                    .filter(|line| !line.is_empty())
+                {
+                    needed
+                        .extend(self.definition_path(serde_json::from_slice::<Row>(line)?.config));
                 }
             } else if is("definition") {
                 kept.push(path);
@@ -198,7 +215,8 @@ impl Spool {
         }
         if self.shared_directory.is_none() {
             loop {
-                let file = private_open_options().read(true).append(true).create(true).open(&self.path)?;
+                let file =
+                    private_open_options().read(true).append(true).create(true).open(&self.path)?;
                 flock(&file, FlockOperation::LockExclusive)?;
                 // Another process may have removed the file in the meantime.
                 if is_file_at(&file, &self.path) {
@@ -262,7 +280,9 @@ impl Spool {
     pub(crate) fn first_unstored_row(&self) -> Option<(Arc<Row>, usize)> {
         let known = self.stored_rows.load(Ordering::Relaxed);
         let own = File::open(&self.path).ok().and_then(|file| read_nth_row(file, known));
-        let row = own.or_else(|| self.lock_orphaned_files().ok()?.into_iter().find_map(|(_, file)| read_nth_row(file, 0)))?;
+        let row = own.or_else(|| {
+            self.lock_orphaned_files().ok()?.into_iter().find_map(|(_, file)| read_nth_row(file, 0))
+        })?;
         Some((row, known))
     }
 
@@ -277,7 +297,12 @@ impl Spool {
         let held = crate::lock(&self.memory_rows).clone();
         match self.read_rows_with(held.clone()) {
             // Rows in memory must not wait for a file that cannot be read.
-            Err(error) if !held.is_empty() => Ok(SpooledRows { from_memory: held.len(), rows: held, end: 0, read_error: Some(error) }),
+            Err(error) if !held.is_empty() => Ok(SpooledRows {
+                from_memory: held.len(),
+                rows: held,
+                end: 0,
+                read_error: Some(error),
+            }),
             taken => taken,
         }
     }
@@ -293,7 +318,12 @@ impl Spool {
             std::fs::remove_file(&path)?;
         }
         if guard.is_none() && !self.path.exists() {
-            return Ok(SpooledRows { from_memory: held.len(), rows: held, end: 0, read_error: None });
+            return Ok(SpooledRows {
+                from_memory: held.len(),
+                rows: held,
+                end: 0,
+                read_error: None,
+            });
         }
         let mut file = self.open_file(&mut guard)?;
         let mut text = Vec::new();
@@ -328,12 +358,17 @@ impl Spool {
     }
 
     /// Saves the rows that the store can never accept to separate files.
-    pub(crate) fn save_rejected_rows(&self, taken: &SpooledRows, unfit: &[RejectedRow]) -> io::Result<()> {
+    pub(crate) fn save_rejected_rows(
+        &self,
+        taken: &SpooledRows,
+        unfit: &[RejectedRow],
+    ) -> io::Result<()> {
         for RejectedRow { call, reason: why } in unfit {
             let Some(row) = taken.rows.iter().find(|row| row.call == *call) else { continue };
             // Named after the call, so that a row that is read again is saved only once.
             let copy = self.path.with_extension(format!("{call}.spoilt"));
-            let mut file = private_open_options().create(true).truncate(true).write(true).open(&copy)?;
+            let mut file =
+                private_open_options().create(true).truncate(true).write(true).open(&copy)?;
             file.write_all(&serde_json::to_vec(&**row)?)?;
             file.sync_data()?;
             tracing::error!(%call, %why, path = %copy.display(), "the store rejected a spooled row permanently; it was moved to a separate file");
@@ -356,14 +391,16 @@ impl Spool {
         if self.path.exists() {
             let file = self.open_file(&mut guard)?;
             if file.metadata()?.len() > taken.end {
-                self.stored_rows.store(taken.rows.len().saturating_sub(taken.from_memory), Ordering::Relaxed);
+                self.stored_rows
+                    .store(taken.rows.len().saturating_sub(taken.from_memory), Ordering::Relaxed);
                 return Ok(());
             }
             std::fs::remove_file(&self.path)?;
             *guard = None;
         }
         self.stored_rows.store(0, Ordering::Relaxed);
-        self.is_waiting.store(is_held || taken.read_error.is_some() || self.path.exists(), Ordering::Release);
+        self.is_waiting
+            .store(is_held || taken.read_error.is_some() || self.path.exists(), Ordering::Release);
         Ok(())
     }
 }
@@ -378,7 +415,9 @@ fn read_nth_row(file: File, n: usize) -> Option<Arc<Row>> {
 /// Reports whether this file still has this path.
 fn is_file_at(file: &File, path: &Path) -> bool {
     use std::os::unix::fs::MetadataExt;
-    let inode = |metadata: io::Result<std::fs::Metadata>| metadata.ok().map(|metadata| (metadata.dev(), metadata.ino()));
+    let inode = |metadata: io::Result<std::fs::Metadata>| {
+        metadata.ok().map(|metadata| (metadata.dev(), metadata.ino()))
+    };
     let own = inode(file.metadata());
     own.is_some() && own == inode(std::fs::metadata(path))
 }
@@ -417,7 +456,10 @@ mod tests {
     #[test]
     fn needed_definitions_are_not_deleted() {
         let directory = tempfile::tempdir().unwrap();
-        let (one, two) = (Spool::open_shared(directory.path(), "one").unwrap(), Spool::open_shared(directory.path(), "two").unwrap());
+        let (one, two) = (
+            Spool::open_shared(directory.path(), "one").unwrap(),
+            Spool::open_shared(directory.path(), "two").unwrap(),
+        );
         let config = Digest::of(b"{}");
         one.save_definition(config, "{}").unwrap();
         let together = two.lock_shared().unwrap();

@@ -134,7 +134,11 @@ impl NormalizationRule {
 
     /// See [`NormalizationRule::Codes`].
     pub fn codes<'a>(path: &str, names: impl IntoIterator<Item = (&'a str, &'a str)>) -> Self {
-        Self::Codes { path: path.into(), names: names.into_iter().map(|(c, n)| (c.to_owned(), n.to_owned())).collect(), other: None }
+        Self::Codes {
+            path: path.into(),
+            names: names.into_iter().map(|(c, n)| (c.to_owned(), n.to_owned())).collect(),
+            other: None,
+        }
     }
 
     /// See [`NormalizationRule::Rename`].
@@ -144,7 +148,11 @@ impl NormalizationRule {
 
     /// See [`NormalizationRule::FirstOf`].
     pub fn first_of<'a>(within: &str, names: impl IntoIterator<Item = &'a str>, to: &str) -> Self {
-        Self::FirstOf { within: within.into(), names: names.into_iter().map(str::to_owned).collect(), to: to.to_owned() }
+        Self::FirstOf {
+            within: within.into(),
+            names: names.into_iter().map(str::to_owned).collect(),
+            to: to.to_owned(),
+        }
     }
 
     /// See [`NormalizationRule::Bool`].
@@ -174,15 +182,20 @@ impl NormalizationRule {
 
     fn apply(&self, value: &mut Value) -> Result<(), NormalizationError> {
         match self {
-            Self::Timestamp { path, unit } => rewrite_each(path, value, |old| timestamp::to_rfc3339(old, *unit).map(Value::String)),
+            Self::Timestamp { path, unit } => rewrite_each(path, value, |old| {
+                timestamp::to_rfc3339(old, *unit).map(Value::String)
+            }),
             Self::Codes { path, names, other } => rewrite_each(path, value, |old| {
                 let name = code_text(old).and_then(|code| names.get(&code).or(other.as_ref()));
                 name.cloned().map(Value::String).ok_or("is not a known code")
             }),
             Self::Rename { path, to } => rename_member(path, to, value),
             Self::FirstOf { within, names, to } => rewrite_objects(within, value, |map| {
-                let first = names.iter().position(|name| map.get(name).is_some_and(|v| !v.is_null()));
-                let found = first.and_then(|index| names.get(index)).and_then(|name| map.get(name).cloned());
+                let first =
+                    names.iter().position(|name| map.get(name).is_some_and(|v| !v.is_null()));
+                let found = first
+                    .and_then(|index| names.get(index))
+                    .and_then(|name| map.get(name).cloned());
                 names.iter().for_each(|name| {
                     map.remove(name);
                 });
@@ -202,7 +215,9 @@ impl NormalizationRule {
             Self::Scale { path, by } => rewrite_each(path, value, |old| {
                 let number = to_decimal(old).ok_or("is not a number")?;
                 // Drop trailing zeros, which would count as digits of the product.
-                multiply_exact(number.normalize(), *by).map(number_from_decimal).ok_or("is too large or too precise for exact arithmetic")
+                multiply_exact(number.normalize(), *by)
+                    .map(number_from_decimal)
+                    .ok_or("is too large or too precise for exact arithmetic")
             }),
             Self::Default { path, value: default } => match path.split_last() {
                 Some((within, name)) => rewrite_objects(&within, value, |map| {
@@ -217,7 +232,9 @@ impl NormalizationRule {
                     Ok(())
                 }
             },
-            Self::Keep { within, names } => rewrite_objects(within, value, |map| map.retain(|name, _| names.contains(name))),
+            Self::Keep { within, names } => {
+                rewrite_objects(within, value, |map| map.retain(|name, _| names.contains(name)))
+            }
         }
     }
 
@@ -228,8 +245,12 @@ impl NormalizationRule {
             Self::Default { path, .. } | Self::Rename { path, .. } if is_open(path) => {
                 Some(format!("names no member: `{path}` ends in `*`"))
             }
-            Self::Codes { names, other: None, .. } if names.is_empty() => Some("has no `names`, so every code is an error".to_owned()),
-            Self::FirstOf { names, .. } | Self::Keep { names, .. } if names.is_empty() => Some("has no `names`".to_owned()),
+            Self::Codes { names, other: None, .. } if names.is_empty() => {
+                Some("has no `names`, so every code is an error".to_owned())
+            }
+            Self::FirstOf { names, .. } | Self::Keep { names, .. } if names.is_empty() => {
+                Some("has no `names`".to_owned())
+            }
             _ => None,
         }
     }
@@ -251,11 +272,18 @@ pub struct NormalizationError {
 ///
 /// # Errors
 /// Returns the first value that a rule cannot convert.
-pub fn apply_rules(rules: &[NormalizationRule], value: &mut Value) -> Result<(), NormalizationError> {
+pub fn apply_rules(
+    rules: &[NormalizationRule],
+    value: &mut Value,
+) -> Result<(), NormalizationError> {
     rules.iter().try_for_each(|rule| rule.apply(value))
 }
 
-fn rewrite_each(path: &Pointer, value: &mut Value, f: impl Fn(&Value) -> Result<Value, &'static str>) -> Result<(), NormalizationError> {
+fn rewrite_each(
+    path: &Pointer,
+    value: &mut Value,
+    f: impl Fn(&Value) -> Result<Value, &'static str>,
+) -> Result<(), NormalizationError> {
     path.rewrite(value, &mut |old| {
         if old.is_null() {
             return Ok(Some(old));
@@ -268,11 +296,17 @@ fn rewrite_each(path: &Pointer, value: &mut Value, f: impl Fn(&Value) -> Result<
     })
 }
 
-fn rewrite_objects(within: &Pointer, value: &mut Value, mut f: impl FnMut(&mut Map<String, Value>)) -> Result<(), NormalizationError> {
+fn rewrite_objects(
+    within: &Pointer,
+    value: &mut Value,
+    mut f: impl FnMut(&mut Map<String, Value>),
+) -> Result<(), NormalizationError> {
     within.rewrite(value, &mut |mut old| {
         match &mut old {
             Value::Object(map) => f(map),
-            Value::Array(items) => items.iter_mut().filter_map(Value::as_object_mut).for_each(&mut f),
+            Value::Array(items) => {
+                items.iter_mut().filter_map(Value::as_object_mut).for_each(&mut f)
+            }
             _ => {}
         }
         Ok(Some(old))
@@ -346,7 +380,11 @@ mod tests {
             (NormalizationRule::bool("/a"), json!({"a": "maybe"}), Err("is not a boolean")),
             (NormalizationRule::bool("/a"), json!({"a": null}), Ok(json!({"a": null}))),
             (NormalizationRule::bool("/a"), json!({}), Ok(json!({}))),
-            (NormalizationRule::case("/a", LetterCase::Upper), json!({"a": "paid"}), Ok(json!({"a": "PAID"}))),
+            (
+                NormalizationRule::case("/a", LetterCase::Upper),
+                json!({"a": "paid"}),
+                Ok(json!({"a": "PAID"})),
+            ),
             (
                 NormalizationRule::case("/a", LetterCase::Snake),
                 json!({"a": "OrderPaid twice-Now"}),
@@ -358,8 +396,16 @@ mod tests {
                 json!({"items": [{"cents": 1999}, {"cents": "50"}]}),
                 Ok(json!({"items": [{"cents": 19.99}, {"cents": 0.5}]})),
             ),
-            (NormalizationRule::scale("/a", Decimal::new(1, 3)), json!({"a": "1.500"}), Ok(json!({"a": 0.0015}))),
-            (NormalizationRule::scale("/a", Decimal::ONE), json!({"a": "x"}), Err("is not a number")),
+            (
+                NormalizationRule::scale("/a", Decimal::new(1, 3)),
+                json!({"a": "1.500"}),
+                Ok(json!({"a": 0.0015})),
+            ),
+            (
+                NormalizationRule::scale("/a", Decimal::ONE),
+                json!({"a": "x"}),
+                Err("is not a number"),
+            ),
             (
                 NormalizationRule::scale("/a", Decimal::new(1, 2)),
                 json!({"a": "0.1234567890123456789012345678"}),
@@ -370,7 +416,11 @@ mod tests {
                 json!({"a": "79228162514264337593543950335"}),
                 Err("is too large or too precise for exact arithmetic"),
             ),
-            (NormalizationRule::scale("/a", Decimal::new(1, 2)), json!({"a": "1.5000000000000000000000000000"}), Ok(json!({"a": 0.015}))),
+            (
+                NormalizationRule::scale("/a", Decimal::new(1, 2)),
+                json!({"a": "1.5000000000000000000000000000"}),
+                Ok(json!({"a": 0.015})),
+            ),
             (
                 NormalizationRule::first_of("", ["id", "order_id"], "order_id"),
                 json!({"order_id": "B", "id": null}),
@@ -381,16 +431,32 @@ mod tests {
                 json!({"items": [{"b": 1}, {"a": 2, "b": 3}]}),
                 Ok(json!({"items": [{"c": 1}, {"c": 2}]})),
             ),
-            (NormalizationRule::default_value("/tier", json!("standard")), json!({"tier": null}), Ok(json!({"tier": "standard"}))),
+            (
+                NormalizationRule::default_value("/tier", json!("standard")),
+                json!({"tier": null}),
+                Ok(json!({"tier": "standard"})),
+            ),
             (
                 NormalizationRule::default_value("/items/*/n", json!(1)),
                 json!({"items": [{}, {"n": 5}]}),
                 Ok(json!({"items": [{"n": 1}, {"n": 5}]})),
             ),
             (NormalizationRule::keep("", ["a"]), json!({"a": 1, "b": 2}), Ok(json!({"a": 1}))),
-            (NormalizationRule::codes("/s", [("2", "PAID")]), json!({"s": 2}), Ok(json!({"s": "PAID"}))),
-            (NormalizationRule::codes("/s", [("2", "PAID")]), json!({"s": 3}), Err("is not a known code")),
-            (NormalizationRule::rename("/items/*/a", "b"), json!({"items": [{"a": 1}, {}]}), Ok(json!({"items": [{"b": 1}, {}]}))),
+            (
+                NormalizationRule::codes("/s", [("2", "PAID")]),
+                json!({"s": 2}),
+                Ok(json!({"s": "PAID"})),
+            ),
+            (
+                NormalizationRule::codes("/s", [("2", "PAID")]),
+                json!({"s": 3}),
+                Err("is not a known code"),
+            ),
+            (
+                NormalizationRule::rename("/items/*/a", "b"),
+                json!({"items": [{"a": 1}, {}]}),
+                Ok(json!({"items": [{"b": 1}, {}]})),
+            ),
         ];
         for (rule, mut value, expected) in cases {
             let result = rule.apply(&mut value).map(|()| value).map_err(|e| e.reason);

@@ -56,18 +56,27 @@ fn from_number(value: &Value, unit: Option<TimeUnit>) -> Option<Timestamp> {
         TimeUnit::Micros => 1_000,
         TimeUnit::Nanos => 1,
     };
-    let nanos = number.checked_mul(rust_decimal::Decimal::from_i128_with_scale(scale, 0))?.trunc().to_i128()?;
+    let nanos = number
+        .checked_mul(rust_decimal::Decimal::from_i128_with_scale(scale, 0))?
+        .trunc()
+        .to_i128()?;
     Timestamp::from_nanosecond(nanos).ok()
 }
 
 fn from_text(text: &str, unit: Option<TimeUnit>) -> Option<Timestamp> {
     let utc = |moment: DateTime| moment.to_zoned(TimeZone::UTC).ok().map(|z| z.timestamp());
-    let day = |format: &str, text: &str| Date::strptime(format, text).ok().filter(|day| day.year() >= MIN_YEAR);
-    let moment = |format: &str, text: &str| DateTime::strptime(format, text).ok().filter(|moment| moment.year() >= MIN_YEAR);
+    let day = |format: &str, text: &str| {
+        Date::strptime(format, text).ok().filter(|day| day.year() >= MIN_YEAR)
+    };
+    let moment = |format: &str, text: &str| {
+        DateTime::strptime(format, text).ok().filter(|moment| moment.year() >= MIN_YEAR)
+    };
     let digits = text.bytes().all(|b| b.is_ascii_digit());
     // Without a unit, a few digits are a year or a date, not a Unix time.
     if digits && unit.is_none() && text.len() < 9 {
-        return day("%Y%m%d", text).filter(|_| text.len() == 8).and_then(|day| utc(day.at(0, 0, 0, 0)));
+        return day("%Y%m%d", text)
+            .filter(|_| text.len() == 8)
+            .and_then(|day| utc(day.at(0, 0, 0, 0)));
     }
     let count = |sign: u8| text.bytes().filter(|b| *b == sign).count();
     let whole = text.bytes().take_while(|b| *b != b'.').filter(u8::is_ascii_digit).count();
@@ -79,7 +88,11 @@ fn from_text(text: &str, unit: Option<TimeUnit>) -> Option<Timestamp> {
     {
         return text.parse().ok().and_then(|number| from_number(&Value::Number(number), unit));
     }
-    let text = [" UTC", " GMT"].iter().find_map(|zone| text.strip_suffix(zone)).filter(|rest| !rest.contains(',')).unwrap_or(text);
+    let text = [" UTC", " GMT"]
+        .iter()
+        .find_map(|zone| text.strip_suffix(zone))
+        .filter(|rest| !rest.contains(','))
+        .unwrap_or(text);
     let told = text
         .parse::<Timestamp>()
         .ok()
@@ -95,7 +108,12 @@ fn from_text(text: &str, unit: Option<TimeUnit>) -> Option<Timestamp> {
         .and_then(utc)
         .or_else(|| text.parse::<Date>().ok().and_then(|d| utc(d.at(0, 0, 0, 0))))
         .or_else(|| DATE_TIME_FORMATS.iter().find_map(|format| moment(format, text)).and_then(utc))
-        .or_else(|| DATE_FORMATS.iter().find_map(|format| day(format, text)).and_then(|d| utc(d.at(0, 0, 0, 0))))
+        .or_else(|| {
+            DATE_FORMATS
+                .iter()
+                .find_map(|format| day(format, text))
+                .and_then(|d| utc(d.at(0, 0, 0, 0)))
+        })
 }
 
 /// Accepted formats; an ambiguous order of day and month, as in `03/04/2026`, is an error.
@@ -110,7 +128,8 @@ const DATE_TIME_FORMATS: &[&str] = &[
     "%d.%m.%Y %H:%M",
     "%Y%m%dT%H%M%S",
 ];
-const DATE_FORMATS: &[&str] = &["%Y/%m/%d", "%d %b %Y", "%d %B %Y", "%b %d, %Y", "%B %d, %Y", "%d.%m.%Y"];
+const DATE_FORMATS: &[&str] =
+    &["%Y/%m/%d", "%d %b %Y", "%d %B %Y", "%b %d, %Y", "%B %d, %Y", "%d.%m.%Y"];
 
 #[cfg(test)]
 mod tests {
@@ -141,7 +160,8 @@ mod tests {
         ] {
             assert_eq!(to_rfc3339(&value, None).as_deref(), Ok(same), "{value}");
         }
-        let read = |value: Value, unit| to_rfc3339(&value, unit).unwrap_or_else(|why| why.to_owned());
+        let read =
+            |value: Value, unit| to_rfc3339(&value, unit).unwrap_or_else(|why| why.to_owned());
         assert_eq!(read(json!(1_700_000_000.5), None), "2023-11-14T22:13:20.5Z");
         assert_eq!(read(json!("2023-11-14"), None), "2023-11-14T00:00:00Z");
         assert_eq!(read(json!("20231114"), None), "2023-11-14T00:00:00Z");
@@ -153,9 +173,16 @@ mod tests {
         assert_eq!(read(json!("86400"), Some(TimeUnit::Seconds)), "1970-01-02T00:00:00Z");
         assert_eq!(read(json!(1_700_000_000), Some(TimeUnit::Nanos)), "1970-01-01T00:00:01.7Z");
         assert_eq!(read(json!("14.5"), Some(TimeUnit::Seconds)), "1970-01-01T00:00:14.5Z");
-        for value in
-            [json!("03/04/2026"), json!("soon"), json!(true), json!(""), json!("2023-13-01"), json!("2023"), json!("20231345"), json!("12")]
-        {
+        for value in [
+            json!("03/04/2026"),
+            json!("soon"),
+            json!(true),
+            json!(""),
+            json!("2023-13-01"),
+            json!("2023"),
+            json!("20231345"),
+            json!("12"),
+        ] {
             assert!(to_rfc3339(&value, None).is_err(), "{value}");
         }
         // A year of two digits, an incomplete date, and an unknown time zone.
@@ -170,7 +197,11 @@ mod tests {
             "14.11.2023.1",
             "2023-11-14T22:13:20[Foo/Bar]",
         ] {
-            assert!(to_rfc3339(&json!(text), None).is_err(), "{text}: {:?}", to_rfc3339(&json!(text), None));
+            assert!(
+                to_rfc3339(&json!(text), None).is_err(),
+                "{text}: {:?}",
+                to_rfc3339(&json!(text), None)
+            );
         }
     }
 }

@@ -55,18 +55,27 @@ impl Toolgate {
     }
 
     async fn run_plan(&self, key: &SessionKey, calls: &[Call]) -> Vec<Answer> {
-        let agent = self.0.agents.get(&key.agent).filter(|agent| agent.principals.as_ref().is_none_or(|who| who.contains(&*key.principal)));
+        let agent = self.0.agents.get(&key.agent).filter(|agent| {
+            agent.principals.as_ref().is_none_or(|who| who.contains(&*key.principal))
+        });
         if agent.is_none() {
             // A principal without access must not lock a session.
             return self.reject_all(calls, || forbidden_rejection(key)).await;
         }
-        let has_effect = |call: &Call| agent.and_then(|a| a.tools.get(call.tool.as_str())).is_some_and(|t| t.spec.effect != Effect::Read);
-        let hold = self.0.store.lock_session(key, calls.iter().any(has_effect), self.0.busy_timeout).await;
+        let has_effect = |call: &Call| {
+            agent
+                .and_then(|a| a.tools.get(call.tool.as_str()))
+                .is_some_and(|t| t.spec.effect != Effect::Read)
+        };
+        let hold =
+            self.0.store.lock_session(key, calls.iter().any(has_effect), self.0.busy_timeout).await;
         let base = self.0.store.snapshot(key).await;
         let (_hold, base): (SessionLock, _) = match (hold, base) {
             (Ok(Some(hold)), Ok((_, base))) => (hold, base),
             (Ok(None), _) => return self.reject_all(calls, busy_rejection).await,
-            (Err(error), _) | (_, Err(error)) => return self.reject_all(calls, || Rejection::from(error.clone())).await,
+            (Err(error), _) | (_, Err(error)) => {
+                return self.reject_all(calls, || Rejection::from(error.clone())).await;
+            }
         };
         // The last call may have to wait for all the others, so its claim must last longer.
         let slack = calls
@@ -82,24 +91,39 @@ impl Toolgate {
             trail.lease_slack = slack;
             let id = trail.id;
             // A panic in one call must not affect the others, and the call keeps its id.
-            slots.push(match AssertUnwindSafe(self.admit_in_batch(call, trail, &base)).catch_unwind().await {
-                Ok(slot) => slot,
-                Err(_) => BatchSlot::Done(self.record_internal_error(call, id).await),
-            });
+            slots.push(
+                match AssertUnwindSafe(self.admit_in_batch(call, trail, &base)).catch_unwind().await
+                {
+                    Ok(slot) => slot,
+                    Err(_) => BatchSlot::Done(self.record_internal_error(call, id).await),
+                },
+            );
             // A tool that the client runs does not run here, so it revokes nothing.
             if let Some(BatchSlot::Ready(passed, trail)) = slots.last()
                 && !passed.authorization.tool().spec.external
             {
-                passed.authorization.tool().revoked_evidence(&trail.arguments, None).into_iter().for_each(|revoked| base.revoke(revoked));
+                passed
+                    .authorization
+                    .tool()
+                    .revoked_evidence(&trail.arguments, None)
+                    .into_iter()
+                    .for_each(|revoked| base.revoke(revoked));
             }
         }
         self.run_slots(slots, calls).await
     }
 
-    async fn admit_in_batch(&self, call: &Call, mut trail: Box<CallState>, base: &SessionState) -> BatchSlot {
+    async fn admit_in_batch(
+        &self,
+        call: &Call,
+        mut trail: Box<CallState>,
+        base: &SessionState,
+    ) -> BatchSlot {
         match self.run_admission_gates(call, &mut trail, Some(base)).await {
             Ok(Admission::Admitted(passed)) => BatchSlot::Ready(passed, trail),
-            Ok(Admission::Replay(outcome)) => BatchSlot::Done(self.end_replayed(outcome, trail).await),
+            Ok(Admission::Replay(outcome)) => {
+                BatchSlot::Done(self.end_replayed(outcome, trail).await)
+            }
             Err(stop) => BatchSlot::Done(self.end_rejected(stop, trail).await),
         }
     }
@@ -131,7 +155,11 @@ impl Toolgate {
             .collect()
     }
 
-    fn spawn_call(&self, mut passed: Box<AdmittedCall>, mut trail: Box<CallState>) -> JoinHandle<Answer> {
+    fn spawn_call(
+        &self,
+        mut passed: Box<AdmittedCall>,
+        mut trail: Box<CallState>,
+    ) -> JoinHandle<Answer> {
         let gate = self.clone();
         let span = trail.span.clone();
         let work = async move {
@@ -149,7 +177,9 @@ impl Toolgate {
             // An operator may have paused the tool while the call waited.
             let ran = match gate.0.store.find_pause(&passed.key, &trail.tool).await {
                 Ok(None) => gate.run_tool(&passed, &mut trail).await,
-                Ok(Some((target, why))) => RunResult::not_started(paused_target_error(&target, &why).into()),
+                Ok(Some((target, why))) => {
+                    RunResult::not_started(paused_target_error(&target, &why).into())
+                }
                 Err(error) => RunResult::not_started((*Rejection::from(error).error).into()),
             };
             gate.settle_call(passed, ran, trail).await
@@ -174,10 +204,12 @@ impl Toolgate {
         for call in calls {
             let trail = CallState::start(self, call, None);
             let id = trail.id;
-            answers.push(match AssertUnwindSafe(self.end_rejected(stop(), trail)).catch_unwind().await {
-                Ok(answer) => answer,
-                Err(_) => self.record_internal_error(call, id).await,
-            });
+            answers.push(
+                match AssertUnwindSafe(self.end_rejected(stop(), trail)).catch_unwind().await {
+                    Ok(answer) => answer,
+                    Err(_) => self.record_internal_error(call, id).await,
+                },
+            );
         }
         answers
     }

@@ -82,11 +82,23 @@ impl CallState {
     pub(crate) fn for_explain(gate: &Toolgate, call: &Call, id: Option<CallId>) -> Box<Self> {
         let id = id.unwrap_or_else(CallId::generate);
         let started = gate.now();
-        let cancel = call.cancel.as_ref().map_or_else(CancellationToken::new, CancellationToken::child_token);
+        let cancel = call
+            .cancel
+            .as_ref()
+            .map_or_else(CancellationToken::new, CancellationToken::child_token);
         // The name of an unknown tool is untrusted text.
-        let tool: Arc<str> = match gate.0.agents.get(&call.key.agent).and_then(|agent| agent.tools.get(call.tool.as_str())) {
+        let tool: Arc<str> = match gate
+            .0
+            .agents
+            .get(&call.key.agent)
+            .and_then(|agent| agent.tools.get(call.tool.as_str()))
+        {
             Some(tool) => Arc::clone(&tool.spec.name),
-            None => gate.0.redactor.scrub_to_string(&toolgate_text::escape_for_display(&call.tool)).into(),
+            None => gate
+                .0
+                .redactor
+                .scrub_to_string(&toolgate_text::escape_for_display(&call.tool))
+                .into(),
         };
         Box::new(Self {
             id,
@@ -123,7 +135,8 @@ impl CallState {
     /// Enters a gate and adds the elapsed time to the previous one.
     pub(crate) fn enter_gate(&mut self, gate: Gate) {
         let now = std::time::Instant::now();
-        let nanos = u64::try_from(now.duration_since(self.gate_entered_at).as_nanos()).unwrap_or(u64::MAX);
+        let nanos =
+            u64::try_from(now.duration_since(self.gate_entered_at).as_nanos()).unwrap_or(u64::MAX);
         self.latency.add(self.gate, nanos);
         self.gate = gate;
         self.gate_entered_at = now;

@@ -68,7 +68,11 @@ pub(crate) struct DeferredState {
 
 impl DeferredState {
     /// Serializes what another process needs to settle the call.
-    pub(crate) fn capture(permit: &Permit, now: Timestamp, trail: &mut CallState) -> Result<Vec<u8>, ToolError> {
+    pub(crate) fn capture(
+        permit: &Permit,
+        now: Timestamp,
+        trail: &mut CallState,
+    ) -> Result<Vec<u8>, ToolError> {
         let parked = Self {
             arguments: permit.arguments().value().clone(),
             asked: trail.requested_digest,
@@ -80,9 +84,15 @@ impl DeferredState {
             facts: trail.facts.clone(),
             latency: trail.latency(),
             stamp: trail.evidence_stamp,
-            about: crate::pipeline::gates::settle::extract_entities(permit.tool(), &trail.arguments, None),
+            about: crate::pipeline::gates::settle::extract_entities(
+                permit.tool(),
+                &trail.arguments,
+                None,
+            ),
         };
-        serde_json::to_vec(&parked).map_err(|_| ToolError::from_code(error_code::INTERNAL_FAULT, "cannot store the deferred call"))
+        serde_json::to_vec(&parked).map_err(|_| {
+            ToolError::from_code(error_code::INTERNAL_FAULT, "cannot store the deferred call")
+        })
     }
 
     /// Restores the state of the call as it was at admission. Returns the admitted arguments.
@@ -151,7 +161,11 @@ impl Toolgate {
         let trail = CallState::start(self, &call, None);
         let (id, span) = (trail.id, trail.span.clone());
         let (gate, told) = (self.clone(), Arc::clone(&call));
-        match tokio::spawn(async move { gate.settle_deferred(&told, result, trail).await }.instrument(span)).await {
+        match tokio::spawn(
+            async move { gate.settle_deferred(&told, result, trail).await }.instrument(span),
+        )
+        .await
+        {
             Ok(answer) => answer,
             Err(_) => self.record_internal_error(&call, id).await,
         }
@@ -165,7 +179,12 @@ impl Toolgate {
         self.0.store.close_client_session(key, self.now()).await
     }
 
-    async fn settle_deferred(&self, call: &Call, result: Result<Value, Failure>, mut trail: Box<CallState>) -> Answer {
+    async fn settle_deferred(
+        &self,
+        call: &Call,
+        result: Result<Value, Failure>,
+        mut trail: Box<CallState>,
+    ) -> Answer {
         trail.enter_gate(Gate::Settle);
         trail.facts.reported = true;
         let told = self.parse_reported_arguments(call, &mut trail);
@@ -179,33 +198,46 @@ impl Toolgate {
             Ok(taken) => taken,
             Err(error) => {
                 let otherwise = MismatchedRun::new(told.as_ref(), &result);
-                return self.reject_unadmitted(unrecorded_report_rejection(&error), call, &otherwise, trail).await;
+                return self
+                    .reject_unadmitted(unrecorded_report_rejection(&error), call, &otherwise, trail)
+                    .await;
             }
         };
         let otherwise = || MismatchedRun::new(told.as_ref(), &result);
         let Some(taken) = taken else {
-            return self.reject_unadmitted(never_admitted_rejection(&call.tool), call, &otherwise(), trail).await;
+            return self
+                .reject_unadmitted(never_admitted_rejection(&call.tool), call, &otherwise(), trail)
+                .await;
         };
         let Ok(parked) = serde_json::from_slice::<DeferredState>(&taken.state) else {
-            let error = ToolError::from_code(error_code::INTERNAL_FAULT, "cannot read the stored state of the deferred call")
-                .with_effects(CallEffects::Unknown);
+            let error = ToolError::from_code(
+                error_code::INTERNAL_FAULT,
+                "cannot read the stored state of the deferred call",
+            )
+            .with_effects(CallEffects::Unknown);
             return self.reject_unadmitted(Rejection::new(error), call, &otherwise(), trail).await;
         };
         let arguments = parked.restore_into(&taken, self.now(), &mut trail);
-        let arguments = CheckedArguments::new(&taken.claim.tool, arguments).with_digest(|digest| self.0.redactor.key_digest(digest));
+        let arguments = CheckedArguments::new(&taken.claim.tool, arguments)
+            .with_digest(|digest| self.0.redactor.key_digest(digest));
         trail.digest = Some(arguments.digest());
         let as_admitted = told.as_ref().is_some_and(|told| told.digest() == arguments.digest());
         if !as_admitted {
             trail.facts.ran = told.as_ref().map(|_| (*ran).clone());
         }
-        let Some((agent, tool)) = agent.as_ref().and_then(|agent| Some((agent, agent.tools.get(&taken.claim.tool)?))) else {
+        let Some((agent, tool)) =
+            agent.as_ref().and_then(|agent| Some((agent, agent.tools.get(&taken.claim.tool)?)))
+        else {
             // Only the tool declares which arguments are secret, and the tool is gone. Mask all of
             // them.
             let known = taken.claim.row.as_ref().map(|row| Arc::clone(&row.arguments));
-            trail.arguments = known.unwrap_or_else(|| Arc::new(self.0.redactor.mark(arguments.value())));
+            trail.arguments =
+                known.unwrap_or_else(|| Arc::new(self.0.redactor.mark(arguments.value())));
             // Without the agent, the reported arguments cannot be parsed and compared.
             let is_other = !as_admitted && agent.is_some();
-            let seen = agent.as_ref().and_then(|agent| provenance::unknown_tool_provenance(agent, &otherwise()));
+            let seen = agent
+                .as_ref()
+                .and_then(|agent| provenance::unknown_tool_provenance(agent, &otherwise()));
             let end = UnknownToolCompletion {
                 error: missing_tool_error(&taken.claim, is_other, &result),
                 has_run: result.is_ok(),
@@ -228,20 +260,37 @@ impl Toolgate {
             mismatched_run: (!as_admitted).then(otherwise),
         };
         let result = if as_admitted { result } else { Err(other_arguments_failure()) };
-        self.settle_call(Box::new(passed), RunResult::ended(result, CallTransaction::default()), trail).await
+        self.settle_call(
+            Box::new(passed),
+            RunResult::ended(result, CallTransaction::default()),
+            trail,
+        )
+        .await
     }
 
     /// Records a reported call that was never admitted.
     ///
     /// The report yields no evidence, but the call may have written values and changed the entities
     /// it names.
-    async fn reject_unadmitted(&self, stop: Rejection, call: &Call, otherwise: &MismatchedRun, trail: Box<CallState>) -> Answer {
+    async fn reject_unadmitted(
+        &self,
+        stop: Rejection,
+        call: &Call,
+        otherwise: &MismatchedRun,
+        trail: Box<CallState>,
+    ) -> Answer {
         let agent = self.0.agents.get(&call.key.agent);
-        let (seen, revoked) = match agent.and_then(|agent| Some((agent, agent.tools.get(call.tool.as_str())?))) {
+        let (seen, revoked) = match agent
+            .and_then(|agent| Some((agent, agent.tools.get(call.tool.as_str())?)))
+        {
             Some((agent, tool)) => {
-                let may_act = agent.principals.as_ref().is_none_or(|who| who.contains(&*call.key.principal));
+                let may_act =
+                    agent.principals.as_ref().is_none_or(|who| who.contains(&*call.key.principal));
                 let could = may_act && self.is_reachable(&call.tool, agent, &call.key).await;
-                (provenance::unadmitted_provenance(agent, tool, otherwise, could), tool.revoked_evidence(&trail.arguments, None))
+                (
+                    provenance::unadmitted_provenance(agent, tool, otherwise, could),
+                    tool.revoked_evidence(&trail.arguments, None),
+                )
             }
             None => (None, Vec::new()),
         };
@@ -249,18 +298,30 @@ impl Toolgate {
     }
 
     /// Parses the arguments that the client reports.
-    fn parse_reported_arguments(&self, call: &Call, trail: &mut CallState) -> Option<CheckedArguments> {
+    fn parse_reported_arguments(
+        &self,
+        call: &Call,
+        trail: &mut CallState,
+    ) -> Option<CheckedArguments> {
         let agent = self.0.agents.get(&call.key.agent)?;
         let mut value = match &call.arguments {
             Arguments::Text(text) => toolgate_json::parse(text, &agent.bounds).ok()?,
-            Arguments::Value(value) if toolgate_json::find_exceeded_bound_of_value(value, &agent.bounds).is_none() => value.clone(),
+            Arguments::Value(value)
+                if toolgate_json::find_exceeded_bound_of_value(value, &agent.bounds).is_none() =>
+            {
+                value.clone()
+            }
             Arguments::Value(_) => return None,
         };
         toolgate_json::canonicalize_numbers(&mut value, &mut Pointer::default()).ok()?;
-        let told = CheckedArguments::new(&call.tool, value).with_digest(|digest| self.0.redactor.key_digest(digest));
+        let told = CheckedArguments::new(&call.tool, value)
+            .with_digest(|digest| self.0.redactor.key_digest(digest));
         trail.digest = Some(told.digest());
         // Undeclared arguments may contain anything, and a misspelled name may carry a secret.
-        let known = agent.tools.get(call.tool.as_str()).filter(|tool| tool.secrets.is_empty() || tool.accepts_arguments(told.value()));
+        let known = agent
+            .tools
+            .get(call.tool.as_str())
+            .filter(|tool| tool.secrets.is_empty() || tool.accepts_arguments(told.value()));
         trail.arguments = match known {
             Some(tool) => self.0.redactor.redact_shared(told.shared_value(), &tool.secrets),
             None => Arc::new(self.0.redactor.mark(told.value())),
@@ -271,9 +332,14 @@ impl Toolgate {
 
 /// Rejects a report of a call that was never admitted, or was reported before.
 fn never_admitted_rejection(tool: &str) -> Rejection {
-    let message =
-        format!("the reported run of `{}` was never admitted, or was reported before; it yields no evidence", escape_for_display(tool));
-    Rejection::at_gate(Gate::Settle, ToolError::from_code(error_code::NOT_ADMITTED, message).with_effects(CallEffects::Unknown))
+    let message = format!(
+        "the reported run of `{}` was never admitted, or was reported before; it yields no evidence",
+        escape_for_display(tool)
+    );
+    Rejection::at_gate(
+        Gate::Settle,
+        ToolError::from_code(error_code::NOT_ADMITTED, message).with_effects(CallEffects::Unknown),
+    )
 }
 
 /// Rejects a report because the store is unavailable.
@@ -282,21 +348,32 @@ fn never_admitted_rejection(tool: &str) -> Rejection {
 fn unrecorded_report_rejection(error: &StoreError) -> Rejection {
     tracing::error!(%error, "store unavailable; cannot record the report of a deferred call");
     let message = "the store is unavailable, so the result of the call is not recorded; do not repeat the call";
-    Rejection::at_gate(Gate::Settle, ToolError::from_code(error_code::STORE_UNAVAILABLE, message).with_effects(CallEffects::Unknown))
+    Rejection::at_gate(
+        Gate::Settle,
+        ToolError::from_code(error_code::STORE_UNAVAILABLE, message)
+            .with_effects(CallEffects::Unknown),
+    )
 }
 
-const OTHER_ARGUMENTS_MESSAGE: &str = "the client ran other arguments than those that were admitted; the run yields no evidence";
+const OTHER_ARGUMENTS_MESSAGE: &str =
+    "the client ran other arguments than those that were admitted; the run yields no evidence";
 
 fn other_arguments_failure() -> Failure {
-    Failure::from_code(error_code::NOT_AS_ADMITTED, OTHER_ARGUMENTS_MESSAGE).effects(CallEffects::Done)
+    Failure::from_code(error_code::NOT_AS_ADMITTED, OTHER_ARGUMENTS_MESSAGE)
+        .effects(CallEffects::Done)
 }
 
 /// Builds the error for a reported call whose tool no longer exists.
 ///
 /// The run is recorded, with the effects that the client reports.
-fn missing_tool_error(intent: &ClaimRecord, is_other: bool, result: &Result<Value, Failure>) -> ToolError {
+fn missing_tool_error(
+    intent: &ClaimRecord,
+    is_other: bool,
+    result: &Result<Value, Failure>,
+) -> ToolError {
     if is_other {
-        return ToolError::from_code(error_code::NOT_AS_ADMITTED, OTHER_ARGUMENTS_MESSAGE).with_effects(CallEffects::Done);
+        return ToolError::from_code(error_code::NOT_AS_ADMITTED, OTHER_ARGUMENTS_MESSAGE)
+            .with_effects(CallEffects::Done);
     }
     let effects = match result {
         _ if !intent.effect => CallEffects::None,

@@ -19,7 +19,9 @@ use crate::pipeline::gates::hooks::negative_charge_message;
 use crate::pipeline::gates::policy;
 use crate::pipeline::gates::policy::evaluate_rule;
 use crate::policy::{EnforcementMode, Obligations, PolicyInput, PolicyLevel, RuleCheck, RuleTrace};
-use crate::store::{ApprovalState, PriorCall, SessionRequest, SessionSnapshot, prior_call_error, with_limit_details};
+use crate::store::{
+    ApprovalState, PriorCall, SessionRequest, SessionSnapshot, prior_call_error, with_limit_details,
+};
 
 /// Predicts the outcome of a call.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -139,28 +141,51 @@ impl Toolgate {
     }
 
     /// Explains a call whose state is partly known already.
-    pub(crate) async fn explain_with_state(&self, call: &Call, mut trail: Box<CallState>) -> Explanation {
+    pub(crate) async fn explain_with_state(
+        &self,
+        call: &Call,
+        mut trail: Box<CallState>,
+    ) -> Explanation {
         let mut walk = ExplainState { gates: Vec::new(), rules: Vec::new() };
         let would = match Box::pin(self.explain_gates(call, &mut trail, &mut walk)).await {
             Ok(would) => would,
             Err(stop) => {
                 let gate = stop.gate.unwrap_or_else(|| trail.gate());
-                walk.gates.push(GateExplanation { gate, said: GateResult::Deny, why: Some(stop.error.message.clone()) });
+                walk.gates.push(GateExplanation {
+                    gate,
+                    said: GateResult::Deny,
+                    why: Some(stop.error.message.clone()),
+                });
                 PredictedOutcome::Refuse(stop.error)
             }
         };
         for gate in Gate::ALL {
             if !walk.gates.iter().any(|note| note.gate == gate) {
-                let said = if matches!(would, PredictedOutcome::Run) { GateResult::NotAsked } else { GateResult::NotReached };
+                let said = if matches!(would, PredictedOutcome::Run) {
+                    GateResult::NotAsked
+                } else {
+                    GateResult::NotReached
+                };
                 walk.gates.push(GateExplanation { gate, said, why: None });
             }
         }
         walk.gates.sort_by_key(|note| note.gate);
-        Explanation { tool: trail.tool.to_string(), arguments: (*trail.arguments).clone(), gates: walk.gates, rules: walk.rules, would }
+        Explanation {
+            tool: trail.tool.to_string(),
+            arguments: (*trail.arguments).clone(),
+            gates: walk.gates,
+            rules: walk.rules,
+            would,
+        }
     }
 
     /// Runs the same gates in the same order as [`Toolgate::call`], but only reads.
-    async fn explain_gates(&self, call: &Call, trail: &mut CallState, walk: &mut ExplainState) -> Result<AcceptedPrediction, Rejection> {
+    async fn explain_gates(
+        &self,
+        call: &Call,
+        trail: &mut CallState,
+        walk: &mut ExplainState,
+    ) -> Result<AcceptedPrediction, Rejection> {
         let agent = self.check_principal(call, trail).await?;
         walk.add_pass(Gate::Admit, trail);
         trail.enter_gate(Gate::Resolve);
@@ -178,7 +203,15 @@ impl Toolgate {
         trail.enter_gate(Gate::Recall);
         match &entered.prior_call {
             Some(PriorCall::Settled(Some(outcome))) => {
-                self.recheck_policies(&agent, call, &tool, (&arguments, outcome), &entered.state, trail).await?;
+                self.recheck_policies(
+                    &agent,
+                    call,
+                    &tool,
+                    (&arguments, outcome),
+                    &entered.state,
+                    trail,
+                )
+                .await?;
                 walk.gates.push(GateExplanation {
                     gate: Gate::Recall,
                     said: GateResult::Pass,
@@ -203,43 +236,79 @@ impl Toolgate {
         };
         walk.gates.push(GateExplanation { gate: Gate::Hooks, said, why });
         trail.enter_gate(Gate::Policy);
-        let judged = policy::evaluate_policies(&*self.0.engine, trail.id, &call.key, &tool, arguments, &trail.facts, Vec::new());
+        let judged = policy::evaluate_policies(
+            &*self.0.engine,
+            trail.id,
+            &call.key,
+            &tool,
+            arguments,
+            &trail.facts,
+            Vec::new(),
+        );
         let judgement = match judged {
             Ok((judgement, _)) => judgement,
-            Err(denied) => return Err(Box::pin(self.reject_denied(*denied, &agent, &tool, &entered.state, trail)).await),
+            Err(denied) => {
+                return Err(Box::pin(self.reject_denied(
+                    *denied,
+                    &agent,
+                    &tool,
+                    &entered.state,
+                    trail,
+                ))
+                .await);
+            }
         };
         walk.add_pass(Gate::Policy, trail);
         trail.enter_gate(Gate::Approval);
         let known = match &resumed {
             Some(approval) => Some((**approval).clone()),
-            None => {
-                self.0.store.approval_for(&call.key, judgement.arguments().digest()).await?.filter(|known| trail.started <= known.expires)
-            }
+            None => self
+                .0
+                .store
+                .approval_for(&call.key, judgement.arguments().digest())
+                .await?
+                .filter(|known| trail.started <= known.expires),
         };
-        if let Some(refused) =
-            known.as_ref().filter(|known| known.state == ApprovalState::Denied && !judgement.approval_requests().is_empty())
-        {
+        if let Some(refused) = known.as_ref().filter(|known| {
+            known.state == ApprovalState::Denied && !judgement.approval_requests().is_empty()
+        }) {
             return Err(crate::pipeline::gates::approval::approval_unusable_error(refused).into());
         }
         let permit = match judgement.into_permit(known.as_ref()) {
             Ok(permit) => permit,
             Err(asked) => {
-                if let Some(refused) = crate::pipeline::gates::approval::handler_refusal(asked.tool()) {
+                if let Some(refused) =
+                    crate::pipeline::gates::approval::handler_refusal(asked.tool())
+                {
                     return Err(refused);
                 }
-                let why = asked.approval_requests().iter().map(|asked| asked.reason.as_str()).collect::<Vec<_>>().join("; ");
-                walk.gates.push(GateExplanation { gate: Gate::Approval, said: GateResult::Ask, why: Some(why) });
+                let why = asked
+                    .approval_requests()
+                    .iter()
+                    .map(|asked| asked.reason.as_str())
+                    .collect::<Vec<_>>()
+                    .join("; ");
+                walk.gates.push(GateExplanation {
+                    gate: Gate::Approval,
+                    said: GateResult::Ask,
+                    why: Some(why),
+                });
                 return Ok(PredictedOutcome::Ask);
             }
         };
         walk.add_pass(Gate::Approval, trail);
         trail.enter_gate(Gate::Claim);
-        let ruled = permit.charges().iter().map(|(rule, charge, error)| (charge.clone(), Some(rule.clone()), error.clone()));
+        let ruled = permit
+            .charges()
+            .iter()
+            .map(|(rule, charge, error)| (charge.clone(), Some(rule.clone()), error.clone()));
         let all: Vec<(Charge, Option<String>, ToolError)> =
             budget.into_iter().map(|(charge, error)| (charge, None, error)).chain(ruled).collect();
         let charges: Vec<Charge> = all.iter().map(|(charge, ..)| charge.clone()).collect();
         let mut used = Vec::new();
-        for (room, (charge, rule, error)) in self.0.store.check_charges(&charges, trail.started).await?.into_iter().zip(&all) {
+        for (room, (charge, rule, error)) in
+            self.0.store.check_charges(&charges, trail.started).await?.into_iter().zip(&all)
+        {
             let note = walk.rules.iter_mut().find(|note| Some(&note.rule) == rule.as_ref());
             match room {
                 Ok(so_far) => {
@@ -254,24 +323,50 @@ impl Toolgate {
                     if let Some(note) = note {
                         note.mark_exceeded(charge, &over, error.message.clone());
                     }
-                    return Err(Box::pin(self.reject_unclaimed(error.into(), &permit, &agent, &entered.state, trail)).await);
+                    return Err(Box::pin(self.reject_unclaimed(
+                        error.into(),
+                        &permit,
+                        &agent,
+                        &entered.state,
+                        trail,
+                    ))
+                    .await);
                 }
             }
         }
-        let watched: Vec<Charge> = permit.observed_charges().iter().map(|(_, charge, _)| charge.clone()).collect();
-        for (room, (rule, charge, error)) in
-            self.0.store.check_charges(&watched, trail.started).await?.into_iter().zip(permit.observed_charges())
+        let watched: Vec<Charge> =
+            permit.observed_charges().iter().map(|(_, charge, _)| charge.clone()).collect();
+        for (room, (rule, charge, error)) in self
+            .0
+            .store
+            .check_charges(&watched, trail.started)
+            .await?
+            .into_iter()
+            .zip(permit.observed_charges())
         {
             if let Some(note) = walk.rules.iter_mut().find(|note| note.rule == *rule) {
                 match room {
-                    _ if charge.amount < Decimal::ZERO => (note.said, note.why) = (GateResult::Fault, Some(negative_charge_message(rule))),
-                    Ok(_) if note.said == GateResult::NotReached => (note.said, note.why) = (GateResult::Pass, None),
+                    _ if charge.amount < Decimal::ZERO => {
+                        (note.said, note.why) =
+                            (GateResult::Fault, Some(negative_charge_message(rule)))
+                    }
+                    Ok(_) if note.said == GateResult::NotReached => {
+                        (note.said, note.why) = (GateResult::Pass, None)
+                    }
                     Ok(_) => {}
-                    Err(over) => note.mark_exceeded(charge, &over, with_limit_details(error.clone(), &over).message),
+                    Err(over) => note.mark_exceeded(
+                        charge,
+                        &over,
+                        with_limit_details(error.clone(), &over).message,
+                    ),
                 }
             }
         }
-        walk.gates.push(GateExplanation { gate: Gate::Claim, said: GateResult::Pass, why: (!used.is_empty()).then(|| used.join("; ")) });
+        walk.gates.push(GateExplanation {
+            gate: Gate::Claim,
+            said: GateResult::Pass,
+            why: (!used.is_empty()).then(|| used.join("; ")),
+        });
         Ok(PredictedOutcome::Run)
     }
 
@@ -306,7 +401,8 @@ impl Toolgate {
     ) -> Vec<RuleExplanation> {
         let governing = tool.governed_by.iter().map(|attached| {
             let trace = RuleTrace::default();
-            let ask = PolicyInput::new(trail.id, &call.key, &tool.spec, arguments, &trail.facts).with_trace(&trace);
+            let ask = PolicyInput::new(trail.id, &call.key, &tool.spec, arguments, &trail.facts)
+                .with_trace(&trace);
             let (said, why) = match evaluate_rule(&*self.0.engine, &*attached.policy, &ask) {
                 policy::RuleVerdict::Allow(terms) => charged_result(&terms),
                 policy::RuleVerdict::Ask(reason, _) => (GateResult::Ask, Some(reason)),
@@ -314,13 +410,27 @@ impl Toolgate {
                 policy::RuleVerdict::Fault(error) => (GateResult::Fault, Some(error.message)),
             };
             let (rule, mode) = (attached.policy.name().to_owned(), attached.policy.mode());
-            RuleExplanation { rule, level: Some(attached.level), mode, said, why, looked_at: trace.into_checks() }
+            RuleExplanation {
+                rule,
+                level: Some(attached.level),
+                mode,
+                said,
+                why,
+                looked_at: trace.into_checks(),
+            }
         });
         let mut notes: Vec<RuleExplanation> = governing.collect();
         for policy in &agent.rules {
             if !notes.iter().any(|note| note.rule == policy.name()) {
                 let (rule, mode) = (policy.name().to_owned(), policy.mode());
-                notes.push(RuleExplanation { rule, level: None, mode, said: GateResult::NotAsked, why: None, looked_at: Vec::new() });
+                notes.push(RuleExplanation {
+                    rule,
+                    level: None,
+                    mode,
+                    said: GateResult::NotAsked,
+                    why: None,
+                    looked_at: Vec::new(),
+                });
             }
         }
         notes
@@ -342,8 +452,11 @@ impl RuleExplanation {
     fn mark_exceeded(&mut self, charge: &Charge, over: &ChargeError, why: String) {
         (self.said, self.why) = (GateResult::Deny, Some(why));
         let limit = format!("at most {}", charge.cap);
-        for look in self.looked_at.iter_mut().filter(|look| look.what == limit && over.used > Decimal::ZERO) {
-            (look.holds, look.found) = (false, format!("{} used, {}", over.used.normalize(), look.found));
+        for look in
+            self.looked_at.iter_mut().filter(|look| look.what == limit && over.used > Decimal::ZERO)
+        {
+            (look.holds, look.found) =
+                (false, format!("{} used, {}", over.used.normalize(), look.found));
         }
     }
 }
@@ -374,9 +487,12 @@ impl Explanation {
     fn reason(&self) -> &str {
         match &self.would {
             PredictedOutcome::Run | PredictedOutcome::Replay => "",
-            PredictedOutcome::Ask => {
-                self.gates.iter().find(|note| note.said == GateResult::Ask).and_then(|note| note.why.as_deref()).unwrap_or_default()
-            }
+            PredictedOutcome::Ask => self
+                .gates
+                .iter()
+                .find(|note| note.said == GateResult::Ask)
+                .and_then(|note| note.why.as_deref())
+                .unwrap_or_default(),
             PredictedOutcome::Refuse(error) => &error.message,
         }
     }
@@ -395,14 +511,27 @@ impl Explanation {
         };
         let mut text = "gates\n".to_owned();
         for note in &self.gates {
-            text.push_str(&line(format!("  {:<9} {:<9}", note.gate, note.said), note.said, note.why.as_deref()));
+            text.push_str(&line(
+                format!("  {:<9} {:<9}", note.gate, note.said),
+                note.said,
+                note.why.as_deref(),
+            ));
         }
         text.push_str("\nrules\n");
         for note in &self.rules {
             let mode = if note.mode == EnforcementMode::Observe { " (observes)" } else { "" };
-            text.push_str(&line(format!("  {:<9} {}{mode}", note.said, note.rule), note.said, note.why.as_deref()));
+            text.push_str(&line(
+                format!("  {:<9} {}{mode}", note.said, note.rule),
+                note.said,
+                note.why.as_deref(),
+            ));
             for look in &note.looked_at {
-                text.push_str(&format!("            {} {}: {}\n", if look.holds { "+" } else { "-" }, look.what, look.found));
+                text.push_str(&format!(
+                    "            {} {}: {}\n",
+                    if look.holds { "+" } else { "-" },
+                    look.what,
+                    look.found
+                ));
             }
         }
         text

@@ -57,7 +57,10 @@ impl Toolgate {
         self.flush_with_lock(&mut last).await
     }
 
-    async fn flush_with_lock(&self, last: &mut Option<(u64, StoreError)>) -> Result<usize, StoreError> {
+    async fn flush_with_lock(
+        &self,
+        last: &mut Option<(u64, StoreError)>,
+    ) -> Result<usize, StoreError> {
         let began = self.0.spool.drain_attempts.fetch_add(1, Ordering::SeqCst) + 1;
         let recovered = self.flush_all_rows().await;
         *last = recovered.as_ref().err().map(|error| (began, error.clone()));
@@ -71,7 +74,8 @@ impl Toolgate {
             self.0.store.append_all_spooled(std::slice::from_ref(&first)).await?;
             self.0.spool.record_stored_rows(before + 1);
         }
-        let failed = |error: io::Error| StoreError(format!("{}: {error}", self.0.spool.path().display()));
+        let failed =
+            |error: io::Error| StoreError(format!("{}: {error}", self.0.spool.path().display()));
         let taken = self.0.spool.read_rows().map_err(failed)?;
         self.register_definitions_of(&taken.rows);
         // One transaction for many rows, so that waiting calls do not wait for one disk sync per
@@ -82,7 +86,11 @@ impl Toolgate {
             self.0.spool.record_stored_rows(n * MAX_ROWS_PER_TRANSACTION + rows.len());
         }
         // A row that the store can never accept must not block the others.
-        self.0.spool.save_rejected_rows(&taken, &unfit).and_then(|()| self.0.spool.remove_stored_rows(&taken)).map_err(failed)?;
+        self.0
+            .spool
+            .save_rejected_rows(&taken, &unfit)
+            .and_then(|()| self.0.spool.remove_stored_rows(&taken))
+            .map_err(failed)?;
         // The rows in memory are appended, but unread files may contain further revocations.
         if let Some(error) = taken.read_error {
             return Err(failed(error));
@@ -95,8 +103,14 @@ impl Toolgate {
 
     /// Rows of other processes may refer to other configurations. Register their definitions too.
     fn register_definitions_of(&self, rows: &[Arc<Row>]) {
-        let own = |config: &Digest| self.0.agents.values().any(|agent| agent.definition_digest == *config && !agent.definition.is_empty());
-        let others: BTreeSet<Digest> = rows.iter().map(|row| row.config).filter(|config| !own(config)).collect();
+        let own = |config: &Digest| {
+            self.0
+                .agents
+                .values()
+                .any(|agent| agent.definition_digest == *config && !agent.definition.is_empty())
+        };
+        let others: BTreeSet<Digest> =
+            rows.iter().map(|row| row.config).filter(|config| !own(config)).collect();
         for config in others {
             if let Some(definition) = self.0.spool.load_definition(config) {
                 self.0.store.register_definition(config, &definition);

@@ -22,7 +22,10 @@ impl SecretValues {
 
     /// Adds the secrets of another document: a rewrite or a result.
     pub(crate) fn add_document(&mut self, document: &Value, tool: &ToolEntry) {
-        tool.secrets.iter().flat_map(|path| path.get_all(document)).for_each(|value| collect_spellings(value, &mut self.0));
+        tool.secrets
+            .iter()
+            .flat_map(|path| path.get_all(document))
+            .for_each(|value| collect_spellings(value, &mut self.0));
     }
 
     /// Removes the secrets from a text.
@@ -46,7 +49,10 @@ impl SecretValues {
             field.expected = clean(&field.expected);
             field.did_you_mean = field.did_you_mean.as_deref().map(clean);
         }
-        error.upstream = error.upstream.take().map(|said| clean_document(said, &self.0, remove_values_and_short_words));
+        error.upstream = error
+            .upstream
+            .take()
+            .map(|said| clean_document(said, &self.0, remove_values_and_short_words));
     }
 
     /// Removes the secrets from the reason of a signal.

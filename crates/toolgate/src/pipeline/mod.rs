@@ -26,7 +26,9 @@ use tracing::Instrument;
 pub use crate::pipeline::deferred::DeferredCall;
 pub use crate::pipeline::gates::policy::{Permit, PolicyEngine};
 pub(crate) use crate::pipeline::gates::shape::OUTPUT_BOUNDS;
-pub use crate::replay::{AdmissionDecision, Backtest, BacktestPlace, DecisionChange, Replay, ReplayComparison};
+pub use crate::replay::{
+    AdmissionDecision, Backtest, BacktestPlace, DecisionChange, Replay, ReplayComparison,
+};
 pub use crate::session::handle::{Session, StateSnapshot};
 pub use explain::{Explanation, GateExplanation, GateResult, PredictedOutcome, RuleExplanation};
 pub use reconcile::ReconcileOutcome;
@@ -46,7 +48,9 @@ use crate::pipeline::gates::policy::EnforcingEngine;
 use crate::pipeline::spawn_on_drop::SpawnOnDrop;
 use crate::redact::Redactor;
 use crate::session::state::SessionState;
-use crate::store::{Approval, ClaimRecord, ClaimResolution, MemoryStore, PauseTarget, Store, StoreError};
+use crate::store::{
+    Approval, ClaimRecord, ClaimResolution, MemoryStore, PauseTarget, Store, StoreError,
+};
 
 /// Runs calls: holds the agents, the store and the pipeline that every call goes through.
 ///
@@ -103,8 +107,11 @@ impl Toolgate {
         let gate = self.clone();
         let asked = Arc::clone(&call);
         let path = async move { gate.run_pipeline(&asked, trail).await }.instrument(span);
-        let ended =
-            if self.is_read(&call) { SpawnOnDrop::new(path).await } else { crate::pipeline::spawn_on_drop::poll_then_spawn(path).await };
+        let ended = if self.is_read(&call) {
+            SpawnOnDrop::new(path).await
+        } else {
+            crate::pipeline::spawn_on_drop::poll_then_spawn(path).await
+        };
         match ended {
             Some(answer) => {
                 // The caller is still there, so background work that the tool started may continue.
@@ -116,7 +123,11 @@ impl Toolgate {
     }
 
     fn is_read(&self, call: &Call) -> bool {
-        let tool = self.0.agents.get(&call.key.agent).and_then(|agent| agent.tools.get(call.tool.as_str()));
+        let tool = self
+            .0
+            .agents
+            .get(&call.key.agent)
+            .and_then(|agent| agent.tools.get(call.tool.as_str()));
         tool.is_some_and(|tool| tool.spec.effect() == crate::Effect::Read)
     }
 
@@ -146,14 +157,19 @@ impl Toolgate {
         let tool = self.resolve_tool(&agent, call)?;
         let resumed = self.load_named_approval(call, &tool, trail).await?;
         trail.enter_gate(Gate::Validate);
-        let mut arguments = self.validate_arguments(&agent, &tool, call, resumed.as_deref(), trail)?;
+        let mut arguments =
+            self.validate_arguments(&agent, &tool, call, resumed.as_deref(), trail)?;
         trail.enter_gate(Gate::Recall);
         // Append the rows of earlier calls first, including those that are still in the spool.
         self.flush_spool().await?;
         // From here until the commit, a tool with effects has exclusive access to the session.
-        let entered = self.open_session(call, &tool, &arguments, resumed.is_some(), batch.is_some(), trail).await?;
+        let entered = self
+            .open_session(call, &tool, &arguments, resumed.is_some(), batch.is_some(), trail)
+            .await?;
         trail.evidence_stamp = entered.state.stamp;
-        if let Some(replay) = self.recall_outcome(&agent, call, &tool, &arguments, &entered, trail).await? {
+        if let Some(replay) =
+            self.recall_outcome(&agent, call, &tool, &arguments, &entered, trail).await?
+        {
             return Ok(Admission::Replay(replay));
         }
         trail.enter_gate(Gate::Progress);
@@ -165,7 +181,15 @@ impl Toolgate {
         let asked = if tool.hooks.is_empty() {
             Vec::new()
         } else {
-            Box::pin(self.run_before_hooks(&agent, call, &tool, &mut arguments, resumed.is_some(), trail)).await?
+            Box::pin(self.run_before_hooks(
+                &agent,
+                call,
+                &tool,
+                &mut arguments,
+                resumed.is_some(),
+                trail,
+            ))
+            .await?
         };
         trail.enter_gate(Gate::Policy);
         let state = batch.unwrap_or(&entered.state);
@@ -183,7 +207,11 @@ impl Toolgate {
                 trail.facts.observed = observed;
                 judgement
             }
-            Err(denied) => return Err(Box::pin(self.reject_denied(*denied, &agent, &tool, state, trail)).await),
+            Err(denied) => {
+                return Err(
+                    Box::pin(self.reject_denied(*denied, &agent, &tool, state, trail)).await
+                );
+            }
         };
         trail.enter_gate(Gate::Approval);
         let (permit, approval) = match judgement.into_permit(resumed.as_deref()) {
@@ -191,12 +219,23 @@ impl Toolgate {
             Err(asked) => Box::pin(self.require_approval(asked, call, trail)).await?,
         };
         trail.enter_gate(Gate::Claim);
-        let recall = crate::pipeline::gates::hooks::all_dedup_keys(call, &tool, trail.requested_digest, &permit);
+        let recall = crate::pipeline::gates::hooks::all_dedup_keys(
+            call,
+            &tool,
+            trail.requested_digest,
+            &permit,
+        );
         let recallable = !recall.is_empty();
         match self.claim_call(call, &permit, budget, recall, approval, trail).await {
             Ok(crate::pipeline::admission::ClaimOutcome::Claimed) => {}
-            Ok(crate::pipeline::admission::ClaimOutcome::Replay(outcome)) => return Ok(Admission::Replay(outcome)),
-            Err(stop) => return Err(Box::pin(self.reject_unclaimed(stop, &permit, &agent, state, trail)).await),
+            Ok(crate::pipeline::admission::ClaimOutcome::Replay(outcome)) => {
+                return Ok(Admission::Replay(outcome));
+            }
+            Err(stop) => {
+                return Err(
+                    Box::pin(self.reject_unclaimed(stop, &permit, &agent, state, trail)).await
+                );
+            }
         }
         Ok(Admission::Admitted(Box::new(AdmittedCall {
             agent,
@@ -215,10 +254,18 @@ impl Toolgate {
     /// Records a call whose task panicked, which no input should be able to cause.
     async fn record_internal_error(&self, call: &Call, id: CallId) -> Answer {
         let trail = CallState::start(self, call, Some(id));
-        let error = ToolError::from_code(error_code::INTERNAL_FAULT, "toolgate failed while it handled this call; do not repeat the call")
-            .with_effects(CallEffects::Unknown);
-        let tool = self.0.agents.get(&call.key.agent).and_then(|agent| agent.tools.get(call.tool.as_str()));
-        let revoked = tool.map(|tool| tool.revoked_evidence(&trail.arguments, None)).unwrap_or_default();
+        let error = ToolError::from_code(
+            error_code::INTERNAL_FAULT,
+            "toolgate failed while it handled this call; do not repeat the call",
+        )
+        .with_effects(CallEffects::Unknown);
+        let tool = self
+            .0
+            .agents
+            .get(&call.key.agent)
+            .and_then(|agent| agent.tools.get(call.tool.as_str()));
+        let revoked =
+            tool.map(|tool| tool.revoked_evidence(&trail.arguments, None)).unwrap_or_default();
         self.end_rejected_with(Rejection::new(error), None, revoked, trail).await
     }
 }
@@ -252,7 +299,13 @@ impl From<StoreError> for Rejection {
     fn from(error: StoreError) -> Self {
         // The caller does not see the store's message, because it may name hosts and users.
         tracing::error!(%error, "store unavailable");
-        Self::new(ToolError::from_code(error_code::STORE_UNAVAILABLE, "the store is unavailable; nothing was done").retry_after_ms(1_000))
+        Self::new(
+            ToolError::from_code(
+                error_code::STORE_UNAVAILABLE,
+                "the store is unavailable; nothing was done",
+            )
+            .retry_after_ms(1_000),
+        )
     }
 }
 
@@ -289,7 +342,11 @@ impl Toolgate {
     /// Returns a handle for one session of a principal with an agent.
     pub fn session(&self, agent: &str, principal: &str, session: &str) -> Session {
         // Reuse the agent's own `Arc`, so that keys are cheap to compare and clone.
-        let agent = self.0.agents.get(agent).map_or_else(|| Arc::from(agent), |agent| Arc::clone(&agent.name));
+        let agent = self
+            .0
+            .agents
+            .get(agent)
+            .map_or_else(|| Arc::from(agent), |agent| Arc::clone(&agent.name));
         Session::new(self.clone(), SessionKey::new(agent, principal, session))
     }
 
@@ -322,7 +379,9 @@ impl Toolgate {
             return None;
         }
         match self.0.store.find_pause(key, &Arc::from("")).await {
-            Ok(stopped) => stopped.map(|(target, why)| crate::pipeline::gates::admit::paused_target_error(&target, &why)),
+            Ok(stopped) => stopped.map(|(target, why)| {
+                crate::pipeline::gates::admit::paused_target_error(&target, &why)
+            }),
             Err(error) => Some(*Rejection::from(error).error),
         }
     }
@@ -339,7 +398,12 @@ impl Toolgate {
     ///
     /// # Errors
     /// The store cannot record the change.
-    pub async fn answer_approval(&self, id: &str, approved: bool, by: &str) -> Result<bool, StoreError> {
+    pub async fn answer_approval(
+        &self,
+        id: &str,
+        approved: bool,
+        by: &str,
+    ) -> Result<bool, StoreError> {
         self.0.store.answer_approval(id, approved, by, self.now()).await
     }
 
@@ -362,14 +426,27 @@ impl Toolgate {
     ///
     /// # Errors
     /// The store cannot record the change.
-    pub async fn settle_pending(&self, call: CallId, happened: Option<Outcome>, by: &str) -> Result<bool, StoreError> {
-        let Some(intent) = self.pending_calls().await?.into_iter().find(|intent| intent.call == call) else { return Ok(false) };
+    pub async fn settle_pending(
+        &self,
+        call: CallId,
+        happened: Option<Outcome>,
+        by: &str,
+    ) -> Result<bool, StoreError> {
+        let Some(intent) =
+            self.pending_calls().await?.into_iter().find(|intent| intent.call == call)
+        else {
+            return Ok(false);
+        };
         let (settle, outcome) = match happened {
             Some(outcome) => (ClaimResolution::Done, outcome),
             None => (ClaimResolution::Released, ClaimResolution::no_effect_outcome()),
         };
-        let tool = self.0.agents.get(&intent.key.agent).and_then(|agent| agent.tools.get(&intent.tool));
-        let shown = self.0.redactor.redact_outcome(outcome.clone(), tool.map(|tool| tool.secrets.as_slice()));
+        let tool =
+            self.0.agents.get(&intent.key.agent).and_then(|agent| agent.tools.get(&intent.tool));
+        let shown = self
+            .0
+            .redactor
+            .redact_outcome(outcome.clone(), tool.map(|tool| tool.secrets.as_slice()));
         self.0.store.settle_claim(call, settle, outcome, shown, by, self.now()).await
     }
 
@@ -470,7 +547,9 @@ impl ToolgateBuilder {
         let spool = match (self.spool, store.state_dir()) {
             (Some(path), _) => Arc::new(Spool::new(path)),
             (None, Some(home)) => Spool::open_shared(&home.join("spool"), &owner)?,
-            (None, None) => Arc::new(Spool::new(std::env::temp_dir().join(format!("toolgate-spool-{owner}.jsonl")))),
+            (None, None) => Arc::new(Spool::new(
+                std::env::temp_dir().join(format!("toolgate-spool-{owner}.jsonl")),
+            )),
         };
         for agent in self.agents.values() {
             store.register_definition(agent.definition_digest, &agent.definition);
@@ -479,7 +558,8 @@ impl ToolgateBuilder {
             agents: self.agents,
             clock: self.clock,
             listeners: self.listeners,
-            redactor: Redactor::new(store.redaction_key(), self.redact_patterns).map_err(std::io::Error::other)?,
+            redactor: Redactor::new(store.redaction_key(), self.redact_patterns)
+                .map_err(std::io::Error::other)?,
             store,
             engine: self.engine,
             spool,

@@ -14,7 +14,9 @@ use crate::call::{CallId, CheckedArguments, SessionKey};
 use crate::pipeline::call_state::CallState;
 use crate::pipeline::gates::admit::once_key;
 use crate::pipeline::gates::policy::{Permit, PolicyDenial, RuleVerdict, evaluate_rule};
-use crate::policy::{DecisionFacts, EnforcementMode, FactRequest, Policy, PolicyInput, Prerequisite};
+use crate::policy::{
+    DecisionFacts, EnforcementMode, FactRequest, Policy, PolicyInput, Prerequisite,
+};
 use crate::session::state::{Evidence, EvidenceOrigin, NamedChange, Revocation, SessionState};
 use crate::store::SessionRequest;
 
@@ -95,7 +97,17 @@ impl Toolgate {
         trail: &CallState,
     ) -> Rejection {
         if stop.error.redirect_tool.is_some() {
-            *stop.error = self.add_next_step(*stop.error, permit.arguments(), None, agent, permit.tool(), state, trail).await;
+            *stop.error = self
+                .add_next_step(
+                    *stop.error,
+                    permit.arguments(),
+                    None,
+                    agent,
+                    permit.tool(),
+                    state,
+                    trail,
+                )
+                .await;
         }
         stop
     }
@@ -103,13 +115,21 @@ impl Toolgate {
     /// Reports whether a caller can use a tool: it exists, is visible to the caller and is not
     /// paused.
     pub(crate) async fn is_reachable(&self, tool: &str, agent: &Agent, key: &SessionKey) -> bool {
-        let Some(tool) = agent.tools.get(tool).filter(|tool| tool.is_visible_to(&key.principal)) else { return false };
+        let Some(tool) = agent.tools.get(tool).filter(|tool| tool.is_visible_to(&key.principal))
+        else {
+            return false;
+        };
         let store = &self.0.store;
         !store.may_be_paused() || matches!(store.find_pause(key, &tool.spec.name).await, Ok(None))
     }
 
     /// Removes redirects and next steps that the caller cannot use.
-    pub(crate) async fn strip_unreachable_redirects(&self, mut error: ToolError, agent: &Agent, key: &SessionKey) -> ToolError {
+    pub(crate) async fn strip_unreachable_redirects(
+        &self,
+        mut error: ToolError,
+        agent: &Agent,
+        key: &SessionKey,
+    ) -> ToolError {
         if let Some(to) = error.redirect_tool.take()
             && self.is_reachable(&to, agent, key).await
         {
@@ -152,17 +172,28 @@ impl Toolgate {
             now: trail.started,
             calls_considered: AtomicU32::new(0),
         };
-        let target = CandidateStep { tool: Arc::clone(tool), arguments: asked.clone(), is_incomplete: false, assumed_effects: Vec::new() };
+        let target = CandidateStep {
+            tool: Arc::clone(tool),
+            arguments: asked.clone(),
+            is_incomplete: false,
+            assumed_effects: Vec::new(),
+        };
         let nothing_helps = remedies.as_ref().is_some_and(Vec::is_empty);
-        let way = search.find_path_by_remedies(&target, remedies.unwrap_or_default(), &[], &mut Vec::new()).await;
+        let way = search
+            .find_path_by_remedies(&target, remedies.unwrap_or_default(), &[], &mut Vec::new())
+            .await;
         let step = match way.and_then(|steps| steps.into_iter().next()) {
             Some(step) => Some(step),
             None => search.find_redirect_step(error.redirect_tool.as_deref()).await,
         };
         // Never suggest the very call that was rejected, even if a limit has free capacity by now.
-        let is_it = |name: &str, arguments: &Map<String, Value>| *name == *tool.spec.name && arguments == asked;
+        let is_it = |name: &str, arguments: &Map<String, Value>| {
+            *name == *tool.spec.name && arguments == asked
+        };
         let step = step.filter(|step| !is_it(&step.tool.spec.name, &step.arguments));
-        error.next = error.next.filter(|next| !next.arguments.as_object().is_some_and(|arguments| is_it(&next.tool, arguments)));
+        error.next = error.next.filter(|next| {
+            !next.arguments.as_object().is_some_and(|arguments| is_it(&next.tool, arguments))
+        });
         if step.is_none() && nothing_helps && error.redirect_tool.is_none() {
             error.message = format!(
                 "{}{} Repeating this call does not help.",
@@ -239,33 +270,47 @@ impl NextStepSearch<'_> {
 
     /// Returns the redirect target, or the first step towards it.
     async fn find_redirect_step(&self, redirect: Option<&str>) -> Option<CandidateStep> {
-        let step = self.build_step(&Prerequisite { tool: redirect?.into(), ..Prerequisite::default() })?;
+        let step =
+            self.build_step(&Prerequisite { tool: redirect?.into(), ..Prerequisite::default() })?;
         let steps = self.find_path(&step, &[], &mut Vec::new()).await?;
         Some(steps.into_iter().next().unwrap_or(step))
     }
 
     /// Checks a step under the given assumptions. Returns `None` if the step is impossible.
-    async fn check_step(&self, step: &CandidateStep, assumed: &[AssumedEffect]) -> Option<StepVerdict> {
+    async fn check_step(
+        &self,
+        step: &CandidateStep,
+        assumed: &[AssumedEffect],
+    ) -> Option<StepVerdict> {
         let tool = &step.tool;
-        if self.calls_considered.fetch_add(1, Ordering::Relaxed) >= MAX_SEARCH_CALLS || !tool.is_visible_to(&self.key.principal) {
+        if self.calls_considered.fetch_add(1, Ordering::Relaxed) >= MAX_SEARCH_CALLS
+            || !tool.is_visible_to(&self.key.principal)
+        {
             return None;
         }
         let store = &self.toolgate.0.store;
-        if store.may_be_paused() && !matches!(store.find_pause(self.key, &tool.spec.name).await, Ok(None)) {
+        if store.may_be_paused()
+            && !matches!(store.find_pause(self.key, &tool.spec.name).await, Ok(None))
+        {
             return None;
         }
-        let arguments = CheckedArguments::new(&tool.spec.name, Value::Object(step.arguments.clone()));
+        let arguments =
+            CheckedArguments::new(&tool.spec.name, Value::Object(step.arguments.clone()));
         // A `once` call that was made before is only replayed, and yields no new evidence.
         if tool.spec.once && !step.is_incomplete && self.has_earlier_call(tool, &arguments).await {
             return None;
         }
         let mut facts = DecisionFacts { now: self.now, ..DecisionFacts::default() };
         let enforced = || {
-            tool.governed_by.iter().filter(|attached| attached.policy.mode() == EnforcementMode::Enforce).map(|attached| &*attached.policy)
+            tool.governed_by
+                .iter()
+                .filter(|attached| attached.policy.mode() == EnforcementMode::Enforce)
+                .map(|attached| &*attached.policy)
         };
         for round in 0..2 {
             let mut needs = FactRequest::default();
-            let ask = PolicyInput::new(self.call_id, self.key, &tool.spec, &arguments, &facts).with_sketch(step.is_incomplete);
+            let ask = PolicyInput::new(self.call_id, self.key, &tool.spec, &arguments, &facts)
+                .with_sketch(step.is_incomplete);
             let asked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
                 enforced().for_each(|policy| policy.request_facts(&ask, &mut needs))
             }));
@@ -273,14 +318,24 @@ impl NextStepSearch<'_> {
             if round > 0 {
                 needs.remove_answered(&facts);
             }
-            self.toolgate.load_requested_facts(self.agent, self.key, &mut needs, self.state, &mut facts).await.ok()?;
+            self.toolgate
+                .load_requested_facts(self.agent, self.key, &mut needs, self.state, &mut facts)
+                .await
+                .ok()?;
             apply_assumptions(&mut facts, assumed);
             if !needs.repeat_with_evidence {
                 break;
             }
         }
-        let ask = PolicyInput::new(self.call_id, self.key, &tool.spec, &arguments, &facts).with_sketch(step.is_incomplete);
-        let mut charges: Vec<_> = self.agent.limits.charges(self.key, tool.spec.cost).into_iter().map(|(charge, _)| charge).collect();
+        let ask = PolicyInput::new(self.call_id, self.key, &tool.spec, &arguments, &facts)
+            .with_sketch(step.is_incomplete);
+        let mut charges: Vec<_> = self
+            .agent
+            .limits
+            .charges(self.key, tool.spec.cost)
+            .into_iter()
+            .map(|(charge, _)| charge)
+            .collect();
         let mut by = Vec::new();
         for policy in enforced() {
             match evaluate_rule(&*self.toolgate.0.engine, policy, &ask) {
@@ -317,14 +372,20 @@ impl NextStepSearch<'_> {
             lock: None,
             now: self.now,
         };
-        self.toolgate.0.store.inspect_session(look).await.map_or(true, |entered| entered.prior_call.is_some())
+        self.toolgate
+            .0
+            .store
+            .inspect_session(look)
+            .await
+            .map_or(true, |entered| entered.prior_call.is_some())
     }
 
     /// Turns a remedy into a call and fills in the known arguments.
     fn build_step(&self, remedy: &Prerequisite) -> Option<CandidateStep> {
         let tool = Arc::clone(self.agent.tools.get(&remedy.tool)?);
         let schema = tool.spec.input_schema();
-        let properties = schema.and_then(|schema| schema.get("properties")).and_then(Value::as_object);
+        let properties =
+            schema.and_then(|schema| schema.get("properties")).and_then(Value::as_object);
         let takes = |name: &str| properties.is_some_and(|properties| properties.contains_key(name));
         let mut arguments = remedy.arguments.clone();
         if let Some((entity, value)) = &remedy.about
@@ -338,15 +399,28 @@ impl NextStepSearch<'_> {
                 return None;
             }
         }
-        let required: Vec<&str> =
-            schema.and_then(|s| s.get("required")).and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_str).collect();
-        let entities =
-            tool.spec.entities.iter().filter_map(|(_, path)| path.parts().first()).map(String::as_str).filter(|name| takes(name));
+        let required: Vec<&str> = schema
+            .and_then(|s| s.get("required"))
+            .and_then(Value::as_array)
+            .into_iter()
+            .flatten()
+            .filter_map(Value::as_str)
+            .collect();
+        let entities = tool
+            .spec
+            .entities
+            .iter()
+            .filter_map(|(_, path)| path.parts().first())
+            .map(String::as_str)
+            .filter(|name| takes(name));
         for name in required.iter().copied().chain(entities) {
             if arguments.contains_key(name) {
                 continue;
             }
-            let Some(value) = self.denied_arguments.get(name).or_else(|| self.evidence_value(name)) else { continue };
+            let Some(value) = self.denied_arguments.get(name).or_else(|| self.evidence_value(name))
+            else {
+                continue;
+            };
             // A value with the right name and the wrong type is another value.
             let mut with = arguments.clone();
             with.insert(name.to_owned(), value.clone());
@@ -367,14 +441,24 @@ impl NextStepSearch<'_> {
             .iter()
             .filter_map(|(_, proof)| {
                 let proof = proof.as_deref()?;
-                let entity = proof.entities.iter().find(|(entity, _)| **entity == *name).map(|(_, value)| value);
+                let entity = proof
+                    .entities
+                    .iter()
+                    .find(|(entity, _)| **entity == *name)
+                    .map(|(_, value)| value);
                 Some((proof, entity.or_else(|| proof.fields.get(format!("/{name}")))?))
             })
             .collect();
         // Evidence about the same entity has precedence. Other evidence counts only if all of it
         // agrees.
-        let is_about = |proof: &Evidence| proof.entities.iter().any(|(entity, value)| self.denied_arguments.get(&**entity) == Some(value));
-        let about = said.iter().filter(|(proof, _)| is_about(proof)).max_by_key(|(proof, _)| proof.at);
+        let is_about = |proof: &Evidence| {
+            proof
+                .entities
+                .iter()
+                .any(|(entity, value)| self.denied_arguments.get(&**entity) == Some(value))
+        };
+        let about =
+            said.iter().filter(|(proof, _)| is_about(proof)).max_by_key(|(proof, _)| proof.at);
         let (_, first) = about.or_else(|| said.first())?;
         (about.is_some() || said.iter().all(|(_, value)| value == first)).then_some(*first)
     }
@@ -383,10 +467,19 @@ impl NextStepSearch<'_> {
     fn to_next_step(&self, step: &CandidateStep, secrets: &[toolgate_json::Pointer]) -> NextStep {
         let is_secret = |name: &str| {
             let path = toolgate_json::Pointer::from_parts(vec![name.to_owned()]);
-            crate::redact::is_secret_path(&path, secrets) || crate::redact::is_secret_path(&path, &step.tool.secrets)
+            crate::redact::is_secret_path(&path, secrets)
+                || crate::redact::is_secret_path(&path, &step.tool.secrets)
         };
-        let hidden: Vec<&Value> = self.denied_arguments.iter().filter(|(name, _)| is_secret(name)).map(|(_, value)| value).collect();
-        let arguments = step.arguments.iter().filter(|(name, value)| !is_secret(name) && !hidden.contains(value));
+        let hidden: Vec<&Value> = self
+            .denied_arguments
+            .iter()
+            .filter(|(name, _)| is_secret(name))
+            .map(|(_, value)| value)
+            .collect();
+        let arguments = step
+            .arguments
+            .iter()
+            .filter(|(name, value)| !is_secret(name) && !hidden.contains(value));
         let arguments = arguments.map(|(name, value)| (name.clone(), value.clone())).collect();
         NextStep { tool: step.tool.spec.name.to_string(), arguments: Value::Object(arguments) }
     }
@@ -396,9 +489,13 @@ impl NextStepSearch<'_> {
 /// added.
 fn accepts_argument(tool: &ToolEntry, arguments: &Map<String, Value>, name: &str) -> bool {
     let Some(schema) = &tool.input else { return true };
-    let Err(invalid) = schema.check(&tool.spec.name, &Value::Object(arguments.clone())) else { return true };
+    let Err(invalid) = schema.check(&tool.spec.name, &Value::Object(arguments.clone())) else {
+        return true;
+    };
     let place = toolgate_json::Pointer::from_parts(vec![name.to_owned()]).to_string();
-    let is_it = |path: &str| path.strip_prefix(&place).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
+    let is_it = |path: &str| {
+        path.strip_prefix(&place).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+    };
     !invalid.errors.iter().any(|error| is_it(&error.path) && error.got != "nothing")
 }
 
@@ -424,39 +521,62 @@ fn required_tools(rule: &dyn Policy, ask: &PolicyInput<'_>) -> Vec<Vec<String>> 
 /// Removes tools that the caller cannot see from a denial that says which tools must come first.
 ///
 /// Calling such a tool would fail with `unknown_tool`.
-fn hide_invisible_tools(mut error: ToolError, rule: &dyn Policy, ask: &PolicyInput<'_>, agent: &Agent) -> ToolError {
-    let is_seen = |tool: &String| agent.tools.get(tool.as_str()).is_none_or(|tool| tool.is_visible_to(&ask.key.principal));
+fn hide_invisible_tools(
+    mut error: ToolError,
+    rule: &dyn Policy,
+    ask: &PolicyInput<'_>,
+    agent: &Agent,
+) -> ToolError {
+    let is_seen = |tool: &String| {
+        agent.tools.get(tool.as_str()).is_none_or(|tool| tool.is_visible_to(&ask.key.principal))
+    };
     // The names are masked like secrets are: wherever they occur as words, however the message is
     // worded.
     let is_name_character = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
-    let names = |message: &str, tool: &str| message.split(|c| !is_name_character(c)).any(|word| word == tool);
+    let names = |message: &str, tool: &str| {
+        message.split(|c| !is_name_character(c)).any(|word| word == tool)
+    };
     let mut groups = required_tools(rule, ask);
     groups.retain(|group| group.iter().any(|tool| names(&error.message, tool)));
     if !groups.iter().flatten().any(|tool| !is_seen(tool) && names(&error.message, tool)) {
         return error;
     }
     groups.iter_mut().for_each(|group| group.retain(is_seen));
-    let one_of = |group: &Vec<String>| group.iter().map(|tool| format!("`{tool}`")).collect::<Vec<_>>().join(" or ");
+    let one_of = |group: &Vec<String>| {
+        group.iter().map(|tool| format!("`{tool}`")).collect::<Vec<_>>().join(" or ")
+    };
     error.message = if groups.iter().any(Vec::is_empty) {
         "a step that this caller cannot take must come first; tell the user".to_owned()
     } else {
-        format!("{} must have succeeded first in this session", groups.iter().map(one_of).collect::<Vec<_>>().join(" and "))
+        format!(
+            "{} must have succeeded first in this session",
+            groups.iter().map(one_of).collect::<Vec<_>>().join(" and ")
+        )
     };
     error
 }
 
 /// Returns the remedies for the first denial. Empty if some denial has no remedy, `None` if some
 /// rule does not know.
-fn collect_prerequisites<'p>(ask: &PolicyInput<'_>, deniers: impl Iterator<Item = &'p dyn Policy>) -> Option<Vec<Prerequisite>> {
+fn collect_prerequisites<'p>(
+    ask: &PolicyInput<'_>,
+    deniers: impl Iterator<Item = &'p dyn Policy>,
+) -> Option<Vec<Prerequisite>> {
     let remedies = |policy: &dyn Policy| {
-        std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| policy.suggest_prerequisites(ask))).unwrap_or_default()
+        std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| policy.suggest_prerequisites(ask)))
+            .unwrap_or_default()
     };
     let all: Vec<Vec<Prerequisite>> = deniers.map(remedies).collect::<Option<_>>()?;
     if all.iter().any(Vec::is_empty) { Some(Vec::new()) } else { all.into_iter().next() }
 }
 
 /// Returns the assumed effects of a step that succeeds.
-fn assumed_effects_of(remedy: &Prerequisite, tool: &ToolEntry, arguments: &Map<String, Value>, now: Timestamp) -> Vec<AssumedEffect> {
+fn assumed_effects_of(
+    remedy: &Prerequisite,
+    tool: &ToolEntry,
+    arguments: &Map<String, Value>,
+    now: Timestamp,
+) -> Vec<AssumedEffect> {
     let arguments = Value::Object(arguments.clone());
     let mut entities: Vec<(Arc<str>, Value)> = remedy.about.iter().cloned().collect();
     for (name, path) in &tool.spec.entities {
@@ -467,12 +587,20 @@ fn assumed_effects_of(remedy: &Prerequisite, tool: &ToolEntry, arguments: &Map<S
         }
     }
     let revoked = tool.spec.revokes.iter().map(|(of, entity)| {
-        let about = entity.as_ref().and_then(|entity| entities.iter().find(|(name, _)| name == entity).cloned());
+        let about = entity
+            .as_ref()
+            .and_then(|entity| entities.iter().find(|(name, _)| name == entity).cloned());
         AssumedEffect::RevokeEvidence(Revocation { tool: Arc::clone(of), about })
     });
     let mut all: Vec<AssumedEffect> = revoked.collect();
-    let proof =
-        Evidence { tool: Arc::clone(&tool.spec.name), entities, fields: Value::Null, at: now, origin: EvidenceOrigin::Assumed, stamp: 0 };
+    let proof = Evidence {
+        tool: Arc::clone(&tool.spec.name),
+        entities,
+        fields: Value::Null,
+        at: now,
+        origin: EvidenceOrigin::Assumed,
+        stamp: 0,
+    };
     all.push(AssumedEffect::AddEvidence(Arc::new(proof), tool.spec.is_external()));
     all.extend(remedy.marks.iter().cloned().map(AssumedEffect::SetMark));
     all
@@ -489,8 +617,12 @@ fn apply_assumptions(facts: &mut DecisionFacts, assumed: &[AssumedEffect]) {
                 }
             }
             AssumedEffect::RevokeEvidence(revoked) => {
-                for (_, found) in facts.evidence.iter_mut().filter(|(key, _)| key.tool == revoked.tool) {
-                    let about = |proof: &Arc<Evidence>| revoked.about.as_ref().is_none_or(|about| proof.entities.contains(about));
+                for (_, found) in
+                    facts.evidence.iter_mut().filter(|(key, _)| key.tool == revoked.tool)
+                {
+                    let about = |proof: &Arc<Evidence>| {
+                        revoked.about.as_ref().is_none_or(|about| proof.entities.contains(about))
+                    };
                     if found.as_ref().is_some_and(about) {
                         *found = None;
                     }

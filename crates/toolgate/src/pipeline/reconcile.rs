@@ -52,12 +52,18 @@ impl Toolgate {
     }
 
     async fn reconcile_one(&self, intent: ClaimRecord) -> Result<ReconcileOutcome, StoreError> {
-        let tool = self.0.agents.get(&intent.key.agent).and_then(|agent| agent.tools.get(&intent.tool));
+        let tool =
+            self.0.agents.get(&intent.key.agent).and_then(|agent| agent.tools.get(&intent.tool));
         let Some(reconcile) = tool.and_then(|tool| tool.spec.reconcile.as_ref()) else {
-            return Ok(ReconcileOutcome::Unknown(format!("`{}` declares no `reconcile` tool", intent.tool)));
+            return Ok(ReconcileOutcome::Unknown(format!(
+                "`{}` declares no `reconcile` tool",
+                intent.tool
+            )));
         };
         let Some(arguments) = self.recorded_arguments(&intent).await? else {
-            return Ok(ReconcileOutcome::Unknown("the arguments of the call are not recorded".to_owned()));
+            return Ok(ReconcileOutcome::Unknown(
+                "the arguments of the call are not recorded".to_owned(),
+            ));
         };
         let question = match reconcile.build_arguments(&arguments) {
             Ok(question) => question,
@@ -65,35 +71,62 @@ impl Toolgate {
         };
         // A separate session, because the model does not make this call and it must not count as a
         // loop.
-        let key = SessionKey { session: format!("reconcile-{}", CallId::generate()).into(), ..intent.key.clone() };
+        let key = SessionKey {
+            session: format!("reconcile-{}", CallId::generate()).into(),
+            ..intent.key.clone()
+        };
         let answer = self.call(Call::new(key, reconcile.tool.to_string(), question)).await;
         let result = match answer.outcome {
             Outcome::Success(output) => output.value,
             Outcome::Error(error) => {
-                return Ok(ReconcileOutcome::Unknown(format!("`{}` did not answer: {}", reconcile.tool, error.message)));
+                return Ok(ReconcileOutcome::Unknown(format!(
+                    "`{}` did not answer: {}",
+                    reconcile.tool, error.message
+                )));
             }
-            Outcome::Signal(_) => return Ok(ReconcileOutcome::Unknown(format!("`{}` did not answer", reconcile.tool))),
+            Outcome::Signal(_) => {
+                return Ok(ReconcileOutcome::Unknown(format!(
+                    "`{}` did not answer",
+                    reconcile.tool
+                )));
+            }
         };
         let by = format!("`{}` ({})", reconcile.tool, answer.call);
         let (happened, said) = match reconcile.interpret_result(&result) {
             Some(true) => {
-                let message = format!("The call had already taken effect, according to `{}`.", reconcile.tool);
+                let message = format!(
+                    "The call had already taken effect, according to `{}`.",
+                    reconcile.tool
+                );
                 (
-                    Some(Outcome::Success(CallOutput { message: Some(message), ..CallOutput::from_value(result) })),
+                    Some(Outcome::Success(CallOutput {
+                        message: Some(message),
+                        ..CallOutput::from_value(result)
+                    })),
                     ReconcileOutcome::Happened,
                 )
             }
             Some(false) => (None, ReconcileOutcome::Never),
-            None => return Ok(ReconcileOutcome::Unknown(format!("`{}` answered {result}, which is inconclusive", reconcile.tool))),
+            None => {
+                return Ok(ReconcileOutcome::Unknown(format!(
+                    "`{}` answered {result}, which is inconclusive",
+                    reconcile.tool
+                )));
+            }
         };
         match self.settle_pending(intent.call, happened, &by).await? {
             true => Ok(said),
-            false => Ok(ReconcileOutcome::Unknown("the call was settled by another process in the meantime".to_owned())),
+            false => Ok(ReconcileOutcome::Unknown(
+                "the call was settled by another process in the meantime".to_owned(),
+            )),
         }
     }
 
     /// Returns the arguments of the call, without its secrets.
-    async fn recorded_arguments(&self, intent: &ClaimRecord) -> Result<Option<Arc<Value>>, StoreError> {
+    async fn recorded_arguments(
+        &self,
+        intent: &ClaimRecord,
+    ) -> Result<Option<Arc<Value>>, StoreError> {
         if let Some(row) = &intent.row {
             return Ok(Some(Arc::clone(&row.arguments)));
         }

@@ -26,9 +26,14 @@ impl<F: Future<Output: Send> + Send + 'static> SpawnOnDrop<F> {
 ///
 /// The future continues even if the caller is never polled again. The first poll here avoids a task
 /// switch. Returns `None` if the future panicked.
-pub(crate) async fn poll_then_spawn<F: Future<Output: Send> + Send + 'static>(work: F) -> Option<F::Output> {
+pub(crate) async fn poll_then_spawn<F: Future<Output: Send> + Send + 'static>(
+    work: F,
+) -> Option<F::Output> {
     let mut work = Box::pin(work);
-    let begun = poll_fn(|context| Poll::Ready(catch_unwind(AssertUnwindSafe(|| work.as_mut().poll(context))))).await;
+    let begun = poll_fn(|context| {
+        Poll::Ready(catch_unwind(AssertUnwindSafe(|| work.as_mut().poll(context))))
+    })
+    .await;
     match begun {
         Ok(Poll::Ready(done)) => Some(done),
         Ok(Poll::Pending) => tokio::spawn(work).await.ok(),

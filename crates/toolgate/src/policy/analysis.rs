@@ -4,7 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use rust_decimal::Decimal;
 
-use super::{AttachedPolicy, Condition, DenySummary, Diagnostic, EnforcementMode, LimitSummary, StaticSummary};
+use super::{
+    AttachedPolicy, Condition, DenySummary, Diagnostic, EnforcementMode, LimitSummary,
+    StaticSummary,
+};
 use crate::tool::ToolSpec;
 use toolgate_json::Pointer;
 
@@ -26,7 +29,8 @@ fn enforced_rules(rules: &[AttachedPolicy]) -> impl Iterator<Item = &AttachedPol
 }
 
 fn is_always_denied(tool: &ToolSpec, rules: &[AttachedPolicy]) -> bool {
-    let always = |f: DenySummary<'_>| f.conditions.is_empty() && !f.has_other_conditions && !f.asks_person;
+    let always =
+        |f: DenySummary<'_>| f.conditions.is_empty() && !f.has_other_conditions && !f.asks_person;
     enforced_rules(rules).any(|rule| {
         let outline = rule.policy.static_summary(tool);
         outline.denies.is_some_and(always) || outline.limit.is_some_and(|caps| is_zero_limit(&caps))
@@ -40,12 +44,17 @@ fn is_zero_limit(caps: &LimitSummary<'_>) -> bool {
 
 /// Finds tools that no order of calls can reach.
 fn find_unreachable_tools(tools: &[GovernedTool<'_>]) -> Vec<Diagnostic> {
-    let denied: BTreeSet<&str> = tools.iter().filter(|(tool, rules)| is_always_denied(tool, rules)).map(|(tool, _)| tool.name()).collect();
+    let denied: BTreeSet<&str> = tools
+        .iter()
+        .filter(|(tool, rules)| is_always_denied(tool, rules))
+        .map(|(tool, _)| tool.name())
+        .collect();
     let mut reachable: BTreeSet<&str> = BTreeSet::new();
     loop {
         let before = reachable.len();
         for (tool, rules) in tools.iter().filter(|(tool, _)| !denied.contains(tool.name())) {
-            let mut groups = enforced_rules(rules).flat_map(|rule| rule.policy.static_summary(tool).prerequisites);
+            let mut groups = enforced_rules(rules)
+                .flat_map(|rule| rule.policy.static_summary(tool).prerequisites);
             if groups.all(|(_, group)| group.iter().any(|first| reachable.contains(first))) {
                 reachable.insert(tool.name());
             }
@@ -55,52 +64,71 @@ fn find_unreachable_tools(tools: &[GovernedTool<'_>]) -> Vec<Diagnostic> {
         }
     }
     let mut problems = Vec::new();
-    for (tool, rules) in tools.iter().filter(|(tool, _)| !reachable.contains(tool.name()) && !denied.contains(tool.name())) {
+    for (tool, rules) in tools
+        .iter()
+        .filter(|(tool, _)| !reachable.contains(tool.name()) && !denied.contains(tool.name()))
+    {
         for rule in enforced_rules(rules) {
             for (field, group) in rule.policy.static_summary(tool).prerequisites {
                 // Another check reports tools that do not exist.
-                let known = group.iter().any(|first| tools.iter().any(|(tool, _)| tool.name() == *first));
+                let known =
+                    group.iter().any(|first| tools.iter().any(|(tool, _)| tool.name() == *first));
                 if known && !group.iter().any(|first| reachable.contains(first)) {
-                    let chain = describe_prerequisite_chain(tool.name(), tools, &reachable, &denied);
-                    let problem = Diagnostic::at_field(field, format!("`{}` can never be called: {chain}", tool.name()))
-                        .with_rule(rule.policy.name());
+                    let chain =
+                        describe_prerequisite_chain(tool.name(), tools, &reachable, &denied);
+                    let problem = Diagnostic::at_field(
+                        field,
+                        format!("`{}` can never be called: {chain}", tool.name()),
+                    )
+                    .with_rule(rule.policy.name());
                     problems.push(problem.with_help("remove one of these requirements"));
                 }
             }
         }
     }
     for name in denied {
-        let spoken = tools.iter().filter(|(tool, _)| tool.name() == name).flat_map(|(tool, rules)| {
-            enforced_rules(rules).filter(move |rule| {
-                rule.policy
-                    .static_summary(tool)
-                    .denies
-                    .is_some_and(|f| f.conditions.is_empty() && !f.has_other_conditions && !f.asks_person)
-            })
-        });
+        let spoken =
+            tools.iter().filter(|(tool, _)| tool.name() == name).flat_map(|(tool, rules)| {
+                enforced_rules(rules).filter(move |rule| {
+                    rule.policy.static_summary(tool).denies.is_some_and(|f| {
+                        f.conditions.is_empty() && !f.has_other_conditions && !f.asks_person
+                    })
+                })
+            });
         let help = "if this is intended, remove the tool from the agent instead";
         problems.extend(spoken.map(|rule| {
-            Diagnostic::new(format!("`{name}` can never be called")).with_rule(rule.policy.name()).with_help(help).into_warning()
+            Diagnostic::new(format!("`{name}` can never be called"))
+                .with_rule(rule.policy.name())
+                .with_help(help)
+                .into_warning()
         }));
     }
     problems
 }
 
 /// Describes why a tool cannot be reached: its chain of prerequisites, up to a cycle or a denial.
-fn describe_prerequisite_chain(tool: &str, tools: &[GovernedTool<'_>], reachable: &BTreeSet<&str>, denied: &BTreeSet<&str>) -> String {
+fn describe_prerequisite_chain(
+    tool: &str,
+    tools: &[GovernedTool<'_>],
+    reachable: &BTreeSet<&str>,
+    denied: &BTreeSet<&str>,
+) -> String {
     let mut path = vec![tool.to_owned()];
     loop {
         let at = path.last().cloned().unwrap_or_default();
-        let missing = tools.iter().filter(|(spec, _)| spec.name() == at).find_map(|(spec, rules)| {
-            let groups = enforced_rules(rules).flat_map(|rule| {
-                rule.policy
-                    .static_summary(spec)
-                    .prerequisites
-                    .into_iter()
-                    .map(|(_, g)| g.into_iter().map(str::to_owned).collect::<Vec<_>>())
+        let missing =
+            tools.iter().filter(|(spec, _)| spec.name() == at).find_map(|(spec, rules)| {
+                let groups = enforced_rules(rules).flat_map(|rule| {
+                    rule.policy
+                        .static_summary(spec)
+                        .prerequisites
+                        .into_iter()
+                        .map(|(_, g)| g.into_iter().map(str::to_owned).collect::<Vec<_>>())
+                });
+                groups
+                    .filter(|group| !group.iter().any(|first| reachable.contains(first.as_str())))
+                    .find_map(|group| group.into_iter().next())
             });
-            groups.filter(|group| !group.iter().any(|first| reachable.contains(first.as_str()))).find_map(|group| group.into_iter().next())
-        });
         let Some(next) = missing else {
             let end = if denied.contains(at.as_str()) { ", which is always denied" } else { "" };
             return format!("{}{end}", path.join(" needs "));
@@ -116,15 +144,18 @@ fn describe_prerequisite_chain(tool: &str, tools: &[GovernedTool<'_>], reachable
 /// Returns whether one rule applies to every call that the other one applies to.
 fn covers(wider: &DenySummary<'_>, narrower: &DenySummary<'_>) -> bool {
     !wider.has_other_conditions
-        && wider
-            .conditions
-            .iter()
-            .all(|(path, condition)| narrower.conditions.iter().any(|(other, inner)| other == path && inner.implies(condition)))
+        && wider.conditions.iter().all(|(path, condition)| {
+            narrower
+                .conditions
+                .iter()
+                .any(|(other, inner)| other == path && inner.implies(condition))
+        })
 }
 
 /// Returns whether one limit is always reached before the other.
 fn is_stricter(a: &LimitSummary<'_>, b: &LimitSummary<'_>) -> bool {
-    let same = a.summed_argument == b.summed_argument && a.currency == b.currency && a.owner == b.owner;
+    let same =
+        a.summed_argument == b.summed_argument && a.currency == b.currency && a.owner == b.owner;
     let longer = match (a.window, b.window) {
         (None, _) => true,
         (Some(_), None) => false,
@@ -162,7 +193,11 @@ impl<'a> RuleCoverIndex<'a> {
                 Some(Some((path, condition))) => match listed_names(condition) {
                     Some(names) => {
                         for name in names {
-                            alike.deny_rules.entry((path, Some(name.as_str()))).or_default().push(index);
+                            alike
+                                .deny_rules
+                                .entry((path, Some(name.as_str())))
+                                .or_default()
+                                .push(index);
                         }
                     }
                     None => alike.deny_rules.entry((path, None)).or_default().push(index),
@@ -183,12 +218,24 @@ impl<'a> RuleCoverIndex<'a> {
         if let Some(forbids) = outline.denies {
             found.extend(&self.unconditional);
             for (path, condition) in forbids.conditions {
-                let first = listed_names(condition).and_then(|names| names.first()).map(String::as_str);
+                let first =
+                    listed_names(condition).and_then(|names| names.first()).map(String::as_str);
                 let keys = [Some((path, None)), first.map(|name| (path, Some(name)))];
-                found.extend(keys.into_iter().flatten().filter_map(|key| self.deny_rules.get(&key)).flatten());
+                found.extend(
+                    keys.into_iter()
+                        .flatten()
+                        .filter_map(|key| self.deny_rules.get(&key))
+                        .flatten(),
+                );
             }
         }
-        found.extend(outline.limit.and_then(|caps| self.limits.get(&caps.summed_argument)).into_iter().flatten());
+        found.extend(
+            outline
+                .limit
+                .and_then(|caps| self.limits.get(&caps.summed_argument))
+                .into_iter()
+                .flatten(),
+        );
         found
     }
 }
@@ -198,8 +245,9 @@ fn find_dead_rules(tools: &[GovernedTool<'_>]) -> Vec<Diagnostic> {
     // For each rule: the rules that apply before it on every tool that it governs.
     let mut before: BTreeMap<&str, Option<BTreeSet<&str>>> = BTreeMap::new();
     for (tool, rules) in tools {
-        let rules: Vec<(&str, StaticSummary<'_>)> =
-            enforced_rules(rules).map(|rule| (rule.policy.name(), rule.policy.static_summary(tool))).collect();
+        let rules: Vec<(&str, StaticSummary<'_>)> = enforced_rules(rules)
+            .map(|rule| (rule.policy.name(), rule.policy.static_summary(tool)))
+            .collect();
         let alike = RuleCoverIndex::build(&rules);
         for (index, (rule, outline)) in rules.iter().enumerate() {
             let speaks_before = |other: usize, theirs: &StaticSummary<'_>| {
@@ -213,8 +261,10 @@ fn find_dead_rules(tools: &[GovernedTool<'_>]) -> Vec<Diagnostic> {
                 .find_candidates(outline)
                 .into_iter()
                 .filter_map(|other| rules.get(other).map(|(name, theirs)| (other, *name, theirs)));
-            let found: BTreeSet<&str> =
-                others.filter(|(other, _, theirs)| speaks_before(*other, theirs)).map(|(_, name, _)| name).collect();
+            let found: BTreeSet<&str> = others
+                .filter(|(other, _, theirs)| speaks_before(*other, theirs))
+                .map(|(_, name, _)| name)
+                .collect();
             let known = before.entry(*rule).or_insert(None);
             *known = Some(match known.take() {
                 None => found,
@@ -222,11 +272,17 @@ fn find_dead_rules(tools: &[GovernedTool<'_>]) -> Vec<Diagnostic> {
             });
         }
     }
-    let shadowed = before.into_iter().filter_map(|(rule, by)| by.and_then(|by| by.into_iter().next()).map(|by| (rule, by)));
+    let shadowed = before
+        .into_iter()
+        .filter_map(|(rule, by)| by.and_then(|by| by.into_iter().next()).map(|by| (rule, by)));
     shadowed
         .map(|(rule, by)| {
-            let problem = Diagnostic::new(format!("the rule never applies: `{by}` always applies first")).with_rule(rule);
-            problem.with_help(format!("remove the rule, or make it stricter than `{by}`")).into_warning()
+            let problem =
+                Diagnostic::new(format!("the rule never applies: `{by}` always applies first"))
+                    .with_rule(rule);
+            problem
+                .with_help(format!("remove the rule, or make it stricter than `{by}`"))
+                .into_warning()
         })
         .collect()
 }
@@ -238,7 +294,9 @@ fn find_contradictions(tool: &ToolSpec, rules: &[AttachedPolicy]) -> Vec<Diagnos
             let outline = rule.policy.static_summary(tool);
             let forbids = outline.denies.filter(|f| !f.has_other_conditions && !f.asks_person)?;
             match forbids.conditions {
-                [(path, condition)] => wanted(condition).map(|limit| (rule.policy.name(), path.clone(), limit)),
+                [(path, condition)] => {
+                    wanted(condition).map(|limit| (rule.policy.name(), path.clone(), limit))
+                }
                 _ => None,
             }
         })
@@ -248,28 +306,47 @@ fn find_contradictions(tool: &ToolSpec, rules: &[AttachedPolicy]) -> Vec<Diagnos
     let name = tool.name();
     let mut problems = Vec::new();
     let highs: Vec<_> = bounds(most).collect();
-    let caps: Vec<_> =
-        enforced_rules(rules).filter_map(|rule| Some((rule.policy.name(), rule.policy.static_summary(tool).limit?))).collect();
+    let caps: Vec<_> = enforced_rules(rules)
+        .filter_map(|rule| Some((rule.policy.name(), rule.policy.static_summary(tool).limit?)))
+        .collect();
     for (low_rule, path, low) in bounds(least) {
         for (high_rule, other, high) in &highs {
             if path == *other && *high < low {
                 let message = format!(
                     "`{name}` can never be called: `{low_rule}` requires `{path}` to be at least {low}, `{high_rule}` at most {high}"
                 );
-                problems.push(Diagnostic::new(message).with_rule(high_rule).with_help("choose bounds that leave values between them"));
+                problems.push(
+                    Diagnostic::new(message)
+                        .with_rule(high_rule)
+                        .with_help("choose bounds that leave values between them"),
+                );
             }
         }
-        for (rule, caps) in caps.iter().filter(|(_, caps)| caps.summed_argument == Some(&path) && caps.max < low) {
+        for (rule, caps) in
+            caps.iter().filter(|(_, caps)| caps.summed_argument == Some(&path) && caps.max < low)
+        {
             let message = format!(
                 "`{name}` can never be called: `{low_rule}` requires `{path}` to be at least {low}, but this limit is {}",
                 caps.max
             );
-            problems.push(Diagnostic::at_field("max", message).with_rule(rule).with_help("raise the limit, or allow smaller amounts"));
+            problems.push(
+                Diagnostic::at_field("max", message)
+                    .with_rule(rule)
+                    .with_help("raise the limit, or allow smaller amounts"),
+            );
         }
     }
     for (rule, _) in caps.iter().filter(|(_, caps)| is_zero_limit(caps)) {
-        let problem = Diagnostic::at_field("calls", format!("`{name}` can never be called: the limit is 0 calls")).with_rule(rule);
-        problems.push(problem.with_help("if this is intended, remove the tool from the agent instead").into_warning());
+        let problem = Diagnostic::at_field(
+            "calls",
+            format!("`{name}` can never be called: the limit is 0 calls"),
+        )
+        .with_rule(rule);
+        problems.push(
+            problem
+                .with_help("if this is intended, remove the tool from the agent instead")
+                .into_warning(),
+        );
     }
     problems
 }

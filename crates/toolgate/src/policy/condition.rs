@@ -59,8 +59,10 @@ pub enum Condition {
 }
 
 const UNKNOWN_WORDS_REASON: &str = "some words of the command are known only when it runs";
-const UNKNOWN_DIRECTORY_REASON: &str = "its working directory, or the target of a path in it, is known only when it runs";
-const UNKNOWN_FILES_REASON: &str = "the files that it writes or removes are known only when it runs";
+const UNKNOWN_DIRECTORY_REASON: &str =
+    "its working directory, or the target of a path in it, is known only when it runs";
+const UNKNOWN_FILES_REASON: &str =
+    "the files that it writes or removes are known only when it runs";
 const COMMAND_NOT_TEXT_REASON: &str = "the command is not text";
 
 /// The result of checking a condition.
@@ -107,7 +109,9 @@ impl Condition {
     pub(super) fn normalized(self) -> Self {
         match self {
             Self::In(values) => Self::In(values.into_iter().map(with_canonical_numbers).collect()),
-            Self::NotIn(values) => Self::NotIn(values.into_iter().map(with_canonical_numbers).collect()),
+            Self::NotIn(values) => {
+                Self::NotIn(values.into_iter().map(with_canonical_numbers).collect())
+            }
             other => other,
         }
     }
@@ -121,33 +125,65 @@ impl Condition {
     }
 
     /// Returns whether the result may depend on the location of the home directory.
-    pub(crate) fn depends_on_home(&self, ask: &PolicyInput<'_>, path: &Pointer, value: Option<&Value>) -> bool {
+    pub(crate) fn depends_on_home(
+        &self,
+        ask: &PolicyInput<'_>,
+        path: &Pointer,
+        value: Option<&Value>,
+    ) -> bool {
         let Self::Touches { places, from, .. } = self else { return false };
         let is_there = |place: &String| place.starts_with('~');
         let (mut wanted, mut has_text) = (false, false);
-        visit_texts(value.unwrap_or(&Value::Null), &mut path.clone(), false, &mut |at, text, is_told| {
-            has_text = true;
-            let contents = ContentLikelihood::classify(at, path, is_told);
-            let is_near = |place: &String| is_there(place) && (from.is_some() || can_name_place(text, place));
-            wanted = match ask.tool.shell.as_ref() == Some(at) {
-                _ if wanted => true,
-                true => places.iter().any(is_there) || ask.arguments.shell(text).can_name_home(),
-                false if text.contains('~') && candidate_paths(text, contents).any(|path| path.contains('~')) => true,
-                false => places.iter().any(is_near) && candidate_paths(text, contents).next().is_some(),
-            };
-        });
+        visit_texts(
+            value.unwrap_or(&Value::Null),
+            &mut path.clone(),
+            false,
+            &mut |at, text, is_told| {
+                has_text = true;
+                let contents = ContentLikelihood::classify(at, path, is_told);
+                let is_near = |place: &String| {
+                    is_there(place) && (from.is_some() || can_name_place(text, place))
+                };
+                wanted = match ask.tool.shell.as_ref() == Some(at) {
+                    _ if wanted => true,
+                    true => {
+                        places.iter().any(is_there) || ask.arguments.shell(text).can_name_home()
+                    }
+                    false
+                        if text.contains('~')
+                            && candidate_paths(text, contents).any(|path| path.contains('~')) =>
+                    {
+                        true
+                    }
+                    false => {
+                        places.iter().any(is_near)
+                            && candidate_paths(text, contents).next().is_some()
+                    }
+                };
+            },
+        );
         // An argument without text means the directory where the search starts.
         wanted || (!has_text && from.is_some() && places.iter().any(is_there))
     }
 
     /// Checks the condition for an argument of a call.
-    pub(crate) fn evaluate(&self, ask: &PolicyInput<'_>, path: &Pointer, value: &Value) -> Result<ConditionResult, PolicyError> {
+    pub(crate) fn evaluate(
+        &self,
+        ask: &PolicyInput<'_>,
+        path: &Pointer,
+        value: &Value,
+    ) -> Result<ConditionResult, PolicyError> {
         match self {
             Self::Runs(patterns) => {
-                let text = value.as_str().ok_or_else(|| PolicyError::new("the argument is not text"))?;
+                let text =
+                    value.as_str().ok_or_else(|| PolicyError::new("the argument is not text"))?;
                 let shell = ask.arguments.shell(text);
                 Ok(to_condition_result(
-                    patterns.iter().map(|pattern| shell.match_program(pattern)).max().unwrap_or(Certainty::No),
+                    patterns
+                        .iter()
+                        .map(|pattern| shell.match_program(pattern))
+                        .max()
+                        .unwrap_or(Certainty::No),
                     &shell,
                     UNKNOWN_WORDS_REASON,
                 ))
@@ -159,8 +195,11 @@ impl Condition {
                     let is_command = ask.tool.shell.as_ref() == Some(at);
                     let contents = ContentLikelihood::classify(at, path, is_told);
                     // Most texts name no place, so skip the rest early.
-                    let near = places.iter().filter(|place| is_command || from.is_some() || can_name_place(text, place));
-                    let places: Vec<PathPattern<'_>> = near.map(|place| PathPattern::new(place, &home)).collect();
+                    let near = places.iter().filter(|place| {
+                        is_command || from.is_some() || can_name_place(text, place)
+                    });
+                    let places: Vec<PathPattern<'_>> =
+                        near.map(|place| PathPattern::new(place, &home)).collect();
                     let named = if is_command {
                         let shell = ask.arguments.shell(text);
                         let sure = shell.match_paths(&places, *lenient, *trees, from.as_deref());
@@ -172,33 +211,53 @@ impl Condition {
                         to_condition_result(sure, &shell, why)
                     } else {
                         // In other texts, only `/proc/` and `..` make a path uncertain.
-                        let led = |path: &str| (path.starts_with("/proc/") || path.contains("/../")) && !path.contains(char::is_whitespace);
-                        let named = |place: &PathPattern<'_>, path: &str| match place.match_text(path) {
-                            Certainty::Maybe if !led(path) => Certainty::No,
-                            _ if *whole && place.has_only_same_name(path) => Certainty::No,
-                            sure => sure,
+                        let led = |path: &str| {
+                            (path.starts_with("/proc/") || path.contains("/../"))
+                                && !path.contains(char::is_whitespace)
                         };
+                        let named =
+                            |place: &PathPattern<'_>, path: &str| match place.match_text(path) {
+                                Certainty::Maybe if !led(path) => Certainty::No,
+                                _ if *whole && place.has_only_same_name(path) => Certainty::No,
+                                sure => sure,
+                            };
                         let above = |place: &PathPattern<'_>, path: &str| {
-                            from.as_deref().map_or(Certainty::No, |from| place.match_relative_parent(from, path))
+                            from.as_deref().map_or(Certainty::No, |from| {
+                                place.match_relative_parent(from, path)
+                            })
                         };
-                        let sure = |place: &PathPattern<'_>, path: &str| named(place, path).max(above(place, path));
+                        let sure = |place: &PathPattern<'_>, path: &str| {
+                            named(place, path).max(above(place, path))
+                        };
                         let paths: Vec<Cow<'_, str>> = candidate_paths(text, contents).collect();
-                        match places.iter().flat_map(|place| paths.iter().map(move |path| sure(place, path.as_ref()))).max() {
+                        match places
+                            .iter()
+                            .flat_map(|place| {
+                                paths.iter().map(move |path| sure(place, path.as_ref()))
+                            })
+                            .max()
+                        {
                             Some(Certainty::Yes) => ConditionResult::Yes,
-                            Some(Certainty::Maybe) => ConditionResult::Uncertain("a path in it goes through `/proc` or `..`".to_owned()),
+                            Some(Certainty::Maybe) => ConditionResult::Uncertain(
+                                "a path in it goes through `/proc` or `..`".to_owned(),
+                            ),
                             _ => ConditionResult::No,
                         }
                     };
                     found = std::mem::replace(&mut found, ConditionResult::No).or(named);
                 });
                 if is_non_text_command(ask, path, value) {
-                    found = found.or(ConditionResult::Uncertain(COMMAND_NOT_TEXT_REASON.to_owned()));
+                    found =
+                        found.or(ConditionResult::Uncertain(COMMAND_NOT_TEXT_REASON.to_owned()));
                 }
                 // Null and an empty list count as an absent argument.
-                let searches_here = !has_text && from.is_some() && self.is_met_by_absent(|| ask.home_dir());
+                let searches_here =
+                    !has_text && from.is_some() && self.is_met_by_absent(|| ask.home_dir());
                 Ok(if searches_here { ConditionResult::Yes } else { found })
             }
-            other => Ok(if other.is_met_by(value)? { ConditionResult::Yes } else { ConditionResult::No }),
+            other => {
+                Ok(if other.is_met_by(value)? { ConditionResult::Yes } else { ConditionResult::No })
+            }
         }
     }
 
@@ -209,7 +268,9 @@ impl Condition {
         match self {
             Self::Touches { places, from: Some(from), .. } => {
                 let home = home();
-                places.iter().any(|place| PathPattern::new(place, &home).match_relative_parent(from, ".") != Certainty::No)
+                places.iter().any(|place| {
+                    PathPattern::new(place, &home).match_relative_parent(from, ".") != Certainty::No
+                })
             }
             _ => true,
         }
@@ -218,29 +279,40 @@ impl Condition {
     /// Checks the condition for a value; a value that cannot be compared is a fault, never a "no".
     pub(crate) fn is_met_by(&self, value: &Value) -> Result<bool, PolicyError> {
         // The message of a fault is visible, so it must not contain the value, which may be secret.
-        let number = || decimal_of(value).ok_or_else(|| PolicyError::new("the argument is not a number that can be compared exactly"));
+        let number = || {
+            decimal_of(value).ok_or_else(|| {
+                PolicyError::new("the argument is not a number that can be compared exactly")
+            })
+        };
         let text = || value.as_str().ok_or_else(|| PolicyError::new("the argument is not text"));
         Ok(match self {
             Self::Above(limit) => number()? > *limit,
             Self::Below(limit) => number()? < *limit,
             Self::In(values) => {
                 // A tool may convert another type: `"3"` to 3, or null to its default.
-                let is_alike = |one: &Value| std::mem::discriminant(one) == std::mem::discriminant(value);
+                let is_alike =
+                    |one: &Value| std::mem::discriminant(one) == std::mem::discriminant(value);
                 if !values.iter().any(is_alike) {
-                    return Err(PolicyError::new("the argument has another type than every value that it is compared with"));
+                    return Err(PolicyError::new(
+                        "the argument has another type than every value that it is compared with",
+                    ));
                 }
                 values.contains(value)
             }
             Self::NotIn(values) => !values.contains(value),
             Self::Glob(pattern) => matches_glob(pattern, text()?),
             Self::Matches(pattern) => pattern.is_match(text()?),
-            Self::Runs(_) | Self::Touches { .. } => return Err(PolicyError::new("cannot check a command without its tool")),
+            Self::Runs(_) | Self::Touches { .. } => {
+                return Err(PolicyError::new("cannot check a command without its tool"));
+            }
         })
     }
 
     /// Describes the condition.
     pub(crate) fn describe(&self) -> String {
-        let list = |values: &[Value]| values.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+        let list = |values: &[Value]| {
+            values.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+        };
         match self {
             Self::Above(limit) => format!("above {limit}"),
             Self::Below(limit) => format!("below {limit}"),
@@ -249,7 +321,9 @@ impl Condition {
             Self::Glob(pattern) => format!("like `{pattern}`"),
             Self::Matches(pattern) => format!("matching `{pattern}`"),
             Self::Runs(patterns) => format!("running {}", list_in_backticks(patterns)),
-            Self::Touches { places, from: Some(_), .. } => format!("naming {} or a parent directory", list_in_backticks(places)),
+            Self::Touches { places, from: Some(_), .. } => {
+                format!("naming {} or a parent directory", list_in_backticks(places))
+            }
             Self::Touches { places, .. } => format!("naming {}", list_in_backticks(places)),
         }
     }
@@ -259,7 +333,9 @@ impl Condition {
         match (self, other) {
             (Self::Above(a), Self::Above(b)) => a >= b,
             (Self::Below(a), Self::Below(b)) => a <= b,
-            (Self::In(values), other) => values.iter().all(|value| other.is_met_by(value).unwrap_or(false)),
+            (Self::In(values), other) => {
+                values.iter().all(|value| other.is_met_by(value).unwrap_or(false))
+            }
             (Self::NotIn(a), Self::NotIn(b)) => b.iter().all(|value| a.contains(value)),
             (Self::Glob(a), Self::Glob(b)) => a == b,
             (Self::Matches(a), Self::Matches(b)) => a.as_str() == b.as_str(),
@@ -267,7 +343,9 @@ impl Condition {
             (
                 Self::Touches { places: a, lenient: x, trees: s, whole: v, from: f },
                 Self::Touches { places: b, lenient: y, trees: t, whole: w, from: g },
-            ) if v == w && f == g => a.iter().all(|place| b.contains(place)) && (*x || !y) && (!s || *t),
+            ) if v == w && f == g => {
+                a.iter().all(|place| b.contains(place)) && (*x || !y) && (!s || *t)
+            }
             _ => false,
         }
     }
@@ -283,7 +361,9 @@ impl Condition {
 
     /// Describes for the model which values pass.
     pub(crate) fn describe_opposite(&self) -> String {
-        let list = |values: &[Value]| values.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+        let list = |values: &[Value]| {
+            values.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+        };
         match self {
             Self::Above(limit) => format!("at most {limit}"),
             Self::Below(limit) => format!("at least {limit}"),
@@ -291,11 +371,18 @@ impl Condition {
             Self::NotIn(values) => format!("one of {}", list(values)),
             Self::Glob(pattern) => format!("text that is not like `{pattern}`"),
             Self::Matches(pattern) => format!("text that does not match `{pattern}`"),
-            Self::Runs(patterns) => format!("a command that runs none of {}", list_in_backticks(patterns)),
-            Self::Touches { places, from: Some(_), .. } => {
-                format!("a value that does not name {} or a parent directory", list_in_backticks(places))
+            Self::Runs(patterns) => {
+                format!("a command that runs none of {}", list_in_backticks(patterns))
             }
-            Self::Touches { places, .. } => format!("a value that does not name {}", list_in_backticks(places)),
+            Self::Touches { places, from: Some(_), .. } => {
+                format!(
+                    "a value that does not name {} or a parent directory",
+                    list_in_backticks(places)
+                )
+            }
+            Self::Touches { places, .. } => {
+                format!("a value that does not name {}", list_in_backticks(places))
+            }
         }
     }
 }
@@ -315,7 +402,9 @@ fn list_in_backticks(texts: &[String]) -> String {
 fn is_non_text_command(ask: &PolicyInput<'_>, path: &Pointer, value: &Value) -> bool {
     let Some(shell) = &ask.tool.shell else { return false };
     match shell.parts().strip_prefix(path.parts()) {
-        Some(inside) => Pointer::from_parts(inside.to_vec()).get(value).is_some_and(|command| !command.is_string() && !command.is_null()),
+        Some(inside) => Pointer::from_parts(inside.to_vec())
+            .get(value)
+            .is_some_and(|command| !command.is_string() && !command.is_null()),
         None => path.parts().starts_with(shell.parts()) && !value.is_null(),
     }
 }
@@ -325,7 +414,11 @@ fn is_non_text_command(ask: &PolicyInput<'_>, path: &Pointer, value: &Value) -> 
 /// The text contains the name of the place, or goes through `/proc/` or home.
 fn can_name_place(text: &str, place: &str) -> bool {
     let name = place.trim_end_matches('/').rsplit('/').next().unwrap_or_default();
-    place.contains('*') || name.starts_with('~') || text.contains("/proc/") || text.contains('~') || text.contains(name)
+    place.contains('*')
+        || name.starts_with('~')
+        || text.contains("/proc/")
+        || text.contains('~')
+        || text.contains(name)
 }
 
 /// The longest text that is read as a path, in bytes.
@@ -375,11 +468,21 @@ impl ContentLikelihood {
 /// tool may normalize it), and the files that a patch changes. The content of a file whose name is
 /// in another argument names no other file, except in patch headers.
 fn candidate_paths(text: &str, contents: ContentLikelihood) -> impl Iterator<Item = Cow<'_, str>> {
-    let whole = Some(text).filter(|text| contents != ContentLikelihood::Certain && text.len() <= MAX_PATH_BYTES && !text.contains('\n'));
-    let winds = text.len() > MAX_PATH_BYTES || text.trim() != text || ["//", "/./", "/../"].iter().any(|detour| text.contains(detour));
+    let whole = Some(text).filter(|text| {
+        contents != ContentLikelihood::Certain
+            && text.len() <= MAX_PATH_BYTES
+            && !text.contains('\n')
+    });
+    let winds = text.len() > MAX_PATH_BYTES
+        || text.trim() != text
+        || ["//", "/./", "/../"].iter().any(|detour| text.contains(detour));
     // A text of several lines can be a path only if it starts with `/` or `~`.
-    let is_path = |path: &String| path.len() <= MAX_PATH_BYTES && (!path.contains('\n') || path.starts_with(['/', '~']));
-    let plain = (winds && contents == ContentLikelihood::No).then(|| normalize_path(text.trim())).filter(is_path);
+    let is_path = |path: &String| {
+        path.len() <= MAX_PATH_BYTES && (!path.contains('\n') || path.starts_with(['/', '~']))
+    };
+    let plain = (winds && contents == ContentLikelihood::No)
+        .then(|| normalize_path(text.trim()))
+        .filter(is_path);
     let header = |line: &'_ str| -> Option<std::ops::Range<usize>> {
         let marks = [
             "*** Update File:",
@@ -395,16 +498,25 @@ fn candidate_paths(text: &str, contents: ContentLikelihood) -> impl Iterator<Ite
         let mark = marks.iter().find(|mark| line.starts_with(**mark))?;
         Some(mark.len()..line.len())
     };
-    let named = text.lines().filter(|_| text.contains('\n')).filter_map(move |line| line.get(header(line)?)).map(|path| {
-        let path = path.split('\t').next().unwrap_or(path).trim();
-        path.strip_prefix("a/").or_else(|| path.strip_prefix("b/")).unwrap_or(path)
-    });
+    let named = text
+        .lines()
+        .filter(|_| text.contains('\n'))
+        .filter_map(move |line| line.get(header(line)?))
+        .map(|path| {
+            let path = path.split('\t').next().unwrap_or(path).trim();
+            path.strip_prefix("a/").or_else(|| path.strip_prefix("b/")).unwrap_or(path)
+        });
     whole.into_iter().chain(named).map(Cow::Borrowed).chain(plain.map(Cow::<str>::Owned))
 }
 
 /// Visits every text in a value, with its path and whether an argument beside or above it selects
 /// a file.
-fn visit_texts(value: &Value, at: &mut Pointer, is_told: bool, visit: &mut impl FnMut(&Pointer, &str, bool)) {
+fn visit_texts(
+    value: &Value,
+    at: &mut Pointer,
+    is_told: bool,
+    visit: &mut impl FnMut(&Pointer, &str, bool),
+) {
     match value {
         Value::String(text) => visit(at, text, is_told),
         Value::Array(items) => {
@@ -416,9 +528,10 @@ fn visit_texts(value: &Value, at: &mut Pointer, is_told: bool, visit: &mut impl 
         }
         Value::Object(fields) => {
             let is_told = is_told
-                || fields
-                    .iter()
-                    .any(|(name, field)| field.as_str().is_some_and(|path| !path.is_empty()) && is_listed_name(name, FILE_ARGUMENT_NAMES));
+                || fields.iter().any(|(name, field)| {
+                    field.as_str().is_some_and(|path| !path.is_empty())
+                        && is_listed_name(name, FILE_ARGUMENT_NAMES)
+                });
             for (name, field) in fields {
                 at.push(name.clone());
                 visit_texts(field, at, is_told, visit);

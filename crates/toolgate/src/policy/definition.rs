@@ -1,7 +1,7 @@
 //! Writes the rules of this crate as text, so that a changed rule changes the digest of its agent.
 //!
-//! The text is stored and hashed. It must not depend on how Rust types are named or printed, so each
-//! part is written out here. `tests/it/pinned_formats.rs` pins the result.
+//! The text is stored and hashed. It must not depend on how Rust types are named or printed, so
+//! each part is written out here. `tests/it/pinned_formats.rs` pins the result.
 
 use jiff::SignedDuration;
 use serde_json::{Value, json};

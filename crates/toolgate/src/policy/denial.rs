@@ -23,7 +23,12 @@ pub struct RuleDenial {
 impl RuleDenial {
     /// Creates a refusal with a reason and the default category and code.
     pub(crate) fn new(rule: &str, reason: impl Into<String>) -> Self {
-        Self { reason: reason.into(), category: ErrorCategory::Business, code: rule.to_owned(), redirect: None }
+        Self {
+            reason: reason.into(),
+            category: ErrorCategory::Business,
+            code: rule.to_owned(),
+            redirect: None,
+        }
     }
 
     /// Reports a redirect to a tool that does not exist.
@@ -31,7 +36,10 @@ impl RuleDenial {
         let to = self.redirect.as_deref()?;
         let problem = check_tool_name("redirect", to, tools)?;
         Some(Diagnostic {
-            message: format!("the rule redirects to `{}`, which is not a tool of this agent", toolgate_text::escape_for_display(to)),
+            message: format!(
+                "the rule redirects to `{}`, which is not a tool of this agent",
+                toolgate_text::escape_for_display(to)
+            ),
             ..problem
         })
     }

@@ -6,8 +6,8 @@ use super::cel::CelExpression;
 use super::condition::ConditionResult;
 use super::definition;
 use super::{
-    Condition, DenySummary, Diagnostic, FactRequest, Obligations, Policy, PolicyError, PolicyInput, Prerequisite, RuleCheck, RuleDenial,
-    StaticSummary, ToolNames, Verdict,
+    Condition, DenySummary, Diagnostic, FactRequest, Obligations, Policy, PolicyError, PolicyInput,
+    Prerequisite, RuleCheck, RuleDenial, StaticSummary, ToolNames, Verdict,
 };
 use crate::call::error::FieldError;
 use crate::diagnostic::check_condition_type;
@@ -68,7 +68,8 @@ impl Deny {
 
     /// Creates a rule that asks a person instead of denying.
     pub fn ask<'a>(name: &str, tools: impl IntoIterator<Item = &'a str>) -> Self {
-        let refusal = RuleDenial::new(name, format!("the rule `{name}` requires approval by a person"));
+        let refusal =
+            RuleDenial::new(name, format!("the rule `{name}` requires approval by a person"));
         Self { asks_person: true, refusal, ..Self::new(name, tools) }
     }
 
@@ -79,7 +80,9 @@ impl Deny {
         self
     }
 
-    expression_setters!("Applies the rule only if this CEL expression holds too, see [`super::cel`].");
+    expression_setters!(
+        "Applies the rule only if this CEL expression holds too, see [`super::cel`]."
+    );
 
     /// Sets the people who may answer; an empty list means anyone [default: anyone].
     ///
@@ -93,7 +96,10 @@ impl Deny {
     refusal_setters!();
 
     /// Returns the offending argument of each condition, or `None` if a condition does not hold.
-    pub(super) fn match_conditions(&self, ask: &PolicyInput<'_>) -> Result<Option<DenyMatch>, PolicyError> {
+    pub(super) fn match_conditions(
+        &self,
+        ask: &PolicyInput<'_>,
+    ) -> Result<Option<DenyMatch>, PolicyError> {
         let (mut errors, mut doubt, mut fault) = (Vec::new(), None, None);
         let mut all = true;
         for (path, condition) in &self.conditions {
@@ -126,12 +132,18 @@ impl Deny {
                 continue;
             }
             doubt = doubt.or(unsure);
-            let shown =
-                |place: Option<&serde_json::Value>| place.map_or_else(|| "nothing".to_owned(), |value| ask.display_argument(path, value));
+            let shown = |place: Option<&serde_json::Value>| {
+                place
+                    .map_or_else(|| "nothing".to_owned(), |value| ask.display_argument(path, value))
+            };
             ask.record_check(|| {
                 let found = shown(guilty.unwrap_or_else(|| ask.argument(path)));
                 let whole = if path.parts().is_empty() { "arguments" } else { "" };
-                RuleCheck { what: format!("{whole}{path} {}", condition.describe()), found, holds: guilty.is_some() }
+                RuleCheck {
+                    what: format!("{whole}{path} {}", condition.describe()),
+                    found,
+                    holds: guilty.is_some(),
+                }
             });
             match guilty {
                 Some(place) => errors.push(FieldError {
@@ -158,7 +170,8 @@ impl Deny {
             if !matches!(condition, Condition::Touches { .. }) {
                 return false;
             }
-            let wants = |value: Option<&serde_json::Value>| condition.depends_on_home(ask, path, value);
+            let wants =
+                |value: Option<&serde_json::Value>| condition.depends_on_home(ask, path, value);
             let places = path.get_each(ask.arguments.value());
             (places.is_empty() && wants(None)) || places.into_iter().any(wants)
         };
@@ -169,16 +182,31 @@ impl Deny {
 impl Deny {
     /// Returns the problems of the conditions.
     pub(super) fn check_conditions(&self, tools: &[&ToolSpec]) -> Vec<Diagnostic> {
-        let arguments = self.conditions.iter().enumerate().map(|(index, (path, _))| (format!("where.{index}.argument"), path));
+        let arguments = self
+            .conditions
+            .iter()
+            .enumerate()
+            .map(|(index, (path, _))| (format!("where.{index}.argument"), path));
         let mut problems = self.tools.check_arguments(tools, arguments);
-        let governed: Vec<&ToolSpec> = tools.iter().copied().filter(|tool| self.governs(tool)).collect();
+        let governed: Vec<&ToolSpec> =
+            tools.iter().copied().filter(|tool| self.governs(tool)).collect();
         for (index, (path, condition)) in self.conditions.iter().enumerate() {
-            problems.extend(governed.iter().filter_map(|tool| check_condition_type(&format!("where.{index}"), tool, path, condition)));
-            problems.extend(check_satisfiable(&format!("where.{index}"), path, condition, &governed));
+            problems.extend(governed.iter().filter_map(|tool| {
+                check_condition_type(&format!("where.{index}"), tool, path, condition)
+            }));
+            problems.extend(check_satisfiable(
+                &format!("where.{index}"),
+                path,
+                condition,
+                &governed,
+            ));
             problems.extend(check_alternatives(&format!("where.{index}"), condition));
-            let no_command = |tool: &&&ToolSpec| matches!(condition, Condition::Runs(_)) && tool.shell.as_ref() != Some(path);
+            let no_command = |tool: &&&ToolSpec| {
+                matches!(condition, Condition::Runs(_)) && tool.shell.as_ref() != Some(path)
+            };
             problems.extend(governed.iter().filter(no_command).map(|tool| {
-                let message = format!("`{path}` of `{}` is not declared as a shell command", tool.name());
+                let message =
+                    format!("`{path}` of `{}` is not declared as a shell command", tool.name());
                 let help = match &tool.shell {
                     Some(shell) => format!("its shell command is `{shell}`"),
                     None => format!("add `shell = \"{path}\"` to the tool"),
@@ -187,10 +215,14 @@ impl Deny {
             }));
             // A path with `*` does not show which value is the command.
             let hidden = |tool: &&&ToolSpec| {
-                matches!(condition, Condition::Touches { .. }) && tool.shell.as_ref().is_some_and(|shell| covers_path(path, shell))
+                matches!(condition, Condition::Touches { .. })
+                    && tool.shell.as_ref().is_some_and(|shell| covers_path(path, shell))
             };
             problems.extend(governed.iter().filter(hidden).map(|tool| {
-                let message = format!("`{path}` would treat the shell command of `{}` as a path", tool.name());
+                let message = format!(
+                    "`{path}` would treat the shell command of `{}` as a path",
+                    tool.name()
+                );
                 let problem = Diagnostic::at_field(format!("where.{index}.argument"), message);
                 problem.with_help("omit `argument` to check all arguments, or name one")
             }));
@@ -203,7 +235,9 @@ impl Deny {
 fn covers_path(path: &Pointer, other: &Pointer) -> bool {
     let (path, other) = (path.parts(), other.parts());
     let reaches = |(part, own): (&String, &String)| part == "*" || part == own;
-    path.iter().any(|part| part == "*") && path.len() <= other.len() && path.iter().zip(other).all(reaches)
+    path.iter().any(|part| part == "*")
+        && path.len() <= other.len()
+        && path.iter().zip(other).all(reaches)
 }
 
 /// A match of all conditions.
@@ -229,18 +263,30 @@ impl Policy for Deny {
     fn problems(&self, tools: &[&ToolSpec]) -> Vec<Diagnostic> {
         let mut problems = self.tools.check_names("tools", tools);
         problems.extend(self.check_conditions(tools));
-        let governed: Vec<&ToolSpec> = tools.iter().copied().filter(|tool| self.governs(tool)).collect();
-        problems.extend(self.when.iter().flat_map(|when| when.problems("when", &governed, tools, None)));
+        let governed: Vec<&ToolSpec> =
+            tools.iter().copied().filter(|tool| self.governs(tool)).collect();
+        problems.extend(
+            self.when.iter().flat_map(|when| when.problems("when", &governed, tools, None)),
+        );
         if !self.approvers.is_empty() && !self.asks_person {
-            problems.push(Diagnostic::at_field("approvers", "`approvers` has no effect in a rule that denies").with_help("use `ask`"));
+            problems.push(
+                Diagnostic::at_field(
+                    "approvers",
+                    "`approvers` has no effect in a rule that denies",
+                )
+                .with_help("use `ask`"),
+            );
         }
         problems.extend(self.refusal.check_redirect(tools));
         problems
     }
 
     fn static_summary(&self, _: &ToolSpec) -> StaticSummary<'_> {
-        let forbids =
-            DenySummary { conditions: &self.conditions, has_other_conditions: self.when.is_some(), asks_person: self.asks_person };
+        let forbids = DenySummary {
+            conditions: &self.conditions,
+            has_other_conditions: self.when.is_some(),
+            asks_person: self.asks_person,
+        };
         StaticSummary { denies: Some(forbids), ..StaticSummary::default() }
     }
 
@@ -249,7 +295,10 @@ impl Policy for Deny {
     }
 
     fn definition(&self) -> String {
-        definition::definition(if self.asks_person { "ask" } else { "deny" }, &self.definition_parts())
+        definition::definition(
+            if self.asks_person { "ask" } else { "deny" },
+            &self.definition_parts(),
+        )
     }
 
     fn request_facts(&self, ask: &PolicyInput<'_>, needs: &mut FactRequest) {
@@ -260,7 +309,9 @@ impl Policy for Deny {
     }
 
     fn check(&self, ask: &PolicyInput<'_>) -> Result<Verdict, PolicyError> {
-        let Some(DenyMatch { errors, uncertainty: doubt }) = self.match_conditions(ask)? else { return Ok(Verdict::allow()) };
+        let Some(DenyMatch { errors, uncertainty: doubt }) = self.match_conditions(ask)? else {
+            return Ok(Verdict::allow());
+        };
         if let Some(when) = &self.when
             && !when.is_true(ask, None)?
         {
@@ -268,7 +319,10 @@ impl Policy for Deny {
         }
         if let Some(doubt) = doubt {
             let reason = format!("Toolgate cannot determine what this call does: {doubt}.");
-            return Ok(Verdict::Ask(reason, Obligations { approvers: self.approvers.clone(), ..Obligations::default() }));
+            return Ok(Verdict::Ask(
+                reason,
+                Obligations { approvers: self.approvers.clone(), ..Obligations::default() },
+            ));
         }
         if self.asks_person {
             return Ok(Verdict::Ask(

@@ -41,7 +41,9 @@ impl FactRequest {
     /// Removes the requests that are already answered.
     pub(crate) fn remove_answered(&mut self, facts: &DecisionFacts) {
         self.evidence.retain(|key| !facts.evidence.iter().any(|(known, _)| known == key));
-        self.counters.retain(|(name, window)| !facts.counters.iter().any(|(known, w, _)| known == name && w == window));
+        self.counters.retain(|(name, window)| {
+            !facts.counters.iter().any(|(known, w, _)| known == name && w == window)
+        });
         self.marks.retain(|mark| !facts.marks.contains_key(mark));
         self.files.retain(|file| !facts.files.contains_key(file));
         self.origins.retain(|(place, _)| !facts.origins.contains_key(place));
@@ -51,7 +53,12 @@ impl FactRequest {
     /// Requests evidence that a tool succeeded, about one entity if one is given.
     ///
     /// With `reported`, evidence that a client reported counts too, not only calls that ran here.
-    pub fn evidence_of(&mut self, tool: &Arc<str>, about: Option<(&Arc<str>, &Value)>, reported: bool) {
+    pub fn evidence_of(
+        &mut self,
+        tool: &Arc<str>,
+        about: Option<(&Arc<str>, &Value)>,
+        reported: bool,
+    ) {
         let key = EvidenceKey::tool(Arc::clone(tool));
         let key = match about {
             Some((name, value)) => key.about(Arc::clone(name), value),
@@ -65,7 +72,11 @@ impl FactRequest {
 
     /// Returns whether no request needs the store or a file.
     pub(crate) fn is_empty(&self) -> bool {
-        self.evidence.is_empty() && self.counters.is_empty() && self.marks.is_empty() && self.files.is_empty() && self.origins.is_empty()
+        self.evidence.is_empty()
+            && self.counters.is_empty()
+            && self.marks.is_empty()
+            && self.files.is_empty()
+            && self.origins.is_empty()
     }
 }
 
@@ -261,7 +272,9 @@ impl DecisionFacts {
             self.marks.insert(mark, found);
         }
         for (place, value) in needs.origins.drain(..) {
-            self.origins.entry(place).or_insert_with(|| crate::provenance::find_provenance(&state.provenance, &value));
+            self.origins
+                .entry(place)
+                .or_insert_with(|| crate::provenance::find_provenance(&state.provenance, &value));
         }
     }
 }

@@ -3,7 +3,10 @@
 use serde_json::{Value, json};
 
 use super::definition;
-use super::{Condition, Diagnostic, FactRequest, Policy, PolicyError, PolicyInput, RuleCheck, RuleDenial, ToolNames, Verdict};
+use super::{
+    Condition, Diagnostic, FactRequest, Policy, PolicyError, PolicyInput, RuleCheck, RuleDenial,
+    ToolNames, Verdict,
+};
 use crate::call::error::FieldError;
 use crate::diagnostic::check_tool_name;
 use crate::policy::denial::refusal_setters;
@@ -39,7 +42,11 @@ pub struct Flow {
 
 impl Flow {
     /// Creates a rule that denies values from untrusted results in these arguments.
-    pub fn new<'a>(name: &str, tools: impl IntoIterator<Item = &'a str>, arguments: impl IntoIterator<Item = &'a str>) -> Self {
+    pub fn new<'a>(
+        name: &str,
+        tools: impl IntoIterator<Item = &'a str>,
+        arguments: impl IntoIterator<Item = &'a str>,
+    ) -> Self {
         Self {
             name: name.to_owned(),
             tools: ToolNames::new(tools),
@@ -57,9 +64,16 @@ impl Flow {
     }
 
     /// Creates a rule that allows only values from the sources that are added next.
-    pub fn only_from<'a>(name: &str, tools: impl IntoIterator<Item = &'a str>, arguments: impl IntoIterator<Item = &'a str>) -> Self {
+    pub fn only_from<'a>(
+        name: &str,
+        tools: impl IntoIterator<Item = &'a str>,
+        arguments: impl IntoIterator<Item = &'a str>,
+    ) -> Self {
         let flow = Self::new(name, tools, arguments);
-        let refusal = RuleDenial { reason: "this value must come from a known source".to_owned(), ..flow.refusal };
+        let refusal = RuleDenial {
+            reason: "this value must come from a known source".to_owned(),
+            ..flow.refusal
+        };
         Self { is_strict: true, refusal, ..flow }
     }
 
@@ -96,8 +110,13 @@ impl Flow {
     refusal_setters!();
 
     fn describe_sources(&self) -> String {
-        let tools =
-            self.trusted.iter().map(|source| if source == USER_SOURCE { "the user's own words".to_owned() } else { format!("`{source}`") });
+        let tools = self.trusted.iter().map(|source| {
+            if source == USER_SOURCE {
+                "the user's own words".to_owned()
+            } else {
+                format!("`{source}`")
+            }
+        });
         let literals = (!self.literals.is_empty()).then(|| "a fixed list".to_owned());
         let all: Vec<String> = tools.chain(literals).collect();
         if all.is_empty() { "no source".to_owned() } else { all.join(" or ") }
@@ -107,7 +126,11 @@ impl Flow {
 /// Visits every text and number at a path of the arguments, with its path and whether it is secret.
 ///
 /// Undeclared member names count as values too. Too many values are a fault.
-pub(super) fn visit_values(ask: &PolicyInput<'_>, path: &Pointer, f: &mut dyn FnMut(&str, &Value, bool)) -> Result<(), PolicyError> {
+pub(super) fn visit_values(
+    ask: &PolicyInput<'_>,
+    path: &Pointer,
+    f: &mut dyn FnMut(&str, &Value, bool),
+) -> Result<(), PolicyError> {
     let (mut count, mut visited) = (0, 0);
     let mut counted = |place: &str, prefix: &str, value: &Value| {
         count += 1;
@@ -127,7 +150,8 @@ pub(super) fn visit_values(ask: &PolicyInput<'_>, path: &Pointer, f: &mut dyn Fn
             if visited > 20 * MAX_ARGUMENT_VALUES {
                 return;
             }
-            let parent = Pointer::from(place).split_last().map(|(parent, _)| parent).unwrap_or_default();
+            let parent =
+                Pointer::from(place).split_last().map(|(parent, _)| parent).unwrap_or_default();
             if !has_declared_member(ask.tool, &parent, name) {
                 // The prefix cannot collide with a path.
                 counted(place, "name of ", &Value::String(name.to_owned()));
@@ -135,7 +159,9 @@ pub(super) fn visit_values(ask: &PolicyInput<'_>, path: &Pointer, f: &mut dyn Fn
         });
     }
     if count > MAX_ARGUMENT_VALUES || visited > 20 * MAX_ARGUMENT_VALUES {
-        return Err(PolicyError(format!("there are more than {MAX_ARGUMENT_VALUES} values at `{path}`")));
+        return Err(PolicyError(format!(
+            "there are more than {MAX_ARGUMENT_VALUES} values at `{path}`"
+        )));
     }
     Ok(())
 }
@@ -151,37 +177,58 @@ impl Policy for Flow {
 
     fn problems(&self, tools: &[&ToolSpec]) -> Vec<Diagnostic> {
         let mut problems = self.tools.check_names("tools", tools);
-        let places = self.arguments.iter().enumerate().map(|(index, path)| (format!("arguments.{index}"), path));
+        let places = self
+            .arguments
+            .iter()
+            .enumerate()
+            .map(|(index, path)| (format!("arguments.{index}"), path));
         problems.extend(self.tools.check_arguments(tools, places));
         if self.arguments.is_empty() {
-            problems
-                .push(Diagnostic::at_field("arguments", "the rule guards no argument, so it never applies").with_help("name at least one"));
+            problems.push(
+                Diagnostic::at_field(
+                    "arguments",
+                    "the rule guards no argument, so it never applies",
+                )
+                .with_help("name at least one"),
+            );
         }
         let sources = self.trusted.iter().filter(|source| *source != USER_SOURCE).enumerate();
         for (index, source) in sources.clone() {
             problems.extend(check_tool_name(&format!("trusted.{index}"), source, tools));
         }
         for (index, source) in sources.clone() {
-            let external = tools.iter().filter(|tool| tool.name() == source && !self.accepts_reported);
-            problems.extend(external.filter_map(|tool| tool.warn_if_run_by_client(&format!("trusted.{index}"))));
+            let external =
+                tools.iter().filter(|tool| tool.name() == source && !self.accepts_reported);
+            problems.extend(
+                external.filter_map(|tool| tool.warn_if_run_by_client(&format!("trusted.{index}"))),
+            );
         }
         for (index, source) in sources {
             if tools.iter().any(|tool| tool.name() == source && tool.untrusted) {
-                let problem =
-                    Diagnostic::at_field(format!("trusted.{index}"), format!("`{source}` is declared untrusted, but this rule trusts it"));
-                problems.push(problem.with_help("remove it from the rule, or do not declare it untrusted"));
+                let problem = Diagnostic::at_field(
+                    format!("trusted.{index}"),
+                    format!("`{source}` is declared untrusted, but this rule trusts it"),
+                );
+                problems.push(
+                    problem.with_help("remove it from the rule, or do not declare it untrusted"),
+                );
             }
         }
         if self.is_strict && self.trusted.is_empty() && self.literals.is_empty() {
             problems.push(
-                Diagnostic::at_field("trusted", "the rule names no source, so it denies every value")
-                    .with_help("name a tool, the user or values"),
+                Diagnostic::at_field(
+                    "trusted",
+                    "the rule names no source, so it denies every value",
+                )
+                .with_help("name a tool, the user or values"),
             );
         }
         if !self.is_strict && !tools.iter().any(|tool| tool.untrusted) {
             problems.push(
-                Diagnostic::new("no tool of this agent is declared untrusted, so the rule never applies")
-                    .with_help("declare a tool untrusted, or use `only_from`"),
+                Diagnostic::new(
+                    "no tool of this agent is declared untrusted, so the rule never applies",
+                )
+                .with_help("declare a tool untrusted, or use `only_from`"),
             );
         }
         problems.extend(self.refusal.check_redirect(tools));
@@ -209,7 +256,9 @@ impl Policy for Flow {
     fn request_facts(&self, ask: &PolicyInput<'_>, needs: &mut FactRequest) {
         for path in &self.arguments {
             // If there are too many values, `check` reports the fault.
-            let _ = visit_values(ask, path, &mut |place, leaf, _| needs.origins.push((place.to_owned(), leaf.clone())));
+            let _ = visit_values(ask, path, &mut |place, leaf, _| {
+                needs.origins.push((place.to_owned(), leaf.clone()))
+            });
         }
     }
 
@@ -225,12 +274,16 @@ impl Policy for Flow {
                 }
             };
             let trusted = self.literals.contains(leaf)
-                || self
-                    .trusted
-                    .iter()
-                    .any(|source| known.comes_from(source) || (self.accepts_reported && known.comes_from(&reported_source(source))));
+                || self.trusted.iter().any(|source| {
+                    known.comes_from(source)
+                        || (self.accepts_reported && known.comes_from(&reported_source(source)))
+                });
             let refused = !trusted && (self.is_strict || known.may_be_untrusted());
-            let shown = if secret { "(hidden)".to_owned() } else { toolgate_text::escape_for_display(&leaf.to_string()) };
+            let shown = if secret {
+                "(hidden)".to_owned()
+            } else {
+                toolgate_text::escape_for_display(&leaf.to_string())
+            };
             ask.record_check(|| {
                 let from = match (trusted, known.untrusted, known.overflowed) {
                     (true, ..) => "known from a trusted source",
@@ -238,16 +291,28 @@ impl Policy for Flow {
                     (_, _, true) => "unknown, and the record of values is incomplete",
                     _ => "unknown",
                 };
-                RuleCheck { what: format!("origin of {place}"), found: format!("{shown}: {from}"), holds: refused }
+                RuleCheck {
+                    what: format!("origin of {place}"),
+                    found: format!("{shown}: {from}"),
+                    holds: refused,
+                }
             });
             // List at most 20 values to keep the error short.
             if refused && errors.len() < 20 {
                 let expected = if self.is_strict {
                     format!("a value from {}", self.describe_sources())
                 } else {
-                    format!("a value that does not come from an untrusted result, or one that also comes from {}", self.describe_sources())
+                    format!(
+                        "a value that does not come from an untrusted result, or one that also comes from {}",
+                        self.describe_sources()
+                    )
                 };
-                errors.push(FieldError { path: place.to_owned(), expected, got: shown, did_you_mean: None });
+                errors.push(FieldError {
+                    path: place.to_owned(),
+                    expected,
+                    got: shown,
+                    did_you_mean: None,
+                });
             }
         };
         for path in &self.arguments {

@@ -93,7 +93,8 @@ impl<'a> PolicyInput<'a> {
         self.trace.is_some()
     }
 
-    /// Returns an argument; of a path with `*` only the first match, see [`PolicyInput::arguments_at`].
+    /// Returns an argument; of a path with `*` only the first match, see
+    /// [`PolicyInput::arguments_at`].
     #[must_use]
     pub fn argument(&self, path: &Pointer) -> Option<&'a Value> {
         let found = path.get(self.arguments.value());
@@ -103,7 +104,9 @@ impl<'a> PolicyInput<'a> {
 
     /// Returns an argument unless its value is null or blank text.
     pub(crate) fn non_blank_argument(&self, path: &Pointer) -> Option<&'a Value> {
-        self.argument(path).filter(|value| !value.is_null() && value.as_str().is_none_or(|text| !text.trim().is_empty()))
+        self.argument(path).filter(|value| {
+            !value.is_null() && value.as_str().is_none_or(|text| !text.trim().is_empty())
+        })
     }
 
     /// Returns all values at a path of the arguments; `*` matches every item, `None` is absent.
@@ -134,7 +137,11 @@ impl<'a> PolicyInput<'a> {
 
     /// Formats an argument value for an error message, with secrets hidden.
     pub(crate) fn display_argument(&self, path: &Pointer, value: &Value) -> String {
-        if self.is_secret(path) { "(hidden)".to_owned() } else { toolgate_text::escape_for_display(&value.to_string()) }
+        if self.is_secret(path) {
+            "(hidden)".to_owned()
+        } else {
+            toolgate_text::escape_for_display(&value.to_string())
+        }
     }
 
     /// Returns the latest evidence that a tool succeeded, about one entity if one is given.
@@ -143,7 +150,12 @@ impl<'a> PolicyInput<'a> {
     ///
     /// # Errors
     /// Returns a fault if the policy did not request it in [`super::Policy::request_facts`].
-    pub fn evidence_of(&self, tool: &str, about: Option<(&str, &Value)>, reported: bool) -> Result<Option<&'a Evidence>, PolicyError> {
+    pub fn evidence_of(
+        &self,
+        tool: &str,
+        about: Option<(&str, &Value)>,
+        reported: bool,
+    ) -> Result<Option<&'a Evidence>, PolicyError> {
         let matches = |key: &EvidenceKey| match (&key.entity, about) {
             _ if &*key.tool != tool => false,
             (None, None) => true,
@@ -154,23 +166,38 @@ impl<'a> PolicyInput<'a> {
         };
         let mut asked_for = false;
         let mut latest: Option<&'a Evidence> = None;
-        for (_, proof) in self.facts.evidence.iter().filter(|(key, _)| (reported || !key.reported) && matches(key)) {
+        for (_, proof) in self
+            .facts
+            .evidence
+            .iter()
+            .filter(|(key, _)| (reported || !key.reported) && matches(key))
+        {
             asked_for = true;
             if let Some(proof) = proof {
                 self.report_redacted_use(&Pointer::default(), Some(&proof.fields));
             }
             latest = latest.into_iter().chain(proof.as_deref()).max_by_key(|proof| proof.at);
         }
-        if asked_for { Ok(latest) } else { Err(PolicyError(format!("evidence of `{tool}` was not requested in `needs`"))) }
+        if asked_for {
+            Ok(latest)
+        } else {
+            Err(PolicyError(format!("evidence of `{tool}` was not requested in `needs`")))
+        }
     }
 
     /// Returns the used amount of a counter in this time window.
     ///
     /// # Errors
     /// Returns a fault if the policy did not request it in [`super::Policy::request_facts`].
-    pub fn counter(&self, name: &str, window: Option<SignedDuration>) -> Result<Decimal, PolicyError> {
+    pub fn counter(
+        &self,
+        name: &str,
+        window: Option<SignedDuration>,
+    ) -> Result<Decimal, PolicyError> {
         let found = self.facts.counters.iter().find(|(n, w, _)| n == name && *w == window);
-        found.map(|(.., used)| *used).ok_or_else(|| PolicyError(format!("counter `{name}` was not requested in `needs`")))
+        found
+            .map(|(.., used)| *used)
+            .ok_or_else(|| PolicyError(format!("counter `{name}` was not requested in `needs`")))
     }
 
     /// Returns a mark that a policy stored in the session.
@@ -178,9 +205,15 @@ impl<'a> PolicyInput<'a> {
     /// # Errors
     /// Returns a fault if the policy did not request it in [`super::Policy::request_facts`].
     pub fn mark(&self, name: &str) -> Result<Option<&'a Value>, PolicyError> {
-        let mark = self.facts.marks.get(name).ok_or_else(|| PolicyError(format!("mark `{name}` was not requested in `needs`")))?;
-        if self.facts.watch.0.is_some() && mark.as_ref().is_some_and(crate::redact::has_mark_inside) {
-            self.facts.watch.record_missing(|| "a mark was redacted, and a rule reads it".to_owned());
+        let mark =
+            self.facts.marks.get(name).ok_or_else(|| {
+                PolicyError(format!("mark `{name}` was not requested in `needs`"))
+            })?;
+        if self.facts.watch.0.is_some() && mark.as_ref().is_some_and(crate::redact::has_mark_inside)
+        {
+            self.facts
+                .watch
+                .record_missing(|| "a mark was redacted, and a rule reads it".to_owned());
         }
         Ok(mark.as_ref())
     }
@@ -188,10 +221,12 @@ impl<'a> PolicyInput<'a> {
     /// Returns the state of a file.
     ///
     /// # Errors
-    /// Returns a fault if the policy did not request it in [`super::Policy::request_facts`], or if the
-    /// agent has no file system.
+    /// Returns a fault if the policy did not request it in [`super::Policy::request_facts`], or if
+    /// the agent has no file system.
     pub fn file(&self, path: &str) -> Result<&'a FileFact, PolicyError> {
-        self.facts.files.get(path).ok_or_else(|| PolicyError(format!("cannot inspect `{path}`: the agent has no file system")))
+        self.facts.files.get(path).ok_or_else(|| {
+            PolicyError(format!("cannot inspect `{path}`: the agent has no file system"))
+        })
     }
 
     /// Returns the home directory from the facts, or else that of this process.
@@ -204,7 +239,9 @@ impl<'a> PolicyInput<'a> {
     /// # Errors
     /// Returns a fault if the policy did not request it in [`super::Policy::request_facts`].
     pub fn provenance(&self, place: &str) -> Result<&'a Provenance, PolicyError> {
-        self.facts.origins.get(place).ok_or_else(|| PolicyError(format!("the provenance of `{place}` was not requested in `needs`")))
+        self.facts.origins.get(place).ok_or_else(|| {
+            PolicyError(format!("the provenance of `{place}` was not requested in `needs`"))
+        })
     }
 }
 
@@ -212,7 +249,9 @@ impl<'a> PolicyInput<'a> {
 /// unknown.
 pub(crate) fn home_dir_text() -> String {
     match toolgate_process::home_dir::home_dir() {
-        Some(home) => toolgate_shell::normalize_path(&home.display().to_string()).trim_end_matches('/').to_owned(),
+        Some(home) => toolgate_shell::normalize_path(&home.display().to_string())
+            .trim_end_matches('/')
+            .to_owned(),
         None => "~".to_owned(),
     }
 }

@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 use super::definition;
 use super::{
-    Diagnostic, FactRequest, LimitSummary, Obligations, Policy, PolicyError, PolicyInput, Prerequisite, RuleCheck, RuleDenial,
-    StaticSummary, ToolNames, Verdict,
+    Diagnostic, FactRequest, LimitSummary, Obligations, Policy, PolicyError, PolicyInput,
+    Prerequisite, RuleCheck, RuleDenial, StaticSummary, ToolNames, Verdict,
 };
 use crate::call::error::{FieldError, ToolError};
 use crate::diagnostic::{check_lookup_key, check_single_value, check_tool_name};
@@ -37,7 +37,12 @@ struct UnusableArgument<'a> {
 
 impl<'a> UnusableArgument<'a> {
     fn missing(path: &'a Pointer, expected: &'static str) -> Self {
-        Self { path, found: None, expected, reason: format!("`{path}` is missing, and the limit depends on it") }
+        Self {
+            path,
+            found: None,
+            expected,
+            reason: format!("`{path}` is missing, and the limit depends on it"),
+        }
     }
 
     /// Returns whether the model can correct the argument.
@@ -50,7 +55,11 @@ impl<'a> UnusableArgument<'a> {
             SchemaLookup::Known(schema) => schema,
         };
         let is_number = |kind: &Value| matches!(kind.as_str(), Some("number" | "integer"));
-        match tool.input_schema().and_then(|root| resolve_object(schema, root)).and_then(|map| map.get("type")) {
+        match tool
+            .input_schema()
+            .and_then(|root| resolve_object(schema, root))
+            .and_then(|map| map.get("type"))
+        {
             _ if self.expected != AMOUNT_DESCRIPTION => true,
             None => true,
             Some(Value::Array(kinds)) => kinds.iter().any(is_number),
@@ -152,7 +161,8 @@ impl Limit {
 
     /// Limits the number of calls.
     pub fn calls<'a>(name: &str, tools: impl IntoIterator<Item = &'a str>, most: u64) -> Self {
-        let refusal = RuleDenial::new(name, format!("the limit `{name}` of {most} calls is reached"));
+        let refusal =
+            RuleDenial::new(name, format!("the limit `{name}` of {most} calls is reached"));
         Self {
             name: name.to_owned(),
             tools: ToolNames::new(tools),
@@ -168,8 +178,16 @@ impl Limit {
     /// Limits the sum of an argument.
     ///
     /// An amount that cannot be summed, such as a negative one, is denied as an invalid argument.
-    pub fn sum<'a>(name: &str, tools: impl IntoIterator<Item = &'a str>, argument: impl Into<Pointer>, most: Decimal) -> Self {
-        let refusal = RuleDenial::new(name, format!("the limit `{name}` of {most} in total would be exceeded"));
+    pub fn sum<'a>(
+        name: &str,
+        tools: impl IntoIterator<Item = &'a str>,
+        argument: impl Into<Pointer>,
+        most: Decimal,
+    ) -> Self {
+        let refusal = RuleDenial::new(
+            name,
+            format!("the limit `{name}` of {most} in total would be exceeded"),
+        );
         Self { amount: Some(argument.into()), max: most, refusal, ..Self::calls(name, tools, 0) }
     }
 
@@ -212,10 +230,12 @@ impl Limit {
 
     /// Returns an argument that the counter depends on and that the tool does not accept.
     pub(super) fn undeclared_argument(&self, tool: &ToolSpec) -> Option<&Pointer> {
-        self.currency
-            .iter()
-            .chain(self.owner_argument())
-            .find(|path| matches!(crate::schema::lookup_input(tool, path), crate::schema::SchemaLookup::Missing(..)))
+        self.currency.iter().chain(self.owner_argument()).find(|path| {
+            matches!(
+                crate::schema::lookup_input(tool, path),
+                crate::schema::SchemaLookup::Missing(..)
+            )
+        })
     }
 
     /// Reports a summed argument that is never a number.
@@ -226,7 +246,10 @@ impl Limit {
         if can_have_type(map, "number") || can_have_type(map, "integer") {
             return None;
         }
-        let problem = Diagnostic::at_field("sum", format!("`{path}` of `{}` is never a number, so it cannot be summed", tool.name()));
+        let problem = Diagnostic::at_field(
+            "sum",
+            format!("`{path}` of `{}` is never a number, so it cannot be summed", tool.name()),
+        );
         Some(problem.with_help("name an argument that is declared as a number"))
     }
 
@@ -234,30 +257,53 @@ impl Limit {
         self.name == name
     }
 
-    fn require_argument<'a>(ask: &PolicyInput<'a>, path: &Pointer) -> Result<&'a Value, PolicyError> {
-        ask.non_blank_argument(path).ok_or_else(|| PolicyError::new(format!("`{path}` is missing, and the limit depends on it")))
+    fn require_argument<'a>(
+        ask: &PolicyInput<'a>,
+        path: &Pointer,
+    ) -> Result<&'a Value, PolicyError> {
+        ask.non_blank_argument(path).ok_or_else(|| {
+            PolicyError::new(format!("`{path}` is missing, and the limit depends on it"))
+        })
     }
 
     /// Returns the sum of all values at a path.
-    fn sum_argument<'a>(ask: &PolicyInput<'a>, path: &'a Pointer) -> Result<Decimal, UnusableArgument<'a>> {
+    fn sum_argument<'a>(
+        ask: &PolicyInput<'a>,
+        path: &'a Pointer,
+    ) -> Result<Decimal, UnusableArgument<'a>> {
         let values = ask.arguments_at(path);
         if values.is_empty() {
             return Err(UnusableArgument::missing(path, AMOUNT_DESCRIPTION));
         }
         values.into_iter().try_fold(Decimal::ZERO, |sum, found| {
-            let wrong = |why: String| UnusableArgument { path, found, expected: AMOUNT_DESCRIPTION, reason: why };
-            let amount = found.and_then(decimal_of).ok_or_else(|| wrong(format!("`{path}` is not an exact number")))?;
+            let wrong = |why: String| UnusableArgument {
+                path,
+                found,
+                expected: AMOUNT_DESCRIPTION,
+                reason: why,
+            };
+            let amount = found
+                .and_then(decimal_of)
+                .ok_or_else(|| wrong(format!("`{path}` is not an exact number")))?;
             if amount < Decimal::ZERO {
                 return Err(wrong("a sum accepts no negative amounts".to_owned()));
             }
-            sum.checked_add(amount).ok_or_else(|| wrong(format!("the sum of `{path}` is too large")))
+            sum.checked_add(amount)
+                .ok_or_else(|| wrong(format!("the sum of `{path}` is too large")))
         })
     }
 
     /// Returns an argument that names the owner or the currency and is missing.
     fn find_missing_argument<'a>(&'a self, ask: &PolicyInput<'a>) -> Option<UnusableArgument<'a>> {
-        let missing = self.owner_argument().into_iter().chain(&self.currency).find(|path| ask.non_blank_argument(path).is_none())?;
-        Some(UnusableArgument { found: ask.argument(missing), ..UnusableArgument::missing(missing, "given") })
+        let missing = self
+            .owner_argument()
+            .into_iter()
+            .chain(&self.currency)
+            .find(|path| ask.non_blank_argument(path).is_none())?;
+        Some(UnusableArgument {
+            found: ask.argument(missing),
+            ..UnusableArgument::missing(missing, "given")
+        })
     }
 
     /// Denies a call with an unusable argument.
@@ -265,22 +311,34 @@ impl Limit {
     /// The model can correct such an argument, as it corrects one that does not fit the schema. If
     /// the declaration of the tool rules out a usable value, or if the arguments are not complete
     /// yet, the result is a fault.
-    fn deny_unusable(&self, ask: &PolicyInput<'_>, wrong: &UnusableArgument<'_>) -> Result<Verdict, PolicyError> {
+    fn deny_unusable(
+        &self,
+        ask: &PolicyInput<'_>,
+        wrong: &UnusableArgument<'_>,
+    ) -> Result<Verdict, PolicyError> {
         if ask.is_sketch || !wrong.can_be_corrected(ask.tool) {
             return Err(PolicyError::new(wrong.reason.clone()));
         }
         let path = wrong.path;
-        let got = wrong.found.map_or_else(|| "nothing".to_owned(), |value| ask.display_argument(path, value));
+        let got = wrong
+            .found
+            .map_or_else(|| "nothing".to_owned(), |value| ask.display_argument(path, value));
         let expected = wrong.expected.to_owned();
-        let message =
-            format!("{}: `{path}` must be {expected}, because the limit `{}` depends on it; got {got}", ask.tool.name(), self.name);
+        let message = format!(
+            "{}: `{path}` must be {expected}, because the limit `{}` depends on it; got {got}",
+            ask.tool.name(),
+            self.name
+        );
         let mut error = ToolError::from_code(crate::call::error_code::INVALID_ARGUMENTS, message);
         error.errors.push(FieldError { path: path.to_string(), expected, got, did_you_mean: None });
         Ok(Verdict::deny(error))
     }
 
     /// Returns the entity that evidence names, or the fallback argument.
-    fn evidence_entity<'a>(ask: &PolicyInput<'a>, proved: &EvidenceEntity) -> Result<&'a Value, PolicyError> {
+    fn evidence_entity<'a>(
+        ask: &PolicyInput<'a>,
+        proved: &EvidenceEntity,
+    ) -> Result<&'a Value, PolicyError> {
         let (entity, argument) = &proved.entity;
         let about = Self::require_argument(ask, argument)?;
         let evidence = ask.evidence_of(&proved.tool, Some((entity, about)), false)?;
@@ -290,11 +348,17 @@ impl Limit {
                 .fields
                 .get(proved.field.to_string())
                 .filter(|whose| can_identify_owner(whose))
-                .ok_or_else(|| PolicyError::new(format!("the evidence of `{}` does not name the owner of the limit", proved.tool))),
+                .ok_or_else(|| {
+                    PolicyError::new(format!(
+                        "the evidence of `{}` does not name the owner of the limit",
+                        proved.tool
+                    ))
+                }),
             (None, Some(path)) => Self::require_argument(ask, path),
-            (None, None) => {
-                Err(PolicyError::new(format!("there is no evidence of `{}` yet that names the owner of the limit", proved.tool)))
-            }
+            (None, None) => Err(PolicyError::new(format!(
+                "there is no evidence of `{}` yet that names the owner of the limit",
+                proved.tool
+            ))),
         }
     }
 
@@ -308,17 +372,28 @@ impl Limit {
     /// Returns the name of the counter that a call is charged to.
     pub(super) fn counter(&self, ask: &PolicyInput<'_>) -> Result<String, PolicyError> {
         let whose = match &self.per {
-            LimitOwner::Session => format!("session\u{1f}{}\u{1f}{}", ask.key.principal, ask.key.session),
+            LimitOwner::Session => {
+                format!("session\u{1f}{}\u{1f}{}", ask.key.principal, ask.key.session)
+            }
             LimitOwner::Principal => format!("principal\u{1f}{}", ask.key.principal),
-            LimitOwner::Entity(path) => with_canonical_text(Self::require_argument(ask, path)?, |value| format!("entity\u{1f}{value}")),
+            LimitOwner::Entity(path) => {
+                with_canonical_text(Self::require_argument(ask, path)?, |value| {
+                    format!("entity\u{1f}{value}")
+                })
+            }
             LimitOwner::EvidenceEntity(proved) => {
-                with_canonical_text(Self::evidence_entity(ask, proved)?, |value| format!("entity\u{1f}{value}"))
+                with_canonical_text(Self::evidence_entity(ask, proved)?, |value| {
+                    format!("entity\u{1f}{value}")
+                })
             }
         };
         let currency = match &self.currency {
             // All spellings of a currency code share one counter.
             Some(path) => match Self::require_argument(ask, path)? {
-                Value::String(code) => with_canonical_text(&Value::String(code.trim().to_ascii_uppercase()), str::to_owned),
+                Value::String(code) => with_canonical_text(
+                    &Value::String(code.trim().to_ascii_uppercase()),
+                    str::to_owned,
+                ),
                 other => with_canonical_text(other, str::to_owned),
             },
             None => String::new(),
@@ -344,7 +419,8 @@ impl Policy for Limit {
     fn problems(&self, tools: &[&ToolSpec]) -> Vec<Diagnostic> {
         let mut arguments: Vec<(String, &Pointer)> = Vec::new();
         arguments.extend(self.amount.iter().map(|path| ("sum".to_owned(), path)));
-        let mut single: Vec<(String, &Pointer)> = self.currency.iter().map(|path| ("currency".to_owned(), path)).collect();
+        let mut single: Vec<(String, &Pointer)> =
+            self.currency.iter().map(|path| ("currency".to_owned(), path)).collect();
         match &self.per {
             LimitOwner::Session | LimitOwner::Principal => {}
             LimitOwner::Entity(path) => single.push(("per".to_owned(), path)),
@@ -355,24 +431,33 @@ impl Policy for Limit {
         }
         let mut problems = self.tools.check_names("tools", tools);
         problems.extend(single.iter().filter_map(|(field, path)| check_single_value(field, path)));
-        let governed: Vec<&ToolSpec> = tools.iter().copied().filter(|tool| self.governs(tool)).collect();
-        problems.extend(single.iter().filter_map(|(field, path)| check_lookup_key(field, path, &governed)));
+        let governed: Vec<&ToolSpec> =
+            tools.iter().copied().filter(|tool| self.governs(tool)).collect();
+        problems.extend(
+            single.iter().filter_map(|(field, path)| check_lookup_key(field, path, &governed)),
+        );
         problems.extend(governed.iter().filter_map(|tool| self.check_summable(tool)));
         arguments.append(&mut single);
         problems.extend(self.tools.check_arguments(tools, arguments.into_iter()));
         if let LimitOwner::EvidenceEntity(proved) = &self.per {
             problems.extend(check_tool_name("per.proved_by", &proved.tool, tools));
             for source in tools.iter().filter(|tool| *proved.tool == *tool.name()) {
-                problems.extend(source.check_entity(&format!("per.same.{}", proved.entity.0), &proved.entity.0));
+                problems.extend(
+                    source.check_entity(&format!("per.same.{}", proved.entity.0), &proved.entity.0),
+                );
                 problems.extend(source.check_evidence_field("per.field", &proved.field));
                 problems.extend(source.warn_if_run_by_client("per.proved_by"));
             }
         }
         if self.max < Decimal::ZERO {
-            problems.push(Diagnostic::at_field("max", format!("the limit is negative: {}", self.max)));
+            problems
+                .push(Diagnostic::at_field("max", format!("the limit is negative: {}", self.max)));
         }
         if self.window.is_some_and(|window| window <= SignedDuration::ZERO) {
-            problems.push(Diagnostic::at_field("within", "the window must be longer than 0").with_help("like `24h`"));
+            problems.push(
+                Diagnostic::at_field("within", "the window must be longer than 0")
+                    .with_help("like `24h`"),
+            );
         }
         problems.extend(self.refusal.check_redirect(tools));
         problems
@@ -409,7 +494,11 @@ impl Policy for Limit {
         Some(if known.is_some() {
             Vec::new()
         } else {
-            vec![Prerequisite { tool: Arc::clone(&proved.tool), about: Some(about), ..Prerequisite::default() }]
+            vec![Prerequisite {
+                tool: Arc::clone(&proved.tool),
+                about: Some(about),
+                ..Prerequisite::default()
+            }]
         })
     }
 
@@ -418,7 +507,11 @@ impl Policy for Limit {
         if self.is_owner_assumed(ask) {
             return Ok(Verdict::allow());
         }
-        let amount = match self.amount.as_ref().map_or(Ok(Decimal::ONE), |path| Self::sum_argument(ask, path)) {
+        let amount = match self
+            .amount
+            .as_ref()
+            .map_or(Ok(Decimal::ONE), |path| Self::sum_argument(ask, path))
+        {
             Ok(amount) => amount,
             Err(wrong) => return self.deny_unusable(ask, &wrong),
         };
@@ -430,7 +523,16 @@ impl Policy for Limit {
             let found = if secret { "(hidden)".to_owned() } else { format!("{amount} more") };
             RuleCheck { what: format!("at most {}", self.max), found, holds: amount <= self.max }
         });
-        let charge = Charge { counter: self.counter(ask)?, amount, cap: self.max, window: self.window, unit: ChargeUnit::Fixed };
-        Ok(Verdict::Allow(Obligations { charges: vec![(charge, self.refusal.to_error())], ..Obligations::default() }))
+        let charge = Charge {
+            counter: self.counter(ask)?,
+            amount,
+            cap: self.max,
+            window: self.window,
+            unit: ChargeUnit::Fixed,
+        };
+        Ok(Verdict::Allow(Obligations {
+            charges: vec![(charge, self.refusal.to_error())],
+            ..Obligations::default()
+        }))
     }
 }

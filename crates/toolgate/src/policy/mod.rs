@@ -34,7 +34,8 @@ pub use condition::Condition;
 pub use deny::Deny;
 pub(crate) use facts::MissingFactTracker;
 pub use facts::{
-    ApprovalFact, CounterReading, DecisionFacts, DedupKeyKind, FactRequest, FileFact, HookFact, ObservedVerdict, PriorCallFact,
+    ApprovalFact, CounterReading, DecisionFacts, DedupKeyKind, FactRequest, FileFact, HookFact,
+    ObservedVerdict, PriorCallFact,
 };
 pub use flow::Flow;
 pub use limit::{EvidenceEntity, Limit, LimitOwner};
@@ -159,7 +160,10 @@ pub struct LimitSummary<'a> {
 impl dyn Policy {
     /// Returns whether the rule denies calls of one of these tools on its own.
     pub fn can_deny_any<'a>(&self, mut tools: impl Iterator<Item = &'a ToolSpec>) -> bool {
-        tools.any(|tool| self.governs(tool) && self.static_summary(tool).denies.is_some_and(|forbids| !forbids.asks_person))
+        tools.any(|tool| {
+            self.governs(tool)
+                && self.static_summary(tool).denies.is_some_and(|forbids| !forbids.asks_person)
+        })
     }
 }
 

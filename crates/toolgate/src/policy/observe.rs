@@ -1,7 +1,8 @@
 //! Implements `observe`: records the verdicts of a rule without enforcing them.
 
 use super::{
-    Diagnostic, EnforcementMode, FactRequest, Policy, PolicyError, PolicyInput, Prerequisite, StaticSummary, SuccessfulCall, Verdict,
+    Diagnostic, EnforcementMode, FactRequest, Policy, PolicyError, PolicyInput, Prerequisite,
+    StaticSummary, SuccessfulCall, Verdict,
 };
 use crate::call::error::ToolError;
 use crate::session::state::NamedChange;

@@ -7,8 +7,8 @@ use serde_json::{Value, json};
 
 use super::definition;
 use super::{
-    Diagnostic, FactRequest, FileAccess, FileFact, Obligations, Policy, PolicyError, PolicyInput, Prerequisite, RuleCheck, Severity,
-    StaticSummary, SuccessfulCall, Verdict,
+    Diagnostic, FactRequest, FileAccess, FileFact, Obligations, Policy, PolicyError, PolicyInput,
+    Prerequisite, RuleCheck, Severity, StaticSummary, SuccessfulCall, Verdict,
 };
 use crate::call::error::ToolError;
 use crate::call::error_code;
@@ -39,7 +39,11 @@ impl Default for ReadBeforeWrite {
 impl ReadBeforeWrite {
     /// Creates a rule that guards no tool yet.
     pub fn new(name: &str) -> Self {
-        Self { name: name.to_owned(), guarded_tools: BTreeMap::new(), read_tool: "read_file".into() }
+        Self {
+            name: name.to_owned(),
+            guarded_tools: BTreeMap::new(),
+            read_tool: "read_file".into(),
+        }
     }
 
     /// Sets the tool that a denial suggests for reading; it takes a `path` [default: `read_file`].
@@ -58,12 +62,15 @@ impl ReadBeforeWrite {
 
     /// Returns whether this mark holds the digest of a file that was read.
     pub(crate) fn is_read_mark(name: &str, mark: &Value) -> bool {
-        name.starts_with(&self::mark_name("")) && serde_json::from_value::<Digest>(mark.clone()).is_ok()
+        name.starts_with(&self::mark_name(""))
+            && serde_json::from_value::<Digest>(mark.clone()).is_ok()
     }
 
     fn guarded_path(&self, ask: &PolicyInput<'_>) -> Option<String> {
         let pointer = self.guarded_tools.get(ask.tool.name())?;
-        ask.argument(pointer)?.as_str().map(|path| normalize_path(path).unwrap_or_else(|_| path.to_owned()))
+        ask.argument(pointer)?
+            .as_str()
+            .map(|path| normalize_path(path).unwrap_or_else(|_| path.to_owned()))
     }
 }
 
@@ -83,25 +90,34 @@ impl Policy for ReadBeforeWrite {
     fn problems(&self, tools: &[&ToolSpec]) -> Vec<Diagnostic> {
         let mut problems = Vec::new();
         if self.guarded_tools.is_empty() {
-            problems.push(Diagnostic::at_field("guard", "the rule guards no tool, so it never applies").with_help("name at least one"));
+            problems.push(
+                Diagnostic::at_field("guard", "the rule guards no tool, so it never applies")
+                    .with_help("name at least one"),
+            );
         }
         for (tool, path) in &self.guarded_tools {
             let field = format!("guard.{tool}");
             problems.extend(check_tool_name(&field, tool, tools));
             problems.extend(check_single_value(&field, path));
-            let own: Vec<&ToolSpec> = tools.iter().copied().filter(|spec| **tool == *spec.name()).collect();
+            let own: Vec<&ToolSpec> =
+                tools.iter().copied().filter(|spec| **tool == *spec.name()).collect();
             problems.extend(check_lookup_key(&field, path, &own));
-            problems.extend(ToolNames::new([&**tool]).check_arguments(tools, [(field.clone(), path)].into_iter()));
+            problems.extend(
+                ToolNames::new([&**tool])
+                    .check_arguments(tools, [(field.clone(), path)].into_iter()),
+            );
         }
         // A denial suggests this tool to the model, so it must exist and take a path.
         let reader = tools.iter().find(|tool| *self.read_tool == *tool.name());
         match reader {
             None => problems.extend(
-                check_tool_name("read_tool", &self.read_tool, tools).map(|problem| Diagnostic { severity: Severity::Warning, ..problem }),
+                check_tool_name("read_tool", &self.read_tool, tools)
+                    .map(|problem| Diagnostic { severity: Severity::Warning, ..problem }),
             ),
-            Some(tool) => problems.extend(
-                ToolNames::new([tool.name()]).check_arguments(tools, [("read_tool".to_owned(), &Pointer::from("/path"))].into_iter()),
-            ),
+            Some(tool) => problems.extend(ToolNames::new([tool.name()]).check_arguments(
+                tools,
+                [("read_tool".to_owned(), &Pointer::from("/path"))].into_iter(),
+            )),
         }
         problems
     }
@@ -111,7 +127,8 @@ impl Policy for ReadBeforeWrite {
     }
 
     fn definition(&self) -> String {
-        let guarded: Value = self.guarded_tools.iter().map(|(tool, path)| json!([tool, path.to_string()])).collect();
+        let guarded: Value =
+            self.guarded_tools.iter().map(|(tool, path)| json!([tool, path.to_string()])).collect();
         let parts = json!({ "name": self.name, "guarded": guarded, "read_tool": self.read_tool });
         definition::definition("read_before_write", &parts)
     }
@@ -129,9 +146,11 @@ impl Policy for ReadBeforeWrite {
     }
 
     fn check(&self, ask: &PolicyInput<'_>) -> Result<Verdict, PolicyError> {
-        let path =
-            self.guarded_path(ask).ok_or_else(|| PolicyError::new(format!("the call of `{}` has no path to write", ask.tool.name())))?;
-        let seen: Option<Digest> = ask.mark(&mark_name(&path))?.and_then(|seen| serde_json::from_value(seen.clone()).ok());
+        let path = self.guarded_path(ask).ok_or_else(|| {
+            PolicyError::new(format!("the call of `{}` has no path to write", ask.tool.name()))
+        })?;
+        let seen: Option<Digest> =
+            ask.mark(&mark_name(&path))?.and_then(|seen| serde_json::from_value(seen.clone()).ok());
         let deny = |code, message| Ok(Verdict::deny(ToolError::from_code(code, message)));
         ask.record_check(|| RuleCheck {
             what: format!("`{path}` was read in this session and is unchanged, or is new"),
@@ -139,7 +158,8 @@ impl Policy for ReadBeforeWrite {
                 (Ok(FileFact::Absent), _) => "new file".to_owned(),
                 (Ok(FileFact::Present(_)), false) => "exists, but was not read".to_owned(),
                 (Ok(FileFact::Present(now)), true) => {
-                    if seen == Some(*now) { "read, unchanged" } else { "read, but changed since" }.to_owned()
+                    if seen == Some(*now) { "read, unchanged" } else { "read, but changed since" }
+                        .to_owned()
                 }
                 (Ok(FileFact::Unreadable(why)), _) => why.clone(),
                 (Err(fault), _) => fault.to_string(),
@@ -149,22 +169,31 @@ impl Policy for ReadBeforeWrite {
         });
         let expects = match (ask.file(&path)?, seen) {
             (FileFact::Absent, _) => FileExpectation::Absent(path),
-            (FileFact::Unreadable(why), _) => return Err(PolicyError::new(format!("cannot read `{path}`: {why}"))),
+            (FileFact::Unreadable(why), _) => {
+                return Err(PolicyError::new(format!("cannot read `{path}`: {why}")));
+            }
             (FileFact::Present(_), None) => {
                 return deny(
                     error_code::READ_BEFORE_WRITE,
-                    format!("`{path}` exists and has not been read in this session; read it before you overwrite it"),
+                    format!(
+                        "`{path}` exists and has not been read in this session; read it before you overwrite it"
+                    ),
                 );
             }
             (FileFact::Present(now), Some(seen)) if *now != seen => {
                 return deny(
                     error_code::STALE_READ,
-                    format!("`{path}` has changed since it was read; read it again before you overwrite it"),
+                    format!(
+                        "`{path}` has changed since it was read; read it again before you overwrite it"
+                    ),
                 );
             }
             (FileFact::Present(now), Some(_)) => FileExpectation::Unchanged(path, *now),
         };
-        Ok(Verdict::Allow(Obligations { file_expectations: vec![expects], ..Obligations::default() }))
+        Ok(Verdict::Allow(Obligations {
+            file_expectations: vec![expects],
+            ..Obligations::default()
+        }))
     }
 
     fn suggest_prerequisites(&self, ask: &PolicyInput<'_>) -> Option<Vec<Prerequisite>> {
@@ -172,16 +201,25 @@ impl Policy for ReadBeforeWrite {
         let Ok(FileFact::Present(now)) = ask.file(&path) else { return None };
         let arguments = [("path".to_owned(), Value::String(path.clone()))].into_iter().collect();
         let marks = vec![(Arc::from(mark_name(&path)), Some(now.to_string().into()))];
-        Some(vec![Prerequisite { tool: Arc::clone(&self.read_tool), arguments, marks, ..Prerequisite::default() }])
+        Some(vec![Prerequisite {
+            tool: Arc::clone(&self.read_tool),
+            arguments,
+            marks,
+            ..Prerequisite::default()
+        }])
     }
 
     fn on_result(&self, done: &SuccessfulCall<'_>) -> Result<Vec<NamedChange>, PolicyError> {
-        let remember = |path: &str, digest: Option<&Digest>| (Arc::from(mark_name(path)), digest.map(|d| d.to_string().into()));
+        let remember = |path: &str, digest: Option<&Digest>| {
+            (Arc::from(mark_name(path)), digest.map(|d| d.to_string().into()))
+        };
         Ok(done
             .file_accesses
             .iter()
             .filter_map(|seen| match seen {
-                FileAccess::Read(path, digest) | FileAccess::Wrote(path, digest) => Some(remember(path, Some(digest))),
+                FileAccess::Read(path, digest) | FileAccess::Wrote(path, digest) => {
+                    Some(remember(path, Some(digest)))
+                }
                 FileAccess::Removed(path) => Some(remember(path, None)),
                 FileAccess::Listed(_) => None,
             })

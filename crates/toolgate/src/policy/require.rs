@@ -9,8 +9,8 @@ use serde_json::{Value, json};
 use super::cel::CelExpression;
 use super::definition;
 use super::{
-    Condition, Deny, Diagnostic, FactRequest, Policy, PolicyError, PolicyInput, Prerequisite, RuleCheck, RuleDenial, StaticSummary,
-    ToolNames, Verdict,
+    Condition, Deny, Diagnostic, FactRequest, Policy, PolicyError, PolicyInput, Prerequisite,
+    RuleCheck, RuleDenial, StaticSummary, ToolNames, Verdict,
 };
 use crate::diagnostic::{check_lookup_key, check_single_value};
 use crate::policy::denial::{expression_setters, refusal_setters};
@@ -54,7 +54,11 @@ enum RequiredValue {
 
 impl Require {
     /// Creates a rule: `tools` need an earlier success of one tool in `any_of`.
-    pub fn new<'a>(name: &str, tools: impl IntoIterator<Item = &'a str>, any_of: impl IntoIterator<Item = &'a str>) -> Self {
+    pub fn new<'a>(
+        name: &str,
+        tools: impl IntoIterator<Item = &'a str>,
+        any_of: impl IntoIterator<Item = &'a str>,
+    ) -> Self {
         let any_of = ToolNames::new(any_of);
         let wanted = any_of.iter().map(|tool| format!("`{tool}`")).collect::<Vec<_>>().join(" or ");
         let refusal = RuleDenial {
@@ -80,7 +84,10 @@ impl Require {
     /// An absent argument meets every condition.
     #[must_use]
     pub fn only_when(mut self, argument: impl Into<Pointer>, condition: Condition) -> Self {
-        let only = self.applies_if.take().map_or_else(|| Deny::new(&self.name, self.tools.iter().map(|tool| &**tool)), |only| *only);
+        let only = self.applies_if.take().map_or_else(
+            || Deny::new(&self.name, self.tools.iter().map(|tool| &**tool)),
+            |only| *only,
+        );
         self.applies_if = Some(Box::new(only.when(argument, condition)));
         self
     }
@@ -95,18 +102,27 @@ impl Require {
     /// Requires a proved field to have this value.
     #[must_use]
     pub fn field(mut self, path: impl Into<Pointer>, value: Value) -> Self {
-        self.fields.push((path.into().to_string(), RequiredValue::Value(toolgate_json::with_canonical_numbers(value))));
+        self.fields.push((
+            path.into().to_string(),
+            RequiredValue::Value(toolgate_json::with_canonical_numbers(value)),
+        ));
         self
     }
 
     /// Requires a proved field to equal this argument.
     #[must_use]
-    pub fn field_is_argument(mut self, path: impl Into<Pointer>, argument: impl Into<Pointer>) -> Self {
+    pub fn field_is_argument(
+        mut self,
+        path: impl Into<Pointer>,
+        argument: impl Into<Pointer>,
+    ) -> Self {
         self.fields.push((path.into().to_string(), RequiredValue::Argument(argument.into())));
         self
     }
 
-    expression_setters!("Requires a CEL expression to hold; `result` is the evidence, see [`super::cel`].");
+    expression_setters!(
+        "Requires a CEL expression to hold; `result` is the evidence, see [`super::cel`]."
+    );
 
     /// Sets the maximum age of the evidence.
     #[must_use]
@@ -124,10 +140,14 @@ impl Require {
 
     refusal_setters!();
 
-    fn required_entity<'a>(&'a self, ask: &PolicyInput<'a>) -> Result<Option<(&'a Arc<str>, &'a Value)>, PolicyError> {
+    fn required_entity<'a>(
+        &'a self,
+        ask: &PolicyInput<'a>,
+    ) -> Result<Option<(&'a Arc<str>, &'a Value)>, PolicyError> {
         let Some((name, path)) = &self.same else { return Ok(None) };
-        let value =
-            ask.non_blank_argument(path).ok_or_else(|| PolicyError::new(format!("cannot compare `{path}`: the argument is missing")))?;
+        let value = ask.non_blank_argument(path).ok_or_else(|| {
+            PolicyError::new(format!("cannot compare `{path}`: the argument is missing"))
+        })?;
         Ok(Some((name, value)))
     }
 
@@ -136,9 +156,10 @@ impl Require {
         // Evidence from the future (the clock went back) is not fresh.
         let fresh = self.max_age.is_none_or(|within| !age.is_negative() && age <= within);
         ask.record_check(|| RuleCheck {
-            what: self
-                .max_age
-                .map_or_else(|| format!("`{}` succeeded", proof.tool), |w| format!("`{}` succeeded within {w:#}", proof.tool)),
+            what: self.max_age.map_or_else(
+                || format!("`{}` succeeded", proof.tool),
+                |w| format!("`{}` succeeded within {w:#}", proof.tool),
+            ),
             found: match age.as_secs() {
                 _ if age.is_negative() => "later than now".to_owned(),
                 0 => "just now".to_owned(),
@@ -149,7 +170,11 @@ impl Require {
         fresh
     }
 
-    fn has_required_fields(&self, proof: &Evidence, ask: &PolicyInput<'_>) -> Result<bool, PolicyError> {
+    fn has_required_fields(
+        &self,
+        proof: &Evidence,
+        ask: &PolicyInput<'_>,
+    ) -> Result<bool, PolicyError> {
         if proof.origin == EvidenceOrigin::Assumed {
             return Ok(true);
         }
@@ -160,13 +185,19 @@ impl Require {
             };
             let wanted = match wanted {
                 RequiredValue::Value(value) => Some(value),
-                RequiredValue::Argument(path) => ask.argument(path).filter(|value| !value.is_null()),
+                RequiredValue::Argument(path) => {
+                    ask.argument(path).filter(|value| !value.is_null())
+                }
             };
             // A value that is missing or null on both sides does not count as equal.
             let found = proof.fields.get(path);
             let holds = wanted.is_some() && found == wanted;
             ask.record_check(|| RuleCheck {
-                what: format!("{path} of `{}` is {}", proof.tool, wanted.map_or_else(|| "nothing".to_owned(), shown)),
+                what: format!(
+                    "{path} of `{}` is {}",
+                    proof.tool,
+                    wanted.map_or_else(|| "nothing".to_owned(), shown)
+                ),
                 found: found.map_or_else(|| "nothing".to_owned(), shown),
                 holds,
             });
@@ -177,7 +208,11 @@ impl Require {
         self.when.as_ref().map_or(Ok(true), |when| when.is_true(ask, Some(proof)))
     }
 
-    fn find_evidence<'a>(&'a self, ask: &PolicyInput<'a>, tool: &str) -> Result<Option<&'a Evidence>, PolicyError> {
+    fn find_evidence<'a>(
+        &'a self,
+        ask: &PolicyInput<'a>,
+        tool: &str,
+    ) -> Result<Option<&'a Evidence>, PolicyError> {
         let about = self.required_entity(ask)?;
         ask.evidence_of(tool, about.map(|(name, value)| (&**name, value)), self.accepts_reported)
     }
@@ -206,11 +241,21 @@ impl Policy for Require {
             RequiredValue::Value(_) => None,
         });
         let arguments: Vec<(String, &Pointer)> = same.chain(compared).collect();
-        problems.extend(arguments.iter().filter_map(|(field, path)| check_single_value(field, path)));
-        let governed: Vec<&ToolSpec> = tools.iter().copied().filter(|tool| self.governs(tool)).collect();
-        problems.extend(self.same.iter().filter_map(|(entity, path)| check_lookup_key(&format!("same.{entity}"), path, &governed)));
-        problems.extend(self.tools.check_arguments(tools, arguments.iter().map(|(field, path)| (field.clone(), *path))));
-        let sources: Vec<&ToolSpec> = tools.iter().copied().filter(|tool| self.any_of.contains(tool.name())).collect();
+        problems
+            .extend(arguments.iter().filter_map(|(field, path)| check_single_value(field, path)));
+        let governed: Vec<&ToolSpec> =
+            tools.iter().copied().filter(|tool| self.governs(tool)).collect();
+        problems.extend(self.same.iter().filter_map(|(entity, path)| {
+            check_lookup_key(&format!("same.{entity}"), path, &governed)
+        }));
+        problems.extend(
+            self.tools.check_arguments(
+                tools,
+                arguments.iter().map(|(field, path)| (field.clone(), *path)),
+            ),
+        );
+        let sources: Vec<&ToolSpec> =
+            tools.iter().copied().filter(|tool| self.any_of.contains(tool.name())).collect();
         for source in &sources {
             if let Some((entity, _)) = &self.same {
                 problems.extend(source.check_entity(&format!("same.{entity}"), entity));
@@ -218,16 +263,26 @@ impl Policy for Require {
             for (path, wanted) in &self.fields {
                 let (field, path) = (format!("fields.{path}"), Pointer::from(path.as_str()));
                 let never = || match wanted {
-                    RequiredValue::Value(value) => check_evidence_satisfiable(&field, &path, value, source),
+                    RequiredValue::Value(value) => {
+                        check_evidence_satisfiable(&field, &path, value, source)
+                    }
                     RequiredValue::Argument(_) => None,
                 };
                 problems.extend(source.check_evidence_field(&field, &path).or_else(never));
             }
-            problems.extend(source.warn_if_run_by_client("any_of").filter(|_| !self.accepts_reported));
+            problems
+                .extend(source.warn_if_run_by_client("any_of").filter(|_| !self.accepts_reported));
         }
-        problems.extend(self.when.iter().flat_map(|when| when.problems("when", &governed, tools, Some(&sources))));
+        problems.extend(
+            self.when
+                .iter()
+                .flat_map(|when| when.problems("when", &governed, tools, Some(&sources))),
+        );
         if self.max_age.is_some_and(|age| age <= SignedDuration::ZERO) {
-            problems.push(Diagnostic::at_field("within", "the age must be longer than 0").with_help("like `15m`"));
+            problems.push(
+                Diagnostic::at_field("within", "the age must be longer than 0")
+                    .with_help("like `15m`"),
+            );
         }
         problems.extend(self.refusal.check_redirect(tools));
         problems
@@ -239,7 +294,10 @@ impl Policy for Require {
             return StaticSummary::default();
         }
         StaticSummary {
-            prerequisites: vec![("any_of".to_owned(), self.any_of.iter().map(|tool| &**tool).collect())],
+            prerequisites: vec![(
+                "any_of".to_owned(),
+                self.any_of.iter().map(|tool| &**tool).collect(),
+            )],
             ..StaticSummary::default()
         }
     }
@@ -289,12 +347,18 @@ impl Policy for Require {
         }
         for tool in self.any_of.iter() {
             match self.find_evidence(ask, tool)? {
-                Some(proof) if self.is_fresh(proof, ask) && self.has_required_fields(proof, ask)? => return Ok(Verdict::allow()),
+                Some(proof)
+                    if self.is_fresh(proof, ask) && self.has_required_fields(proof, ask)? =>
+                {
+                    return Ok(Verdict::allow());
+                }
                 Some(_) => {}
                 None => ask.record_check(|| RuleCheck {
                     what: format!(
                         "`{tool}` succeeded{}",
-                        self.same.as_ref().map_or_else(String::new, |(entity, _)| format!(" about the same `{entity}`"))
+                        self.same.as_ref().map_or_else(String::new, |(entity, _)| format!(
+                            " about the same `{entity}`"
+                        ))
                     ),
                     found: "never in this session".to_owned(),
                     holds: false,
@@ -313,7 +377,11 @@ impl Policy for Require {
             Err(_) => false,
         };
         let about = about.map(|(name, value)| (Arc::clone(name), value.clone()));
-        let remedy = |tool: &Arc<str>| Prerequisite { tool: Arc::clone(tool), about: about.clone(), ..Prerequisite::default() };
+        let remedy = |tool: &Arc<str>| Prerequisite {
+            tool: Arc::clone(tool),
+            about: about.clone(),
+            ..Prerequisite::default()
+        };
         let remedies: Vec<Prerequisite> = self.any_of.iter().filter(helps).map(remedy).collect();
         // If all evidence is fresh, the answer may still change later, so the help is unknown.
         (!remedies.is_empty()).then_some(remedies)

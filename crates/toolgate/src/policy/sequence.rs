@@ -6,7 +6,10 @@ use std::sync::Arc;
 use serde_json::json;
 
 use super::definition;
-use super::{Diagnostic, FactRequest, Policy, PolicyError, PolicyInput, Prerequisite, RuleCheck, StaticSummary, Verdict};
+use super::{
+    Diagnostic, FactRequest, Policy, PolicyError, PolicyInput, Prerequisite, RuleCheck,
+    StaticSummary, Verdict,
+};
 use crate::call::error::ToolError;
 use crate::call::error_code;
 use crate::diagnostic::check_tool_name;
@@ -54,7 +57,9 @@ impl Sequence {
 
     fn check_acyclic(&self) -> Result<(), PrerequisiteCycle> {
         let mut done = BTreeSet::new();
-        self.prerequisites.keys().try_for_each(|tool| self.visit_prerequisites(tool, &mut Vec::new(), &mut done))
+        self.prerequisites
+            .keys()
+            .try_for_each(|tool| self.visit_prerequisites(tool, &mut Vec::new(), &mut done))
     }
 
     fn visit_prerequisites<'a>(
@@ -106,23 +111,33 @@ impl Policy for Sequence {
 
     fn problems(&self, tools: &[&ToolSpec]) -> Vec<Diagnostic> {
         let circle = self.check_acyclic().err().map(|PrerequisiteCycle(tools)| {
-            Diagnostic::at_field("after", format!("the requirements form a cycle: {}", tools.join(" needs ")))
-                .with_help("remove one of these requirements")
+            Diagnostic::at_field(
+                "after",
+                format!("the requirements form a cycle: {}", tools.join(" needs ")),
+            )
+            .with_help("remove one of these requirements")
         });
         let mut problems: Vec<Diagnostic> = circle.into_iter().collect();
         if self.prerequisites.is_empty() {
-            problems.push(Diagnostic::at_field("after", "the rule names no tool, so it never applies").with_help("name at least one"));
+            problems.push(
+                Diagnostic::at_field("after", "the rule names no tool, so it never applies")
+                    .with_help("name at least one"),
+            );
         }
         let mut names = BTreeSet::new();
         for (tool, first) in &self.prerequisites {
             if first.is_empty() {
-                let message = format!("`{tool}` needs no tool first, so the rule never applies to it");
+                let message =
+                    format!("`{tool}` needs no tool first, so the rule never applies to it");
                 problems.push(
                     Diagnostic::at_field(format!("after.{tool}"), message)
                         .with_help("name the tools that must come first, or remove the entry"),
                 );
             }
-            let inner = first.iter().enumerate().map(|(index, first)| (format!("after.{tool}.{index}"), first));
+            let inner = first
+                .iter()
+                .enumerate()
+                .map(|(index, first)| (format!("after.{tool}.{index}"), first));
             for (field, name) in std::iter::once((format!("after.{tool}"), tool)).chain(inner) {
                 if names.insert(name) {
                     problems.extend(check_tool_name(&field, name, tools));
@@ -132,14 +147,19 @@ impl Policy for Sequence {
         // A report from a client is not evidence here, so the tool would always be denied.
         for (tool, first) in self.prerequisites.iter().filter(|_| !self.accepts_reported) {
             let sources = tools.iter().filter(|source| first.contains(source.name()));
-            problems.extend(sources.filter_map(|source| source.warn_if_run_by_client(&format!("after.{tool}"))));
+            problems.extend(
+                sources.filter_map(|source| source.warn_if_run_by_client(&format!("after.{tool}"))),
+            );
         }
         problems
     }
 
     fn static_summary(&self, tool: &ToolSpec) -> StaticSummary<'_> {
         StaticSummary {
-            prerequisites: self.direct_prerequisites(tool.name()).map(|first| (format!("after.{}", tool.name()), vec![&**first])).collect(),
+            prerequisites: self
+                .direct_prerequisites(tool.name())
+                .map(|first| (format!("after.{}", tool.name()), vec![&**first]))
+                .collect(),
             ..StaticSummary::default()
         }
     }
@@ -161,20 +181,28 @@ impl Policy for Sequence {
         for first in self.direct_prerequisites(tool) {
             ask.record_check(|| RuleCheck {
                 what: format!("`{first}` succeeded"),
-                found: if missing.contains(&first) { "never in this session" } else { "yes" }.to_owned(),
+                found: if missing.contains(&first) { "never in this session" } else { "yes" }
+                    .to_owned(),
                 holds: !missing.contains(&first),
             });
         }
         if missing.is_empty() {
             return Ok(Verdict::allow());
         }
-        let names = missing.iter().map(|first| format!("`{first}`")).collect::<Vec<_>>().join(" and ");
+        let names =
+            missing.iter().map(|first| format!("`{first}`")).collect::<Vec<_>>().join(" and ");
         let message = format!("`{tool}` needs {names} to have succeeded first in this session");
         Ok(Verdict::deny(ToolError::from_code(error_code::PREREQUISITE_MISSING, message)))
     }
 
     fn suggest_prerequisites(&self, ask: &PolicyInput<'_>) -> Option<Vec<Prerequisite>> {
         let missing = self.missing_tools(ask).ok()?;
-        Some(missing.into_iter().take(1).map(|tool| Prerequisite { tool: Arc::clone(tool), ..Prerequisite::default() }).collect())
+        Some(
+            missing
+                .into_iter()
+                .take(1)
+                .map(|tool| Prerequisite { tool: Arc::clone(tool), ..Prerequisite::default() })
+                .collect(),
+        )
     }
 }

@@ -20,7 +20,9 @@ pub(crate) fn decode_layers(text: &str) -> Vec<String> {
         let fresh: Vec<String> = all
             .iter()
             .skip(next)
-            .flat_map(|text| [decode_percent(text), decode_base64(text), decode_hex(text), decode_entities(text)])
+            .flat_map(|text| {
+                [decode_percent(text), decode_base64(text), decode_hex(text), decode_entities(text)]
+            })
             .flatten()
             .collect();
         next = end;
@@ -45,7 +47,10 @@ pub fn decode_percent(text: &str) -> Option<String> {
     let bytes = text.as_bytes();
     let (mut decoded, mut at) = (Vec::with_capacity(bytes.len()), 0);
     while let Some(byte) = bytes.get(at) {
-        let code = (*byte == b'%').then(|| bytes.get(at + 1..at + 3)).flatten().and_then(|pair| std::str::from_utf8(pair).ok());
+        let code = (*byte == b'%')
+            .then(|| bytes.get(at + 1..at + 3))
+            .flatten()
+            .and_then(|pair| std::str::from_utf8(pair).ok());
         match code.and_then(|pair| u8::from_str_radix(pair, 16).ok()) {
             Some(value) => {
                 decoded.push(value);
@@ -61,21 +66,36 @@ pub fn decode_percent(text: &str) -> Option<String> {
 }
 
 fn decode_base64(text: &str) -> Option<String> {
-    let packed: String = text.trim_end_matches('=').chars().filter(|c| !c.is_whitespace()).collect();
+    let packed: String =
+        text.trim_end_matches('=').chars().filter(|c| !c.is_whitespace()).collect();
     if packed.len() < 6 {
         return None;
     }
-    let decoded = STANDARD_NO_PAD.decode(&packed).or_else(|_| URL_SAFE_NO_PAD.decode(&packed)).ok()?;
+    let decoded =
+        STANDARD_NO_PAD.decode(&packed).or_else(|_| URL_SAFE_NO_PAD.decode(&packed)).ok()?;
     String::from_utf8(decoded).ok().filter(|text| is_readable(text))
 }
 
 fn decode_hex(text: &str) -> Option<String> {
-    let digits: String = text.trim_start_matches("0x").trim_start_matches("0X").chars().filter(|c| !matches!(c, ' ' | ':' | '-')).collect();
-    if digits.len() < 8 || !digits.len().is_multiple_of(2) || !digits.bytes().all(|b| b.is_ascii_hexdigit()) {
+    let digits: String = text
+        .trim_start_matches("0x")
+        .trim_start_matches("0X")
+        .chars()
+        .filter(|c| !matches!(c, ' ' | ':' | '-'))
+        .collect();
+    if digits.len() < 8
+        || !digits.len().is_multiple_of(2)
+        || !digits.bytes().all(|b| b.is_ascii_hexdigit())
+    {
         return None;
     }
-    let bytes: Option<Vec<u8>> =
-        digits.as_bytes().chunks(2).map(|pair| std::str::from_utf8(pair).ok().and_then(|pair| u8::from_str_radix(pair, 16).ok())).collect();
+    let bytes: Option<Vec<u8>> = digits
+        .as_bytes()
+        .chunks(2)
+        .map(|pair| {
+            std::str::from_utf8(pair).ok().and_then(|pair| u8::from_str_radix(pair, 16).ok())
+        })
+        .collect();
     String::from_utf8(bytes?).ok().filter(|text| is_readable(text))
 }
 
@@ -88,7 +108,8 @@ fn decode_entities(text: &str) -> Option<String> {
         let (code, base) = after.strip_prefix(['x', 'X']).map_or((after, 10), |hex| (hex, 16));
         // Leading zeros are ignored, and the final `;` is optional. No code has more than 8 digits.
         let (long, code) = (code.len(), code.trim_start_matches('0'));
-        let digits = code.bytes().take(8).take_while(|byte| char::from(*byte).is_digit(base)).count();
+        let digits =
+            code.bytes().take(8).take_while(|byte| char::from(*byte).is_digit(base)).count();
         // A code of zeros only is the NUL character, which is invisible.
         let zero = (digits == 0 && code.len() < long).then_some(0);
         let number = zero.or_else(|| u32::from_str_radix(code.get(..digits)?, base).ok());

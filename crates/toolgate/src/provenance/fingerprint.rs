@@ -25,7 +25,11 @@ const MAX_VALUE_WORDS: usize = 8;
 /// Reduces a text to lower-case letters and digits, with look-alikes as Latin letters.
 pub(crate) fn fold_text(text: &str) -> String {
     if text.is_ascii() {
-        return text.bytes().filter(u8::is_ascii_alphanumeric).map(|b| char::from(b.to_ascii_lowercase())).collect();
+        return text
+            .bytes()
+            .filter(u8::is_ascii_alphanumeric)
+            .map(|b| char::from(b.to_ascii_lowercase()))
+            .collect();
     }
     let plain = text.nfkd().flat_map(char::to_lowercase).map(to_latin_letter).map(to_ascii_digit);
     // After decomposition, an accent is a separate mark and usually not alphanumeric.
@@ -97,7 +101,10 @@ const SCRIPT_ZEROS: &[u32] = &[
 /// Maps a digit of another script to an ASCII digit.
 pub(crate) fn to_ascii_digit(c: char) -> char {
     let code = u32::from(c);
-    let zero = SCRIPT_ZEROS.partition_point(|zero| *zero <= code).checked_sub(1).and_then(|at| SCRIPT_ZEROS.get(at));
+    let zero = SCRIPT_ZEROS
+        .partition_point(|zero| *zero <= code)
+        .checked_sub(1)
+        .and_then(|at| SCRIPT_ZEROS.get(at));
     zero.and_then(|zero| char::from_digit(code - zero, 10)).unwrap_or(c)
 }
 
@@ -115,7 +122,9 @@ fn canonical_numeral(word: &str) -> Option<String> {
 pub(crate) fn canonical_unsigned(number: &str) -> Option<String> {
     let digits = number.trim_start_matches('0');
     let zero = if digits.starts_with(|c: char| c.is_ascii_digit()) { "" } else { "0" };
-    toolgate_json::canonical_number(&format!("{zero}{digits}")).ok().map(|number| fold_text(number.as_str()))
+    toolgate_json::canonical_number(&format!("{zero}{digits}"))
+        .ok()
+        .map(|number| fold_text(number.as_str()))
 }
 
 /// Returns the folded forms of a value.
@@ -125,9 +134,12 @@ pub(crate) fn canonical_unsigned(number: &str) -> Option<String> {
 /// small ones.
 pub(crate) fn folded_forms(text: &str) -> impl Iterator<Item = String> {
     let (folded, number) = (fold_text(text), canonical_numeral(text));
-    let is_padded = folded.starts_with('0') && folded.bytes().all(|b| b.is_ascii_digit()) && !text.contains('.');
+    let is_padded = folded.starts_with('0')
+        && folded.bytes().all(|b| b.is_ascii_digit())
+        && !text.contains('.');
     let grouped = is_padded.then(|| folded.trim_start_matches('0').to_owned());
-    let large = (!text.is_ascii()).then(|| fold_text(&text.nfkd().map(to_latin_capital).collect::<String>()));
+    let large = (!text.is_ascii())
+        .then(|| fold_text(&text.nfkd().map(to_latin_capital).collect::<String>()));
     let large = large.filter(|large| *large != folded);
     [Some(folded), number, grouped, large].into_iter().flatten()
 }
@@ -140,7 +152,9 @@ const FNV_OFFSET_BASIS: u64 = 0xcbf2_9ce4_8422_2325;
 
 fn hash_char(print: u64, c: char) -> u64 {
     let mut buffer = [0; 4];
-    c.encode_utf8(&mut buffer).bytes().fold(print, |print, byte| (print ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+    c.encode_utf8(&mut buffer)
+        .bytes()
+        .fold(print, |print, byte| (print ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
 }
 
 fn fingerprint(folded: &str) -> u64 {
@@ -153,8 +167,15 @@ fn fingerprint(folded: &str) -> u64 {
 /// as well.
 fn visit_parts(word: &str, finely: bool, f: &mut dyn FnMut(&str)) {
     const FINE_SEPARATORS: &[char] = &['/', '\\', '?', '&', '=', ':', '#', '@', '.', '-', '_'];
-    for (separators, coarse) in [(&['?', '&', '=', ':', '#'][..], true), (&['/', '\\'], true), (&['.'], false), (FINE_SEPARATORS, false)] {
-        for part in word.split(separators).filter(|part| !part.is_empty() && part.len() < word.len()) {
+    for (separators, coarse) in [
+        (&['?', '&', '=', ':', '#'][..], true),
+        (&['/', '\\'], true),
+        (&['.'], false),
+        (FINE_SEPARATORS, false),
+    ] {
+        for part in
+            word.split(separators).filter(|part| !part.is_empty() && part.len() < word.len())
+        {
             if coarse || finely {
                 f(part);
             }
@@ -184,7 +205,11 @@ fn visit_words(text: &str, f: &mut dyn FnMut(&str)) {
 
 fn split_words(text: &str) -> impl Iterator<Item = &str> {
     text.split(|c: char| {
-        c.is_whitespace() || matches!(c, ',' | ';' | '<' | '>' | '(' | ')' | '[' | ']' | '{' | '}' | '"' | '\'' | '|' | '`')
+        c.is_whitespace()
+            || matches!(
+                c,
+                ',' | ';' | '<' | '>' | '(' | ')' | '[' | ']' | '{' | '}' | '"' | '\'' | '|' | '`'
+            )
     })
     .filter(|word| !word.is_empty())
 }
@@ -212,7 +237,12 @@ pub(crate) struct Fingerprints {
 
 impl Fingerprints {
     /// Computes the fingerprints of a value, including its undeclared member names.
-    pub(crate) fn from_value(value: &Value, most: usize, shortest: usize, declared: &super::DeclaredNameTest<'_>) -> Self {
+    pub(crate) fn from_value(
+        value: &Value,
+        most: usize,
+        shortest: usize,
+        declared: &super::DeclaredNameTest<'_>,
+    ) -> Self {
         let mut all = Self {
             budget: MAX_RESULT_TEXT_BYTES,
             join_budget: 8 * MAX_RESULT_TEXT_BYTES,
@@ -312,9 +342,11 @@ impl Fingerprints {
             for (count, word) in row.iter().rev().enumerate() {
                 digits += word.bytes().filter(u8::is_ascii_digit).count();
                 letters += word.chars().count();
-                let (spelled, grouped) = (letters == count + 1, count < MAX_VALUE_WORDS && digits >= 4);
+                let (spelled, grouped) =
+                    (letters == count + 1, count < MAX_VALUE_WORDS && digits >= 4);
                 if count > 0 && (spelled || grouped) {
-                    let joined: String = row.iter().skip(row.len() - 1 - count).map(String::as_str).collect();
+                    let joined: String =
+                        row.iter().skip(row.len() - 1 - count).map(String::as_str).collect();
                     self.join_budget = self.join_budget.saturating_sub(joined.len());
                     self.insert_folded(&joined);
                     if joined.starts_with('0') {
@@ -333,7 +365,11 @@ impl Fingerprints {
 }
 
 /// Returns whether a value, in any disguise, equals, contains or is composed of known values.
-pub(crate) fn is_composed_of_known(text: &str, number: bool, known: &dyn Fn(u64) -> Option<bool>) -> bool {
+pub(crate) fn is_composed_of_known(
+    text: &str,
+    number: bool,
+    known: &dyn Fn(u64) -> Option<bool>,
+) -> bool {
     if number {
         return is_joined_from_known(&fold_text(text), known);
     }
@@ -342,16 +378,22 @@ pub(crate) fn is_composed_of_known(text: &str, number: bool, known: &dyn Fn(u64)
             return true;
         }
         let mut found = parse_amounts(text).any(|number| known(fingerprint(&number)) == Some(true));
-        visit_amounts(text, &mut |number| found = found || (number.len() >= 6 && known(fingerprint(number)) == Some(true)));
+        visit_amounts(text, &mut |number| {
+            found = found || (number.len() >= 6 && known(fingerprint(number)) == Some(true))
+        });
         // An address inside a longer text counts, too.
         let mut look_through = |text: &str| {
             visit_words(text, &mut |word| {
-                let telling =
-                    word.contains(['@', '/', '\\', '.', ':', '=']) || word.chars().filter(|c| c.is_numeric()).count() >= MIN_NUMBER_DIGITS;
-                let is_known = |reading: String| reading.chars().count() >= 6 && known(fingerprint(&reading)) == Some(true);
+                let telling = word.contains(['@', '/', '\\', '.', ':', '='])
+                    || word.chars().filter(|c| c.is_numeric()).count() >= MIN_NUMBER_DIGITS;
+                let is_known = |reading: String| {
+                    reading.chars().count() >= 6 && known(fingerprint(&reading)) == Some(true)
+                };
                 let mut look = |part: &str| {
                     let plain = strip_mail_tag(part);
-                    found = found || folded_forms(part).any(is_known) || plain.is_some_and(|plain| folded_forms(&plain).any(is_known));
+                    found = found
+                        || folded_forms(part).any(is_known)
+                        || plain.is_some_and(|plain| folded_forms(&plain).any(is_known));
                 };
                 if telling {
                     look(word);
@@ -372,7 +414,9 @@ pub(crate) fn is_composed_of_known(text: &str, number: bool, known: &dyn Fn(u64)
 pub(crate) fn is_joined_from_known(folded: &str, known: &dyn Fn(u64) -> Option<bool>) -> bool {
     known(fingerprint(folded)) == Some(true)
         || (folded.chars().count() >= 2 * MIN_TEXT_CHARS
-            && is_sequence_of_known(folded, MIN_TEXT_CHARS, MAX_SPLIT_CHARS, &|print| known(print).is_some()))
+            && is_sequence_of_known(folded, MIN_TEXT_CHARS, MAX_SPLIT_CHARS, &|print| {
+                known(print).is_some()
+            }))
 }
 
 /// Returns whether a folded value is known, or consists of known pieces of any length, one of which
@@ -389,7 +433,12 @@ pub(crate) fn can_be_grouped_digits(folded: &str) -> bool {
 /// Returns whether a folded value is a sequence of known pieces.
 ///
 /// If pieces of one character count, one piece must be significantly longer.
-fn is_sequence_of_known(folded: &str, shortest: usize, longest: usize, known: &dyn Fn(u64) -> bool) -> bool {
+fn is_sequence_of_known(
+    folded: &str,
+    shortest: usize,
+    longest: usize,
+    known: &dyn Fn(u64) -> bool,
+) -> bool {
     let letters: Vec<char> = folded.chars().take(longest + 1).collect();
     if letters.len() > longest || letters.is_empty() {
         return false;
@@ -454,7 +503,8 @@ pub(crate) fn visit_exact_values(text: &str, most: usize, f: &mut dyn FnMut(&str
                 let more = if count <= MAX_CONSECUTIVE_WORDS {
                     one(trim_punctuation(&row.join(" ")))
                 } else {
-                    join_grouped_digits(trim_punctuation(&row.join(" "))).is_none_or(|grouped| one(&grouped))
+                    join_grouped_digits(trim_punctuation(&row.join(" ")))
+                        .is_none_or(|grouped| one(&grouped))
                 };
                 if !more {
                     return;
@@ -467,12 +517,21 @@ pub(crate) fn visit_exact_values(text: &str, most: usize, f: &mut dyn FnMut(&str
 /// Returns the fingerprint under which written values are recorded, independent of spelling.
 pub(crate) fn written_fingerprint(text: &str, folded: &str) -> u64 {
     // A text that folds to nothing is recorded by its characters.
-    if folded.is_empty() { text.chars().fold(hash_char(FNV_OFFSET_BASIS, '='), hash_char) } else { fingerprint(folded) }
+    if folded.is_empty() {
+        text.chars().fold(hash_char(FNV_OFFSET_BASIS, '='), hash_char)
+    } else {
+        fingerprint(folded)
+    }
 }
 
 /// Removes punctuation around a word.
 pub(crate) fn trim_punctuation(word: &str) -> &str {
-    word.trim_matches(|c: char| matches!(c, ',' | ';' | '.' | ':' | '!' | '?' | '"' | '\'' | '(' | ')' | '<' | '>' | '[' | ']'))
+    word.trim_matches(|c: char| {
+        matches!(
+            c,
+            ',' | ';' | '.' | ':' | '!' | '?' | '"' | '\'' | '(' | ')' | '<' | '>' | '[' | ']'
+        )
+    })
 }
 
 /// Removes the spaces from grouped digits: `DE89 3704 0044` is `DE8937040044`.
@@ -481,5 +540,7 @@ pub(crate) fn trim_punctuation(word: &str) -> &str {
 fn join_grouped_digits(text: &str) -> Option<String> {
     let plain = text.bytes().all(|b| b.is_ascii_alphanumeric() || b == b' ');
     let digits = text.bytes().filter(u8::is_ascii_digit).count() >= 4;
-    (plain && digits).then(|| text.bytes().filter(|b| *b != b' ').map(|b| char::from(b.to_ascii_uppercase())).collect())
+    (plain && digits).then(|| {
+        text.bytes().filter(|b| *b != b' ').map(|b| char::from(b.to_ascii_uppercase())).collect()
+    })
 }

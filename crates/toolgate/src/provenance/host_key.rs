@@ -9,7 +9,8 @@ use unicode_normalization::UnicodeNormalization;
 /// Visits the hosts that an address in a word may refer to, and their parent domains of at least
 /// two labels.
 pub(crate) fn visit_hosts(word: &str, f: &mut dyn FnMut(&str)) {
-    let word: Cow<'_, str> = if word.is_ascii() { word.into() } else { word.nfkd().collect::<String>().into() };
+    let word: Cow<'_, str> =
+        if word.is_ascii() { word.into() } else { word.nfkd().collect::<String>().into() };
     if !["//", "\\\\", "/\\", "\\/"].iter().any(|slashes| word.contains(slashes)) {
         return;
     }

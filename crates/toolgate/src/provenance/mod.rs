@@ -17,7 +17,9 @@ use serde_json::Value;
 use sha2::{Digest as _, Sha256};
 
 pub(crate) use crate::provenance::taint_carrier::TaintCarrier;
-pub use crate::provenance::taint_carrier::{CarrierStore, MemoryCarrierStore, record_carrier_writes};
+pub use crate::provenance::taint_carrier::{
+    CarrierStore, MemoryCarrierStore, record_carrier_writes,
+};
 pub use decode::decode_percent;
 
 use crate::provenance::fingerprint::Fingerprints;
@@ -190,12 +192,22 @@ impl ProvenanceUpdate {
     /// Records a result as untrusted: always, or only if a file or entity it was read from is.
     pub(crate) fn record_untrusted(&mut self, value: &Value, always: bool) {
         self.is_always_untrusted = always;
-        self.untrusted =
-            Fingerprints::from_value(value, MAX_UNTRUSTED_FINGERPRINTS, crate::provenance::fingerprint::MIN_TEXT_CHARS, &|_, _| false);
+        self.untrusted = Fingerprints::from_value(
+            value,
+            MAX_UNTRUSTED_FINGERPRINTS,
+            crate::provenance::fingerprint::MIN_TEXT_CHARS,
+            &|_, _| false,
+        );
     }
 
     /// Records the values of a trusted source, except those that only repeat the arguments.
-    pub(crate) fn record_trusted(&mut self, source: Arc<str>, value: &Value, given: &Value, declared: &DeclaredNameTest<'_>) {
+    pub(crate) fn record_trusted(
+        &mut self,
+        source: Arc<str>,
+        value: &Value,
+        given: &Value,
+        declared: &DeclaredNameTest<'_>,
+    ) {
         let own = Fingerprints::from_value(given, MAX_WRITTEN_FINGERPRINTS, 1, declared);
         if own.has_overflowed() {
             return;
@@ -208,18 +220,28 @@ impl ProvenanceUpdate {
                 return;
             }
             budget -= text.len();
-            crate::provenance::fingerprint::visit_exact_values(&text, crate::provenance::fingerprint::MAX_TRUSTED_WORDS, &mut |part| {
-                let is_own = |print| own.get(print).is_some();
-                if !crate::provenance::fingerprint::folded_forms(part)
-                    .any(|reading| crate::provenance::fingerprint::is_echo(&reading, &is_own))
-                {
-                    let folded = crate::provenance::fingerprint::fold_text(part);
-                    let spelling = crate::provenance::fingerprint::written_fingerprint(part, &folded);
-                    let pieces = crate::provenance::fingerprint::can_be_grouped_digits(&folded).then_some(folded);
-                    said.push(SourceValue { fingerprint: exact_fingerprint(part), folded_fingerprint: spelling, grouped_digits: pieces });
-                }
-                said.len() < MAX_TRUSTED_FINGERPRINTS
-            });
+            crate::provenance::fingerprint::visit_exact_values(
+                &text,
+                crate::provenance::fingerprint::MAX_TRUSTED_WORDS,
+                &mut |part| {
+                    let is_own = |print| own.get(print).is_some();
+                    if !crate::provenance::fingerprint::folded_forms(part)
+                        .any(|reading| crate::provenance::fingerprint::is_echo(&reading, &is_own))
+                    {
+                        let folded = crate::provenance::fingerprint::fold_text(part);
+                        let spelling =
+                            crate::provenance::fingerprint::written_fingerprint(part, &folded);
+                        let pieces = crate::provenance::fingerprint::can_be_grouped_digits(&folded)
+                            .then_some(folded);
+                        said.push(SourceValue {
+                            fingerprint: exact_fingerprint(part),
+                            folded_fingerprint: spelling,
+                            grouped_digits: pieces,
+                        });
+                    }
+                    said.len() < MAX_TRUSTED_FINGERPRINTS
+                },
+            );
         });
         said.sort_unstable();
         said.dedup();
@@ -231,10 +253,14 @@ impl ProvenanceUpdate {
     pub(crate) fn record_written(&mut self, given: &Value, declared: &DeclaredNameTest<'_>) {
         // Include parts of words and decoded forms: a part of an argument is not a new value.
         let prints = Fingerprints::from_value(given, MAX_WRITTEN_FINGERPRINTS, 1, declared);
-        let (mut written, mut lost): (Vec<u64>, bool) = (prints.iter().map(|(print, _)| print).collect(), prints.has_overflowed());
+        let (mut written, mut lost): (Vec<u64>, bool) =
+            (prints.iter().map(|(print, _)| print).collect(), prints.has_overflowed());
         let mut one = |text: &str| {
             crate::provenance::fingerprint::visit_exact_values(text, usize::MAX, &mut |part| {
-                written.push(crate::provenance::fingerprint::written_fingerprint(part, &crate::provenance::fingerprint::fold_text(part)));
+                written.push(crate::provenance::fingerprint::written_fingerprint(
+                    part,
+                    &crate::provenance::fingerprint::fold_text(part),
+                ));
                 lost |= written.len() > 8 * MAX_WRITTEN_FINGERPRINTS;
                 !lost
             });
@@ -269,7 +295,11 @@ impl ProvenanceUpdate {
     }
 
     /// Records the files and entities that the call wrote, and whether the writes are complete.
-    pub(crate) fn record_carrier_writes(&mut self, carriers: impl IntoIterator<Item = TaintCarrier>, kept: bool) {
+    pub(crate) fn record_carrier_writes(
+        &mut self,
+        carriers: impl IntoIterator<Item = TaintCarrier>,
+        kept: bool,
+    ) {
         self.writes.extend(carriers);
         self.has_complete_writes = kept;
     }
@@ -286,13 +316,22 @@ pub fn find_provenance(memory: &dyn ProvenanceStore, leaf: &Value) -> Provenance
     let mut sources: Vec<Arc<str>> = Vec::new();
     if flags.trusted > 0 {
         crate::provenance::fingerprint::visit_exact_forms(&text, &mut |form| {
-            sources.extend(memory.sources(exact_fingerprint(form)).iter().flat_map(|known| known.iter().cloned()));
+            sources.extend(
+                memory
+                    .sources(exact_fingerprint(form))
+                    .iter()
+                    .flat_map(|known| known.iter().cloned()),
+            );
         });
     }
     sources.sort_unstable();
     sources.dedup();
     let untrusted = flags.untrusted > 0
-        && crate::provenance::fingerprint::is_composed_of_known(&text, leaf.is_number(), &|print| memory.untrusted(print));
+        && crate::provenance::fingerprint::is_composed_of_known(
+            &text,
+            leaf.is_number(),
+            &|print| memory.untrusted(print),
+        );
     Provenance { untrusted, overflowed: flags.overflowed, sources }
 }
 
@@ -300,19 +339,37 @@ pub fn find_provenance(memory: &dyn ProvenanceStore, leaf: &Value) -> Provenance
 pub fn trust_user_text(memory: &mut dyn ProvenanceStore, text: &str) {
     let user: Arc<str> = USER_SOURCE.into();
     let mut flags = memory.flags();
-    crate::provenance::fingerprint::visit_exact_values(text, crate::provenance::fingerprint::MAX_TRUSTED_WORDS, &mut |part| {
-        add_trusted(memory, &mut flags, exact_fingerprint(part), &user, 2 * MAX_TRUSTED_FINGERPRINTS);
-        true
-    });
+    crate::provenance::fingerprint::visit_exact_values(
+        text,
+        crate::provenance::fingerprint::MAX_TRUSTED_WORDS,
+        &mut |part| {
+            add_trusted(
+                memory,
+                &mut flags,
+                exact_fingerprint(part),
+                &user,
+                2 * MAX_TRUSTED_FINGERPRINTS,
+            );
+            true
+        },
+    );
     memory.set_flags(flags);
 }
 
 /// Adds the provenance of a call to the record, and updates the files and entities that it wrote.
-pub fn apply_update(memory: &mut dyn ProvenanceStore, seen: ProvenanceUpdate, carriers: &mut dyn CarrierStore) {
+pub fn apply_update(
+    memory: &mut dyn ProvenanceStore,
+    seen: ProvenanceUpdate,
+    carriers: &mut dyn CarrierStore,
+) {
     let agent = &*seen.agent;
     let mut flags = memory.flags();
-    let held: Vec<bool> =
-        seen.reads.iter().flat_map(|carrier| carrier.read_keys(agent)).filter_map(|key| carriers.taint_of(&key)).collect();
+    let held: Vec<bool> = seen
+        .reads
+        .iter()
+        .flat_map(|carrier| carrier.read_keys(agent))
+        .filter_map(|key| carriers.taint_of(&key))
+        .collect();
     let distrusted = seen.is_always_untrusted || held.contains(&true);
     if distrusted {
         flags.tainted = true;
@@ -330,11 +387,23 @@ pub fn apply_update(memory: &mut dyn ProvenanceStore, seen: ProvenanceUpdate, ca
             flags.written += 1;
         }
     }
-    if let Some((source, parts)) = seen.trusted.filter(|_| !distrusted && held.is_empty() && !flags.lost) {
+    if let Some((source, parts)) =
+        seen.trusted.filter(|_| !distrusted && held.is_empty() && !flags.lost)
+    {
         for part in parts {
-            let in_pieces = |folded: &String| crate::provenance::fingerprint::is_echo(folded, &|print| memory.is_written(print));
-            if !memory.is_written(part.folded_fingerprint) && !part.grouped_digits.as_ref().is_some_and(in_pieces) {
-                add_trusted(memory, &mut flags, part.fingerprint, &source, MAX_TRUSTED_FINGERPRINTS);
+            let in_pieces = |folded: &String| {
+                crate::provenance::fingerprint::is_echo(folded, &|print| memory.is_written(print))
+            };
+            if !memory.is_written(part.folded_fingerprint)
+                && !part.grouped_digits.as_ref().is_some_and(in_pieces)
+            {
+                add_trusted(
+                    memory,
+                    &mut flags,
+                    part.fingerprint,
+                    &source,
+                    MAX_TRUSTED_FINGERPRINTS,
+                );
             }
         }
     }
@@ -351,18 +420,31 @@ pub fn apply_update(memory: &mut dyn ProvenanceStore, seen: ProvenanceUpdate, ca
     memory.set_flags(flags);
 }
 
-fn add_trusted(memory: &mut dyn ProvenanceStore, flags: &mut ProvenanceFlags, print: u128, source: &Arc<str>, most: usize) {
+fn add_trusted(
+    memory: &mut dyn ProvenanceStore,
+    flags: &mut ProvenanceFlags,
+    print: u128,
+    source: &Arc<str>,
+    most: usize,
+) {
     let known = memory.sources(print);
-    if known.as_ref().is_some_and(|known| known.contains(source)) || (known.is_none() && flags.trusted >= most) {
+    if known.as_ref().is_some_and(|known| known.contains(source))
+        || (known.is_none() && flags.trusted >= most)
+    {
         return;
     }
     flags.trusted += usize::from(known.is_none());
-    let sources: Arc<[Arc<str>]> = known.iter().flat_map(|known| known.iter().cloned()).chain([Arc::clone(source)]).collect();
+    let sources: Arc<[Arc<str>]> =
+        known.iter().flat_map(|known| known.iter().cloned()).chain([Arc::clone(source)]).collect();
     memory.set_sources(print, sources);
 }
 
 /// Adds fingerprints to the record; returns true if they do not all fit.
-fn add_untrusted(memory: &mut dyn ProvenanceStore, count: &mut usize, prints: &Fingerprints) -> bool {
+fn add_untrusted(
+    memory: &mut dyn ProvenanceStore,
+    count: &mut usize,
+    prints: &Fingerprints,
+) -> bool {
     for (print, whole) in prints.iter() {
         let known = memory.untrusted(print);
         if known.is_none() && *count >= MAX_UNTRUSTED_FINGERPRINTS {
@@ -401,15 +483,23 @@ pub(crate) fn visit_leaves(value: &Value, place: &str, f: &mut dyn FnMut(&str, &
     match value {
         Value::Null | Value::Bool(_) => {}
         Value::Number(_) | Value::String(_) => f(place, value),
-        Value::Array(items) => items.iter().enumerate().for_each(|(index, item)| visit_leaves(item, &format!("{place}/{index}"), f)),
-        Value::Object(map) => map.iter().for_each(|(name, item)| visit_leaves(item, &child_path(place, name), f)),
+        Value::Array(items) => items
+            .iter()
+            .enumerate()
+            .for_each(|(index, item)| visit_leaves(item, &format!("{place}/{index}"), f)),
+        Value::Object(map) => {
+            map.iter().for_each(|(name, item)| visit_leaves(item, &child_path(place, name), f))
+        }
     }
 }
 
 /// Visits every member name in a value, with the path of the member.
 pub(crate) fn visit_names(value: &Value, place: &str, f: &mut dyn FnMut(&str, &str)) {
     match value {
-        Value::Array(items) => items.iter().enumerate().for_each(|(index, item)| visit_names(item, &format!("{place}/{index}"), f)),
+        Value::Array(items) => items
+            .iter()
+            .enumerate()
+            .for_each(|(index, item)| visit_names(item, &format!("{place}/{index}"), f)),
         Value::Object(map) => map.iter().for_each(|(name, item)| {
             let place = child_path(place, name);
             f(&place, name);

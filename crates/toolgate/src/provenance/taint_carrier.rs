@@ -56,13 +56,19 @@ impl TaintCarrier {
     /// Returns the entities that values name; without a value, one unknown entity.
     ///
     /// Values are folded, because a tool may ignore differences in spelling too.
-    pub(crate) fn entities<'v>(name: &Arc<str>, values: impl IntoIterator<Item = &'v Value>) -> Vec<Self> {
+    pub(crate) fn entities<'v>(
+        name: &Arc<str>,
+        values: impl IntoIterator<Item = &'v Value>,
+    ) -> Vec<Self> {
         let mut found = Vec::new();
         for value in values {
             visit_leaves(value, "", &mut |_, leaf| {
                 let text = text_of(leaf);
                 let folded = fold_text(&text);
-                found.push(Self::Entity(Arc::clone(name), Some(if folded.is_empty() { text.into_owned() } else { folded })));
+                found.push(Self::Entity(
+                    Arc::clone(name),
+                    Some(if folded.is_empty() { text.into_owned() } else { folded }),
+                ));
             });
         }
         if found.is_empty() { vec![Self::Entity(Arc::clone(name), None)] } else { found }
@@ -83,8 +89,12 @@ impl TaintCarrier {
     }
 
     /// Returns the keys under which writes are recorded, sorted and without duplicates.
-    pub(crate) fn collect_write_keys(agent: &str, carriers: impl IntoIterator<Item = Self>) -> Vec<String> {
-        let mut keys: Vec<String> = carriers.into_iter().flat_map(|carrier| carrier.write_keys(agent)).collect();
+    pub(crate) fn collect_write_keys(
+        agent: &str,
+        carriers: impl IntoIterator<Item = Self>,
+    ) -> Vec<String> {
+        let mut keys: Vec<String> =
+            carriers.into_iter().flat_map(|carrier| carrier.write_keys(agent)).collect();
         keys.sort_unstable();
         keys.dedup();
         keys
@@ -93,7 +103,9 @@ impl TaintCarrier {
     /// Returns the keys under which a write is recorded.
     pub(crate) fn write_keys(&self, agent: &str) -> Vec<String> {
         match self {
-            Self::File(path) => vec![Self::format_key(agent, "f", path), Self::format_key(agent, "some file", "")],
+            Self::File(path) => {
+                vec![Self::format_key(agent, "f", path), Self::format_key(agent, "some file", "")]
+            }
             Self::UnknownFile => Vec::new(),
             Self::Entity(name, value) => {
                 vec![
@@ -110,7 +122,10 @@ impl TaintCarrier {
             Self::File(path) => vec![Self::format_key(agent, "f", path)],
             Self::UnknownFile => vec![Self::format_key(agent, "some file", "")],
             Self::Entity(name, Some(value)) => {
-                vec![Self::entity_key(agent, name, value), Self::entity_key(agent, name, UNKNOWN_ENTITY_VALUE)]
+                vec![
+                    Self::entity_key(agent, name, value),
+                    Self::entity_key(agent, name, UNKNOWN_ENTITY_VALUE),
+                ]
             }
             Self::Entity(name, None) => vec![Self::entity_key(agent, name, ANY_ENTITY_VALUE)],
         }

@@ -12,7 +12,8 @@ pub(crate) fn find_marks(text: &str) -> Vec<Range<usize>> {
         let digits = start + begins.len();
         let end = digits + MARK_DIGITS;
         let is_digit = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
-        let whole = text.get(digits..end).is_some_and(|all| all.bytes().all(is_digit)) && text.get(end..=end) == Some("]");
+        let whole = text.get(digits..end).is_some_and(|all| all.bytes().all(is_digit))
+            && text.get(end..=end) == Some("]");
         whole.then_some(start..end + 1)
     };
     text.match_indices(MARK_PREFIX).filter_map(one).collect()
@@ -31,7 +32,8 @@ impl UnescapedText {
         if !written.contains('\\') {
             return None;
         }
-        let (mut text, mut from, mut rest) = (String::with_capacity(written.len()), Vec::new(), written);
+        let (mut text, mut from, mut rest) =
+            (String::with_capacity(written.len()), Vec::new(), written);
         while let Some((before, after)) = rest.split_once('\\') {
             text.push_str(before);
             rest = match parse_escape(after) {
@@ -56,7 +58,11 @@ impl UnescapedText {
     }
 
     fn original_position(&self, place: usize) -> usize {
-        let before = self.offsets.partition_point(|(own, _)| *own <= place).checked_sub(1).and_then(|last| self.offsets.get(last));
+        let before = self
+            .offsets
+            .partition_point(|(own, _)| *own <= place)
+            .checked_sub(1)
+            .and_then(|last| self.offsets.get(last));
         before.map_or(place, |(own, there)| there + (place - own))
     }
 }
@@ -100,7 +106,8 @@ mod tests {
             (mark.replace('9', "ä"), vec![]),
             ("[redacted ]".to_owned(), vec![]),
         ] {
-            let found: Vec<(usize, usize)> = find_marks(&text).iter().map(|mark| (mark.start, mark.end)).collect();
+            let found: Vec<(usize, usize)> =
+                find_marks(&text).iter().map(|mark| (mark.start, mark.end)).collect();
             assert_eq!(found, expected, "{text}");
         }
     }
@@ -110,10 +117,20 @@ mod tests {
         let written = r#"a \"b\\c\" \u00e4\nd \x"#;
         let plain = UnescapedText::unescape(written).unwrap();
         assert_eq!(plain.text, "a \"b\\c\" ä\nd \\x");
-        for (meant, there) in [("a", "a"), ("b\\c", r"b\\c"), ("\"b", r#"\"b"#), ("ä", r"\u00e4"), ("ä\nd", r"\u00e4\nd"), ("\\x", r"\x")]
-        {
+        for (meant, there) in [
+            ("a", "a"),
+            ("b\\c", r"b\\c"),
+            ("\"b", r#"\"b"#),
+            ("ä", r"\u00e4"),
+            ("ä\nd", r"\u00e4\nd"),
+            ("\\x", r"\x"),
+        ] {
             let start = plain.text.find(meant).unwrap();
-            assert_eq!(written.get(plain.original_range(&(start..start + meant.len()))), Some(there), "{meant}");
+            assert_eq!(
+                written.get(plain.original_range(&(start..start + meant.len()))),
+                Some(there),
+                "{meant}"
+            );
         }
         assert_eq!(UnescapedText::unescape(r"M\u{fc}ller").unwrap().text, "Müller");
         assert!(UnescapedText::unescape(r"C:\users\x, \u12, \").is_none());

@@ -14,7 +14,10 @@ use super::Redactor;
 use crate::call::error::{FieldError, NextStep, ToolError};
 use crate::call::outcome::{CallOutput, Outcome, PromptSignal};
 use crate::ledger::row::{Decision, Gate, Row};
-use crate::policy::{ApprovalFact, CounterReading, DecisionFacts, FileFact, HookFact, ObservedVerdict, ReadBeforeWrite};
+use crate::policy::{
+    ApprovalFact, CounterReading, DecisionFacts, FileFact, HookFact, ObservedVerdict,
+    ReadBeforeWrite,
+};
 use crate::session::state::{Evidence, EvidenceKey};
 use toolgate_json::Pointer;
 
@@ -25,7 +28,8 @@ impl Redactor {
             return row;
         }
         // Before the tool runs, only hooks supply error codes of their own.
-        let ruled = row.decision == Decision::Refused && row.gate < Gate::Run && row.gate != Gate::Hooks;
+        let ruled =
+            row.decision == Decision::Refused && row.gate < Gate::Run && row.gate != Gate::Hooks;
         Row {
             arguments: Arc::new(self.scrub_value(Arc::unwrap_or_clone(row.arguments))),
             entities: self.scrub_entities(row.entities),
@@ -41,7 +45,10 @@ impl Redactor {
     pub(crate) fn redact_outcome(&self, outcome: Outcome, secrets: Option<&[Pointer]>) -> Outcome {
         let outcome = match outcome {
             Outcome::Success(output) => {
-                let value = secrets.map_or_else(|| self.mark(&output.value), |secrets| self.redact(&output.value, secrets));
+                let value = secrets.map_or_else(
+                    || self.mark(&output.value),
+                    |secrets| self.redact(&output.value, secrets),
+                );
                 Outcome::Success(CallOutput { value, ..output })
             }
             other => other,
@@ -76,9 +83,14 @@ impl Redactor {
             }),
             Outcome::Error(error) => Outcome::Error(Box::new(self.scrub_error(*error, ruled))),
             Outcome::Signal(PromptSignal::ExpandSection { section, reason }) => {
-                Outcome::Signal(PromptSignal::ExpandSection { section: self.scrub_owned(section), reason: self.scrub_owned(reason) })
+                Outcome::Signal(PromptSignal::ExpandSection {
+                    section: self.scrub_owned(section),
+                    reason: self.scrub_owned(reason),
+                })
             }
-            Outcome::Signal(PromptSignal::Abort { reason }) => Outcome::Signal(PromptSignal::Abort { reason: self.scrub_owned(reason) }),
+            Outcome::Signal(PromptSignal::Abort { reason }) => {
+                Outcome::Signal(PromptSignal::Abort { reason: self.scrub_owned(reason) })
+            }
         }
     }
 
@@ -96,7 +108,9 @@ impl Redactor {
         error.message = self.scrub_owned(error.message);
         error.errors = error.errors.into_iter().map(field).collect();
         error.redirect_tool = error.redirect_tool.map(|text| self.scrub_owned(text));
-        error.next = error.next.map(|next| NextStep { tool: next.tool, arguments: self.scrub_value(next.arguments) });
+        error.next = error
+            .next
+            .map(|next| NextStep { tool: next.tool, arguments: self.scrub_value(next.arguments) });
         error.upstream = error.upstream.map(|value| self.scrub_value(value));
         error
     }
@@ -132,10 +146,15 @@ impl Redactor {
         DecisionFacts {
             evidence: evidence
                 .into_iter()
-                .map(|(key, proof)| (self.scrub_evidence_key(key), proof.map(|proof| self.scrub_evidence(&proof))))
+                .map(|(key, proof)| {
+                    (self.scrub_evidence_key(key), proof.map(|proof| self.scrub_evidence(&proof)))
+                })
                 .collect(),
             counters: self.scrub_counters(counters),
-            marks: marks.into_iter().map(|(name, mark)| self.scrub_policy_mark(name, mark)).collect(),
+            marks: marks
+                .into_iter()
+                .map(|(name, mark)| self.scrub_policy_mark(name, mark))
+                .collect(),
             files: self.scrub_map(files, |fact| match fact {
                 FileFact::Unreadable(why) => FileFact::Unreadable(self.scrub_owned(why)),
                 FileFact::Absent | FileFact::Present(_) => fact,
@@ -144,13 +163,22 @@ impl Redactor {
             home: home.map(|text| self.scrub_owned(text)),
             hooks: hooks
                 .into_iter()
-                .map(|fact| HookFact { no_redirect: fact.no_redirect.map(|text| self.scrub_owned(text)), ..fact })
+                .map(|fact| HookFact {
+                    no_redirect: fact.no_redirect.map(|text| self.scrub_owned(text)),
+                    ..fact
+                })
                 .collect(),
-            observed: observed.into_iter().map(|fact| ObservedVerdict { message: self.scrub_owned(fact.message), ..fact }).collect(),
+            observed: observed
+                .into_iter()
+                .map(|fact| ObservedVerdict { message: self.scrub_owned(fact.message), ..fact })
+                .collect(),
             turned_away: turned_away.map(|text| self.scrub_owned(text)),
             paused: paused.map(|(target, why)| (target, self.scrub_owned(why))),
             ran: ran.map(|value| self.scrub_value(value)),
-            approval: approval.map(|fact| ApprovalFact { answered_by: fact.answered_by.map(|text| self.scrub_owned(text)), ..fact }),
+            approval: approval.map(|fact| ApprovalFact {
+                answered_by: fact.answered_by.map(|text| self.scrub_owned(text)),
+                ..fact
+            }),
             claimed: self.scrub_counters(claimed),
             now,
             misread,
@@ -167,17 +195,28 @@ impl Redactor {
     }
 
     fn scrub_evidence_key(&self, key: EvidenceKey) -> EvidenceKey {
-        EvidenceKey { entity: key.entity.map(|(name, value)| (name, self.scrub_text(&value).into())), ..key }
+        EvidenceKey {
+            entity: key.entity.map(|(name, value)| (name, self.scrub_text(&value).into())),
+            ..key
+        }
     }
 
     fn scrub_evidence(&self, proof: &Evidence) -> Arc<Evidence> {
         let Evidence { tool, entities, fields, at, origin, stamp } = proof.clone();
-        Arc::new(Evidence { entities: self.scrub_entities(entities), fields: self.scrub_value(fields), tool, at, origin, stamp })
+        Arc::new(Evidence {
+            entities: self.scrub_entities(entities),
+            fields: self.scrub_value(fields),
+            tool,
+            at,
+            origin,
+            stamp,
+        })
     }
 
     /// Redacts the mark of a policy. The mark of a file is a digest and needs no redaction.
     fn scrub_policy_mark(&self, name: String, mark: Option<Value>) -> (String, Option<Value>) {
-        let of_file = mark.as_ref().is_some_and(|value| ReadBeforeWrite::is_read_mark(&name, value));
+        let of_file =
+            mark.as_ref().is_some_and(|value| ReadBeforeWrite::is_read_mark(&name, value));
         let mark = if of_file { mark } else { mark.map(|value| self.scrub_value(value)) };
         (self.scrub_owned(name), mark)
     }
@@ -189,7 +228,9 @@ impl Redactor {
 
     /// Redacts counters. A limit may count an argument, so a secret amount is replaced by a mark.
     fn scrub_counters(&self, used: Vec<CounterReading>) -> Vec<CounterReading> {
-        let one = |(counter, window, amount): CounterReading| match self.scrub_text(&amount.to_string()) {
+        let one = |(counter, window, amount): CounterReading| match self
+            .scrub_text(&amount.to_string())
+        {
             Cow::Owned(mark) => (mark, window, Decimal::ZERO),
             Cow::Borrowed(_) => (self.scrub_owned(counter), window, amount),
         };

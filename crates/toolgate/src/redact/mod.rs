@@ -43,7 +43,9 @@ pub fn remove_values(values: impl IntoIterator<Item = impl AsRef<str>>, text: &s
     let mut values: Vec<_> = values.into_iter().filter(|value| value.as_ref().len() >= 4).collect();
     // Longest first, because one value may be a prefix of another.
     values.sort_by_key(|value| std::cmp::Reverse(value.as_ref().len()));
-    let text = values.iter().fold(text.to_owned(), |text, value| text.replace(value.as_ref(), "[redacted]"));
+    let text = values
+        .iter()
+        .fold(text.to_owned(), |text, value| text.replace(value.as_ref(), "[redacted]"));
     if values.is_empty() || !text.contains(TRUNCATION_MARK) {
         return text;
     }
@@ -53,7 +55,11 @@ pub fn remove_values(values: impl IntoIterator<Item = impl AsRef<str>>, text: &s
             clean.push_str(part);
             continue;
         };
-        let left = values.iter().map(|value| trailing_prefix_len(value.as_ref(), before, MAX_PARTIAL_SECRET_BYTES)).max().unwrap_or(0);
+        let left = values
+            .iter()
+            .map(|value| trailing_prefix_len(value.as_ref(), before, MAX_PARTIAL_SECRET_BYTES))
+            .max()
+            .unwrap_or(0);
         clean.push_str(before.get(..before.len() - left).unwrap_or_default());
         clean.push_str(if left > 0 { "[redacted]" } else { "" });
         clean.push(TRUNCATION_MARK);
@@ -66,7 +72,8 @@ pub fn remove_values(values: impl IntoIterator<Item = impl AsRef<str>>, text: &s
 /// Lines shorter than eight bytes are ignored, because they occur in too many other lines.
 pub fn with_single_lines(values: Vec<String>) -> Vec<String> {
     let lines = |value: &String| -> Vec<String> {
-        let lines = value.lines().map(str::trim).filter(|line| line.len() >= 8 && line.len() < value.len());
+        let lines =
+            value.lines().map(str::trim).filter(|line| line.len() >= 8 && line.len() < value.len());
         lines.map(str::to_owned).collect()
     };
     let more: Vec<String> = values.iter().flat_map(lines).collect();
@@ -78,7 +85,8 @@ pub fn with_single_lines(values: Vec<String>) -> Vec<String> {
 /// The rest may be the start of a value. A whole value that crosses this position is not split.
 pub fn safe_prefix_len(values: &[String], text: &str) -> usize {
     let mut known: Vec<&String> = values.iter().filter(|value| value.len() >= 4).collect();
-    let cut = text.len() - known.iter().map(|value| trailing_prefix_len(value, text, text.len())).max().unwrap_or(0);
+    let cut = text.len()
+        - known.iter().map(|value| trailing_prefix_len(value, text, text.len())).max().unwrap_or(0);
     // Same order as in `without`: the longest value first, and no overlaps.
     known.sort_by_key(|value| std::cmp::Reverse(value.len()));
     let (mut from, mut to) = (0, text.len());
@@ -108,14 +116,19 @@ pub(crate) fn remove_values_and_short_words(values: &[String], text: &str) -> St
         return text;
     }
     // A short value may be truncated too.
-    let heads: HashSet<&str> = short.iter().flat_map(|value| (1..value.len()).filter_map(move |end| value.get(..end))).collect();
+    let heads: HashSet<&str> = short
+        .iter()
+        .flat_map(|value| (1..value.len()).filter_map(move |end| value.get(..end)))
+        .collect();
     let (mut clean, mut rest) = (String::with_capacity(text.len()), text.as_str());
     while let Some(next) = rest.chars().next() {
         let before = text.get(..text.len() - rest.len()).unwrap_or_default();
         let behind = (1..4).rev().find_map(|end| {
             let (found, after) = rest.split_at_checked(end)?;
-            let ends = short.contains(found) || (heads.contains(found) && after.starts_with(TRUNCATION_MARK));
-            (ends && !is_word_continued(before, found) && !is_word_continued(found, after)).then_some(after)
+            let ends = short.contains(found)
+                || (heads.contains(found) && after.starts_with(TRUNCATION_MARK));
+            (ends && !is_word_continued(before, found) && !is_word_continued(found, after))
+                .then_some(after)
         });
         rest = match behind {
             Some(after) => {
@@ -133,12 +146,23 @@ pub(crate) fn remove_values_and_short_words(values: &[String], text: &str) -> St
 
 /// Cleans all texts of a document, including member names. A number that is a secret is replaced
 /// entirely.
-pub fn clean_document(value: Value, secrets: &[String], clean: fn(&[String], &str) -> String) -> Value {
+pub fn clean_document(
+    value: Value,
+    secrets: &[String],
+    clean: fn(&[String], &str) -> String,
+) -> Value {
     match value {
         Value::String(text) => clean(secrets, &text).into(),
-        Value::Number(number) if clean(secrets, &number.to_string()) == "[redacted]" => "[redacted]".into(),
-        Value::Array(items) => items.into_iter().map(|item| clean_document(item, secrets, clean)).collect(),
-        Value::Object(map) => map.into_iter().map(|(name, item)| (clean(secrets, &name), clean_document(item, secrets, clean))).collect(),
+        Value::Number(number) if clean(secrets, &number.to_string()) == "[redacted]" => {
+            "[redacted]".into()
+        }
+        Value::Array(items) => {
+            items.into_iter().map(|item| clean_document(item, secrets, clean)).collect()
+        }
+        Value::Object(map) => map
+            .into_iter()
+            .map(|(name, item)| (clean(secrets, &name), clean_document(item, secrets, clean)))
+            .collect(),
         other => other,
     }
 }
@@ -171,14 +195,18 @@ pub(crate) fn has_mark_inside(value: &Value) -> bool {
     match value {
         Value::String(text) => has_mark(text),
         Value::Array(items) => items.iter().any(has_mark_inside),
-        Value::Object(map) => map.iter().any(|(name, item)| has_mark(name) || has_mark_inside(item)),
+        Value::Object(map) => {
+            map.iter().any(|(name, item)| has_mark(name) || has_mark_inside(item))
+        }
         _ => false,
     }
 }
 
 /// Reports whether a path is a secret, lies inside one, or contains one.
 pub(crate) fn is_secret_path(path: &Pointer, secrets: &[Pointer]) -> bool {
-    secrets.iter().any(|secret| secret.parts().iter().zip(path.parts()).all(|(s, p)| s == "*" || s == p))
+    secrets
+        .iter()
+        .any(|secret| secret.parts().iter().zip(path.parts()).all(|(s, p)| s == "*" || s == p))
 }
 
 /// A match of a pattern.
@@ -211,7 +239,8 @@ impl Redactor {
             Some(key) => key,
             None => {
                 let mut key = [0u8; 32];
-                getrandom::fill(&mut key).map_err(|e| format!("the system provides no random numbers: {e}"))?;
+                getrandom::fill(&mut key)
+                    .map_err(|e| format!("the system provides no random numbers: {e}"))?;
                 key
             }
         };
@@ -265,7 +294,8 @@ impl Redactor {
         let (mut clean, mut end) = (String::with_capacity(text.len()), 0);
         for SecretMatch { range: place, unescaped: meant } in found {
             clean.push_str(text.get(end..place.start).unwrap_or_default());
-            let meant = meant.unwrap_or_else(|| text.get(place.clone()).unwrap_or_default().to_owned());
+            let meant =
+                meant.unwrap_or_else(|| text.get(place.clone()).unwrap_or_default().to_owned());
             clean.push_str(&self.mark_text(&Value::String(meant)));
             end = place.end;
         }
@@ -281,7 +311,10 @@ impl Redactor {
         if self.patterns.is_empty() {
             return Vec::new();
         }
-        let mut found: Vec<SecretMatch> = self.pattern_ranges(text).map(|place| SecretMatch { range: place, unescaped: None }).collect();
+        let mut found: Vec<SecretMatch> = self
+            .pattern_ranges(text)
+            .map(|place| SecretMatch { range: place, unescaped: None })
+            .collect();
         if let Some(plain) = UnescapedText::unescape(text) {
             let own = |place: Range<usize>| SecretMatch {
                 unescaped: plain.text.get(place.clone()).map(str::to_owned),
@@ -323,12 +356,19 @@ impl Redactor {
             end -= 1;
         }
         let found = self.find_matches(text.get(..end).unwrap_or_default());
-        found.iter().find(|one| one.range.start < at && at < one.range.end).map_or(at, |one| one.range.start)
+        found
+            .iter()
+            .find(|one| one.range.start < at && at < one.range.end)
+            .map_or(at, |one| one.range.start)
     }
 
     /// Returns the matches of each pattern. Empty matches are skipped.
     fn pattern_ranges(&self, text: &str) -> impl Iterator<Item = Range<usize>> {
-        self.patterns.iter().flat_map(move |pattern| pattern.find_iter(text)).map(|found| found.range()).filter(|place| !place.is_empty())
+        self.patterns
+            .iter()
+            .flat_map(move |pattern| pattern.find_iter(text))
+            .map(|found| found.range())
+            .filter(|place| !place.is_empty())
     }
 
     /// Returns a keyed digest, from which secrets cannot be guessed.
@@ -360,7 +400,8 @@ impl Redactor {
         let mut copy = value.clone();
         for secret in secrets {
             // The closure cannot fail.
-            let _: Result<(), std::convert::Infallible> = secret.rewrite(&mut copy, &mut |old| Ok(Some(self.mark(&old))));
+            let _: Result<(), std::convert::Infallible> =
+                secret.rewrite(&mut copy, &mut |old| Ok(Some(self.mark(&old))));
         }
         copy
     }
@@ -390,7 +431,11 @@ mod tests {
 
     #[test]
     fn each_line_of_a_value_is_removed() {
-        let values = with_single_lines(["{\n  \"key\": \"hunter2\"\r\n}", "one line", " with room around "].map(str::to_owned).to_vec());
+        let values = with_single_lines(
+            ["{\n  \"key\": \"hunter2\"\r\n}", "one line", " with room around "]
+                .map(str::to_owned)
+                .to_vec(),
+        );
         let cases = [
             ("\"key\": \"hunter2\"", "[redacted]"),
             ("    \"key\": \"hunter2\",", "    [redacted],"),
@@ -405,7 +450,15 @@ mod tests {
     #[test]
     fn a_growing_text_is_sent_up_to_a_possible_value() {
         let values = ["hunter2-long", "hunt-pä", "no"].map(str::to_owned);
-        let cases = [("key hunter2-lo", 4), ("key hunter2-long", 16), ("key hunt", 4), ("hunt-p", 0), ("n", 1), ("", 0), ("hhh", 2)];
+        let cases = [
+            ("key hunter2-lo", 4),
+            ("key hunter2-long", 16),
+            ("key hunt", 4),
+            ("hunt-p", 0),
+            ("n", 1),
+            ("", 0),
+            ("hhh", 2),
+        ];
         for (text, told) in cases {
             assert_eq!(safe_prefix_len(&values, text), told, "{text}");
         }
@@ -419,7 +472,10 @@ mod tests {
             (&["abca"], "key abca, abcabca, abcabcabca and abc"),
             (&["aaaa"], "aaaaaaaaaaa and aaaa"),
             (&["päss-wörd-p"], "it is päss-wörd-p, päss-wörd-päss-wörd-p"),
-            (&["hunter-one", "one-two-three"], "hunter-one-two-three hunter-one one-two-three-hunter-one-two"),
+            (
+                &["hunter-one", "one-two-three"],
+                "hunter-one-two-three hunter-one one-two-three-hunter-one-two",
+            ),
             (&["abcd", "cdef", "abcd-cdef"], "abcdef cdefabcd abcd-cdef abcd-cdefabcdef"),
             (&["secret-s", "s-sec", "tsec"], "secret-secret-s-secretsecret-s"),
         ];
@@ -427,7 +483,11 @@ mod tests {
             let values: Vec<String> = values.iter().map(|value| (*value).to_owned()).collect();
             for (at, _) in text.char_indices() {
                 let (told, rest) = text.split_at(safe_prefix_len(&values, text.get(..at).unwrap()));
-                assert_eq!(remove_values(&values, told) + &remove_values(&values, rest), remove_values(&values, text), "{text}: {told}");
+                assert_eq!(
+                    remove_values(&values, told) + &remove_values(&values, rest),
+                    remove_values(&values, text),
+                    "{text}: {told}"
+                );
             }
         }
     }
@@ -436,7 +496,10 @@ mod tests {
     fn short_values_are_removed_as_whole_words() {
         let cases = [
             ("wrong cvv 123", "wrong cvv [redacted]"),
-            ("123: cvv_123, (123). \"123\"", "[redacted]: cvv_[redacted], ([redacted]). \"[redacted]\""),
+            (
+                "123: cvv_123, (123). \"123\"",
+                "[redacted]: cvv_[redacted], ([redacted]). \"[redacted]\"",
+            ),
             ("1234 0123 x123 123x", "1234 0123 x123 123x"),
             ("123.45 and 0.123", "123.45 and 0.123"),
             ("4,123", "4,[redacted]"),
@@ -449,9 +512,16 @@ mod tests {
         for (text, expected) in cases {
             assert_eq!(remove_values_and_short_words(&["123".to_owned()], text), expected);
         }
-        let both = ["1".to_owned(), "a-1".to_owned(), "-".to_owned(), String::new(), "hunter2".to_owned()];
-        assert_eq!(remove_values_and_short_words(&both, "a-1, 1, 11 - hunter2x"), "[redacted], [redacted], 11 - [redacted]x");
-        assert_eq!(remove_values_and_short_words(&["ä1".to_owned()], "ä1 bä1 ä…"), "[redacted] bä1 [redacted]…");
+        let both =
+            ["1".to_owned(), "a-1".to_owned(), "-".to_owned(), String::new(), "hunter2".to_owned()];
+        assert_eq!(
+            remove_values_and_short_words(&both, "a-1, 1, 11 - hunter2x"),
+            "[redacted], [redacted], 11 - [redacted]x"
+        );
+        assert_eq!(
+            remove_values_and_short_words(&["ä1".to_owned()], "ä1 bä1 ä…"),
+            "[redacted] bä1 [redacted]…"
+        );
     }
 
     #[test]
@@ -459,15 +529,36 @@ mod tests {
         let secrets = ["1", "4111", "0.75"].map(str::to_owned);
         let said = || serde_json::json!({"n": [1, "1", 4111, "no 4111", 41_112, -1, 0.75, true], "4111": null});
         let long = clean_document(said(), &secrets, |secrets, text| remove_values(secrets, text));
-        let n = serde_json::json!([1, "1", "[redacted]", "no [redacted]", 41_112, -1, "[redacted]", true]);
+        let n = serde_json::json!([
+            1,
+            "1",
+            "[redacted]",
+            "no [redacted]",
+            41_112,
+            -1,
+            "[redacted]",
+            true
+        ]);
         assert_eq!(long, serde_json::json!({"n": n, "[redacted]": null}));
         let short = clean_document(said(), &secrets, remove_values_and_short_words);
-        let n = serde_json::json!(["[redacted]", "[redacted]", "[redacted]", "no [redacted]", 41_112, -1, "[redacted]", true]);
+        let n = serde_json::json!([
+            "[redacted]",
+            "[redacted]",
+            "[redacted]",
+            "no [redacted]",
+            41_112,
+            -1,
+            "[redacted]",
+            true
+        ]);
         assert_eq!(short, serde_json::json!({"n": n, "[redacted]": null}));
     }
 
     #[test]
     fn the_longest_value_is_removed_first() {
-        assert_eq!(remove_values(["abcd", "abcd-XYZ9", "no"], "key abcd-XYZ9, then abcd, no"), "key [redacted], then [redacted], no");
+        assert_eq!(
+            remove_values(["abcd", "abcd-XYZ9", "no"], "key abcd-XYZ9, then abcd, no"),
+            "key [redacted], then [redacted], no"
+        );
     }
 }

@@ -7,7 +7,10 @@ use jiff::Timestamp;
 use serde::Serialize;
 use serde_json::Value;
 
-use super::{AdmissionDecision, OpenReplayCall, RecordedStore, ReplayComparison, ReplayResult, ReplayRuntime, circumstance_of};
+use super::{
+    AdmissionDecision, OpenReplayCall, RecordedStore, ReplayComparison, ReplayResult,
+    ReplayRuntime, circumstance_of,
+};
 use crate::agent::Agent;
 use crate::call::error::CallEffects;
 use crate::call::error_code;
@@ -100,7 +103,11 @@ impl Backtest {
     /// Starts a backtest. For the digest of a configuration, `agents` returns the recorded agent
     /// and the agent under test, or an error.
     pub fn new(agents: impl FnMut(Digest) -> Result<(Agent, Agent), String> + 'static) -> Self {
-        let play = || BacktestRun { store: Arc::new(RecordedStore::with_memory()), by_config: HashMap::new(), open_calls: HashMap::new() };
+        let play = || BacktestRun {
+            store: Arc::new(RecordedStore::with_memory()),
+            by_config: HashMap::new(),
+            open_calls: HashMap::new(),
+        };
         Self {
             recorded: play(),
             candidate: play(),
@@ -127,7 +134,10 @@ impl Backtest {
         let mut moments: Vec<(u64, CallBoundary)> = Vec::with_capacity(2 * rows.len());
         for RowPosition { seq, seq_at_start: after, call } in rows {
             let before = seq.saturating_sub(1);
-            moments.push((after.map_or(before, |after| after.min(before)), CallBoundary::Start(*call, *seq)));
+            moments.push((
+                after.map_or(before, |after| after.min(before)),
+                CallBoundary::Start(*call, *seq),
+            ));
             moments.push((*seq, CallBoundary::End(*seq)));
         }
         moments.sort_unstable();
@@ -178,11 +188,22 @@ impl Backtest {
             ReplayComparison::Undecidable(_) if runs(&was) => {
                 self.counterfactual.insert(row.key.clone());
                 let why = "the decision about an earlier call that it may repeat is unknown";
-                self.changed_calls.entry((without_session(&row.key), Arc::clone(&row.tool))).or_insert(why);
+                self.changed_calls
+                    .entry((without_session(&row.key), Arc::clone(&row.tool)))
+                    .or_insert(why);
             }
             _ => {}
         }
-        DecisionChange { seq, call: row.call, at: row.at, key: row.key.clone(), tool: Arc::clone(&row.tool), was, now, counterfactual }
+        DecisionChange {
+            seq,
+            call: row.call,
+            at: row.at,
+            key: row.key.clone(),
+            tool: Arc::clone(&row.tool),
+            was,
+            now,
+            counterfactual,
+        }
     }
 
     fn load_config(&mut self, config: Digest) -> Result<(), String> {
@@ -209,7 +230,8 @@ impl Backtest {
             return ReplayComparison::Circumstance(why);
         }
         if row.facts.recalled.is_some()
-            && let Some(why) = self.changed_calls.get(&(without_session(&row.key), Arc::clone(&row.tool)))
+            && let Some(why) =
+                self.changed_calls.get(&(without_session(&row.key), Arc::clone(&row.tool)))
         {
             return ReplayComparison::Undecidable((*why).to_owned());
         }
@@ -228,8 +250,10 @@ impl Backtest {
 ///
 /// For a call that a person denied, the rules first decide whether a person is asked at all.
 fn backtest_circumstance_of(was: &AdmissionDecision, row: &Row) -> Option<String> {
-    let asked = matches!(was, AdmissionDecision::Refused { gate: Gate::Approval, .. }) && row.digest.is_some();
-    let denied = row.facts.approval.as_ref().is_some_and(|approval| approval.state == ApprovalState::Denied);
+    let asked = matches!(was, AdmissionDecision::Refused { gate: Gate::Approval, .. })
+        && row.digest.is_some();
+    let denied =
+        row.facts.approval.as_ref().is_some_and(|approval| approval.state == ApprovalState::Denied);
     circumstance_of(was, row).filter(|_| !(asked && denied))
 }
 
@@ -240,26 +264,42 @@ fn without_session(key: &SessionKey) -> SessionKey {
 
 impl BacktestRun {
     fn add_config(&mut self, config: Digest, agent: Agent) -> Result<(), String> {
-        let theatre = ReplayRuntime::new(std::iter::once(Arc::new(agent)), Arc::clone(&self.store)).map_err(|e| e.to_string())?;
+        let theatre = ReplayRuntime::new(std::iter::once(Arc::new(agent)), Arc::clone(&self.store))
+            .map_err(|e| e.to_string())?;
         self.by_config.insert(config, theatre);
         Ok(())
     }
 
-    async fn start_call(&mut self, row: &Row, was: &AdmissionDecision) -> Result<AdmissionDecision, String> {
-        let Some(theatre) = self.by_config.get(&row.config) else { return Err("the configuration is unknown".to_owned()) };
+    async fn start_call(
+        &mut self,
+        row: &Row,
+        was: &AdmissionDecision,
+    ) -> Result<AdmissionDecision, String> {
+        let Some(theatre) = self.by_config.get(&row.config) else {
+            return Err("the configuration is unknown".to_owned());
+        };
         // A call with effects locks its session, so an open one belongs to the same batch.
         let before = self.open_calls.values().map(|(open, _)| open).filter(|(passed, trail)| {
             let spec = &passed.authorization.tool().spec;
-            trail.key == row.key && !trail.is_run_by_client && !spec.external && spec.effect != Effect::Read
+            trail.key == row.key
+                && !trail.is_run_by_client
+                && !spec.external
+                && spec.effect != Effect::Read
         });
-        let taken = before.flat_map(|(passed, trail)| passed.authorization.tool().revoked_evidence(&trail.arguments, None)).collect();
+        let taken = before
+            .flat_map(|(passed, trail)| {
+                passed.authorization.tool().revoked_evidence(&trail.arguments, None)
+            })
+            .collect();
         let (ruling, open) = match theatre.replay_gates(row, taken).await {
             ReplayResult::Decided(ruling, open) => (Ok(ruling), open),
             ReplayResult::Unknown(why, open) => (Err(why), open),
         };
         let Some((passed, trail)) = open else {
             // A rejected call still counts as progress or repetition for the next one.
-            if let (Ok(AdmissionDecision::Refused { .. }), Some(asked)) = (&ruling, self.store.counted_digest()) {
+            if let (Ok(AdmissionDecision::Refused { .. }), Some(asked)) =
+                (&ruling, self.store.counted_digest())
+            {
                 self.store.record_call_end(row, &CallEnd { digest: asked, ..call_end_of(row) });
             }
             return ruling;
@@ -268,9 +308,21 @@ impl BacktestRun {
         if ruling.is_err() || moment {
             // A call that did not run leaves nothing behind. A call that ran and is undecidable is
             // settled with its recorded effects.
-            let effects = if *was == AdmissionDecision::Admitted && !moment { row.effects } else { CallEffects::None };
-            let failure = Failure::business("not_played", "the call is not replayed").effects(effects);
-            let _ = theatre.toolgate.settle_call(passed, RunResult::ended(Err(failure), CallTransaction::default()), trail).await;
+            let effects = if *was == AdmissionDecision::Admitted && !moment {
+                row.effects
+            } else {
+                CallEffects::None
+            };
+            let failure =
+                Failure::business("not_played", "the call is not replayed").effects(effects);
+            let _ = theatre
+                .toolgate
+                .settle_call(
+                    passed,
+                    RunResult::ended(Err(failure), CallTransaction::default()),
+                    trail,
+                )
+                .await;
             return ruling;
         }
         // A call that did not run is assumed to succeed, and a `once` tool would recall it.
@@ -278,7 +330,12 @@ impl BacktestRun {
             && let Some(permit) = passed.authorization.run_permit()
         {
             let call = Call::new(row.key.clone(), row.tool.to_string(), Value::Null);
-            self.store.remember_keys(all_dedup_keys(&call, permit.tool(), trail.requested_digest, permit));
+            self.store.remember_keys(all_dedup_keys(
+                &call,
+                permit.tool(),
+                trail.requested_digest,
+                permit,
+            ));
         }
         self.open_calls.insert(row.call, ((passed, trail), row.config));
         ruling
@@ -290,15 +347,21 @@ impl BacktestRun {
     /// applied at its recorded time.
     async fn end_call(&mut self, row: &Row) {
         if let Some(settled) = &row.settles {
-            self.store.settle_call(settled.call, ClaimResolution::from_effects(row.effects), row).await;
+            self.store
+                .settle_call(settled.call, ClaimResolution::from_effects(row.effects), row)
+                .await;
             return;
         }
-        let Some(((mut passed, mut trail), config)) = self.open_calls.remove(&row.call) else { return };
+        let Some(((mut passed, mut trail), config)) = self.open_calls.remove(&row.call) else {
+            return;
+        };
         let Some(theatre) = self.by_config.get(&config) else { return };
         let ran = AdmissionDecision::from_row(row) == AdmissionDecision::Admitted;
         passed.is_reported = row.facts.reported;
-        let otherwise = row.outcome.error().is_some_and(|error| error.code == error_code::NOT_AS_ADMITTED);
-        passed.mismatched_run = otherwise.then(|| MismatchedRun { arguments: row.facts.ran.clone(), result: Value::Null });
+        let otherwise =
+            row.outcome.error().is_some_and(|error| error.code == error_code::NOT_AS_ADMITTED);
+        passed.mismatched_run = otherwise
+            .then(|| MismatchedRun { arguments: row.facts.ran.clone(), result: Value::Null });
         let mut txn = CallTransaction { cost: row.spent, ..CallTransaction::default() };
         let mut empty = false;
         let result = match &row.outcome {
@@ -310,25 +373,37 @@ impl BacktestRun {
                 Ok(output.value.clone())
             }
             Outcome::Error(error) if ran => {
-                let failure = Failure::new(error.category, error.code.clone(), error.message.clone()).effects(row.effects);
+                let failure =
+                    Failure::new(error.category, error.code.clone(), error.message.clone())
+                        .effects(row.effects);
                 Err(match error.retry_after_ms.filter(|_| error.retryable) {
                     Some(ms) => failure.retry_after_ms(ms),
                     None => failure,
                 })
             }
             Outcome::Signal(signal) if ran => Err(Failure::signal(signal.clone())),
-            _ => Err(Failure::business("not_run_then", "the recorded call did not run").effects(CallEffects::Done)),
+            _ => Err(Failure::business("not_run_then", "the recorded call did not run")
+                .effects(CallEffects::Done)),
         };
         trail.facts.watch = MissingFactTracker::default();
         theatre.clock.set(row.ended_at());
-        let _ = theatre.toolgate.settle_call(passed, RunResult { is_empty: empty, ..RunResult::ended(result, txn) }, trail).await;
+        let _ = theatre
+            .toolgate
+            .settle_call(
+                passed,
+                RunResult { is_empty: empty, ..RunResult::ended(result, txn) },
+                trail,
+            )
+            .await;
     }
 }
 
 /// Returns the end of a call for the repetition check of the next one.
 fn call_end_of(row: &Row) -> CallEnd {
     let retry_from = row.outcome.error().filter(|error| error.retryable).map(|error| {
-        let wait = jiff::SignedDuration::from_millis(i64::try_from(error.retry_after_ms.unwrap_or(0)).unwrap_or(i64::MAX));
+        let wait = jiff::SignedDuration::from_millis(
+            i64::try_from(error.retry_after_ms.unwrap_or(0)).unwrap_or(i64::MAX),
+        );
         row.ended_at().checked_add(wait).unwrap_or(Timestamp::MAX)
     });
     CallEnd { digest: Digest::default(), retry_from, result: None }

@@ -71,10 +71,13 @@ fn with_recorded_results(again: Explanation, row: &Row) -> Explanation {
     let gates = again.gates.into_iter().map(|note| {
         let gate = note.gate;
         let (said, why) = match (stop, refusal) {
-            (Some(stop), Some(error)) if gate == stop => {
-                (if is_asked { GateResult::Ask } else { GateResult::Deny }, Some(error.message.clone()))
+            (Some(stop), Some(error)) if gate == stop => (
+                if is_asked { GateResult::Ask } else { GateResult::Deny },
+                Some(error.message.clone()),
+            ),
+            (Some(stop), _) if gate > stop || skipped.is_some_and(|from| gate >= from) => {
+                (GateResult::NotReached, None)
             }
-            (Some(stop), _) if gate > stop || skipped.is_some_and(|from| gate >= from) => (GateResult::NotReached, None),
             (None, _) if gate >= Gate::Run => recorded_result(gate, row, error),
             _ => (GateResult::Pass, pass_details(&note, row)),
         };
@@ -95,11 +98,21 @@ fn with_recorded_results(again: Explanation, row: &Row) -> Explanation {
         None if stop.is_some() => PredictedOutcome::Replay,
         None => PredictedOutcome::Run,
     };
-    Explanation { tool: row.tool.to_string(), arguments: (*row.arguments).clone(), gates, rules, would }
+    Explanation {
+        tool: row.tool.to_string(),
+        arguments: (*row.arguments).clone(),
+        gates,
+        rules,
+        would,
+    }
 }
 
 /// Returns the result of a gate after the claim for an admitted call.
-fn recorded_result(gate: Gate, row: &Row, error: Option<&ToolError>) -> (GateResult, Option<String>) {
+fn recorded_result(
+    gate: Gate,
+    row: &Row,
+    error: Option<&ToolError>,
+) -> (GateResult, Option<String>) {
     match error {
         Some(error) if gate == row.gate => (GateResult::Failed, Some(error.message.clone())),
         // A failed call is settled and recorded, but its result is not shaped.
@@ -120,11 +133,16 @@ fn pass_details(note: &GateExplanation, row: &Row) -> Option<String> {
             (!said.is_empty()).then(|| said.join("; "))
         }
         Gate::Approval => {
-            let fact = row.facts.approval.as_ref().filter(|fact| fact.state == ApprovalState::Approved)?;
+            let fact =
+                row.facts.approval.as_ref().filter(|fact| fact.state == ApprovalState::Approved)?;
             // The client's user may not have answered, so do not say "approved".
-            fact.answered_by
-                .as_ref()
-                .map(|by| if by.starts_with(CLIENT_APPROVER_PREFIX) { by.clone() } else { format!("approved by {by}") })
+            fact.answered_by.as_ref().map(|by| {
+                if by.starts_with(CLIENT_APPROVER_PREFIX) {
+                    by.clone()
+                } else {
+                    format!("approved by {by}")
+                }
+            })
         }
         _ => note.why.clone().filter(|_| note.said == GateResult::Pass),
     }

@@ -55,7 +55,12 @@ impl AdmissionDecision {
             // A call that was rejected after the claim was admitted before. A report without
             // admission was not.
             (Decision::Refused, Some(error)) if row.gate < Gate::Run || !row.is_call() => {
-                Self::Refused { gate: row.gate, rule: row.rule.clone(), code: error.code.to_string(), message: error.message.clone() }
+                Self::Refused {
+                    gate: row.gate,
+                    rule: row.rule.clone(),
+                    code: error.code.to_string(),
+                    message: error.message.clone(),
+                }
             }
             _ => Self::Admitted,
         }
@@ -66,8 +71,14 @@ impl AdmissionDecision {
     pub fn is_equivalent(&self, other: &Self) -> bool {
         match (self, other) {
             // The answer of a person (none, denied or late) is not a decision of the configuration.
-            (Self::Refused { gate: Gate::Approval, .. }, Self::Refused { gate: Gate::Approval, .. }) => true,
-            (Self::Refused { gate, rule, code, .. }, Self::Refused { gate: g, rule: r, code: c, .. }) => (gate, rule, code) == (g, r, c),
+            (
+                Self::Refused { gate: Gate::Approval, .. },
+                Self::Refused { gate: Gate::Approval, .. },
+            ) => true,
+            (
+                Self::Refused { gate, rule, code, .. },
+                Self::Refused { gate: g, rule: r, code: c, .. },
+            ) => (gate, rule, code) == (g, r, c),
             (a, b) => a == b,
         }
     }
@@ -78,7 +89,9 @@ impl fmt::Display for AdmissionDecision {
         match self {
             Self::Admitted => f.write_str("admitted"),
             Self::Replayed => f.write_str("answered from the record"),
-            Self::Refused { gate, rule: Some(rule), code, .. } => write!(f, "refused at {gate} by `{rule}` ({code})"),
+            Self::Refused { gate, rule: Some(rule), code, .. } => {
+                write!(f, "refused at {gate} by `{rule}` ({code})")
+            }
             Self::Refused { gate, code, .. } => write!(f, "refused at {gate} ({code})"),
         }
     }
@@ -134,7 +147,8 @@ impl Replay {
     /// # Errors
     /// The system provides no random numbers.
     pub fn new(agents: impl IntoIterator<Item = Agent>) -> std::io::Result<Self> {
-        ReplayRuntime::new(agents.into_iter().map(Arc::new), Arc::new(RecordedStore::from_facts())).map(Self)
+        ReplayRuntime::new(agents.into_iter().map(Arc::new), Arc::new(RecordedStore::from_facts()))
+            .map(Self)
     }
 
     /// Replays with the agents of a runtime.
@@ -142,13 +156,16 @@ impl Replay {
     /// # Errors
     /// The system provides no random numbers.
     pub fn from_toolgate(gate: &Toolgate) -> std::io::Result<Self> {
-        ReplayRuntime::new(gate.0.agents.values().cloned(), Arc::new(RecordedStore::from_facts())).map(Self)
+        ReplayRuntime::new(gate.0.agents.values().cloned(), Arc::new(RecordedStore::from_facts()))
+            .map(Self)
     }
 
     /// Repeats the decision about a recorded call.
     pub async fn decide(&self, row: &Row) -> ReplayComparison {
         if !row.is_call() {
-            return ReplayComparison::Circumstance("the row is not a call: it settles an earlier call".to_owned());
+            return ReplayComparison::Circumstance(
+                "the row is not a call: it settles an earlier call".to_owned(),
+            );
         }
         let was = AdmissionDecision::from_row(row);
         if let Some(why) = circumstance_of(&was, row) {
@@ -182,7 +199,8 @@ struct ReplayRuntime {
 }
 
 /// Reason for a call that was rejected before its arguments were read.
-const UNREAD_ARGUMENTS_REASON: &str = "the call was rejected before its arguments were read, so they are not recorded";
+const UNREAD_ARGUMENTS_REASON: &str =
+    "the call was rejected before its arguments were read, so they are not recorded";
 
 /// Codes that depend on circumstances: concurrency, timing, the system or the answer of a person.
 const CIRCUMSTANCE_CODES: [&str; 9] = [
@@ -198,11 +216,22 @@ const CIRCUMSTANCE_CODES: [&str; 9] = [
 ];
 
 impl ReplayRuntime {
-    fn new(agents: impl Iterator<Item = Arc<Agent>>, stage: Arc<RecordedStore>) -> std::io::Result<Self> {
+    fn new(
+        agents: impl Iterator<Item = Arc<Agent>>,
+        stage: Arc<RecordedStore>,
+    ) -> std::io::Result<Self> {
         let clock = Arc::new(ManualClock::at(jiff::Timestamp::UNIX_EPOCH));
-        let mut builder: ToolgateBuilder = Toolgate::builder().store(stage.clone()).clock(clock.clone());
-        builder.agents = agents.map(|agent| (Arc::clone(&agent.name), Arc::new(agent.for_replay(&stage)))).collect();
-        Ok(Self { toolgate: builder.build()?, store: stage, clock, call_lock: tokio::sync::Mutex::new(()) })
+        let mut builder: ToolgateBuilder =
+            Toolgate::builder().store(stage.clone()).clock(clock.clone());
+        builder.agents = agents
+            .map(|agent| (Arc::clone(&agent.name), Arc::new(agent.for_replay(&stage))))
+            .collect();
+        Ok(Self {
+            toolgate: builder.build()?,
+            store: stage,
+            clock,
+            call_lock: tokio::sync::Mutex::new(()),
+        })
     }
 
     /// Prepares the replay of a recorded call and sets the clock to its time.
@@ -210,16 +239,23 @@ impl ReplayRuntime {
         self.clock.set(row.at);
         let watch = MissingFactTracker::enabled();
         self.store.set_current_row(row, &watch);
-        let mut call = Call::new(row.key.clone(), row.tool.to_string(), Arguments::Value((*row.arguments).clone()));
-        (call.turn, call.transport_rejection, call.is_unparsable) = (row.turn, row.facts.turned_away.clone(), row.facts.misread);
+        let mut call = Call::new(
+            row.key.clone(),
+            row.tool.to_string(),
+            Arguments::Value((*row.arguments).clone()),
+        );
+        (call.turn, call.transport_rejection, call.is_unparsable) =
+            (row.turn, row.facts.turned_away.clone(), row.facts.misread);
         // A recall by key implies a key, and a pause at the claim implies a claim. Any key works,
         // because the row records what was found under it.
-        let keyed = row.facts.recalled_by == Some(DedupKeyKind::Key) || (row.gate == Gate::Claim && row.facts.paused.is_some());
+        let keyed = row.facts.recalled_by == Some(DedupKeyKind::Key)
+            || (row.gate == Gate::Claim && row.facts.paused.is_some());
         call.idempotency_key = keyed.then(|| row.call.to_string());
         let mut trail = CallState::for_explain(&self.toolgate, &call, Some(row.call));
         trail.facts.watch = watch.clone();
         // The client ran the recorded call too.
-        trail.is_run_by_client = row.facts.reported && AdmissionDecision::from_row(row) == AdmissionDecision::Admitted;
+        trail.is_run_by_client =
+            row.facts.reported && AdmissionDecision::from_row(row) == AdmissionDecision::Admitted;
         // Use the recorded home directory. Rows without one use the current home directory.
         trail.facts.home.clone_from(&row.facts.home);
         (call, trail, watch)
@@ -238,16 +274,30 @@ impl ReplayRuntime {
         // Unparsable or unread arguments and their size are not recorded.
         let unread = row.arguments.is_null() && row.digest.is_none();
         if unread && row.gate == Gate::Validate {
-            return ReplayResult::Unknown("the arguments could not be parsed, so they are not recorded".to_owned(), None);
+            return ReplayResult::Unknown(
+                "the arguments could not be parsed, so they are not recorded".to_owned(),
+                None,
+            );
         }
         // A rule in Rust code does not say which arguments it checks.
         let tool = self.toolgate.agent(&row.key.agent).and_then(|agent| agent.tools.get(&row.tool));
-        let opaque = tool.and_then(|tool| tool.governed_by.iter().find(|attached| attached.policy.definition() == attached.policy.name()));
+        let opaque = tool.and_then(|tool| {
+            tool.governed_by
+                .iter()
+                .find(|attached| attached.policy.definition() == attached.policy.name())
+        });
         if let Some(rule) = opaque.filter(|_| has_mark_inside(&row.arguments)) {
-            return ReplayResult::Unknown(format!("an argument is redacted, and the rule `{}` may check it", rule.policy.name()), None);
+            return ReplayResult::Unknown(
+                format!(
+                    "an argument is redacted, and the rule `{}` may check it",
+                    rule.policy.name()
+                ),
+                None,
+            );
         }
         let planned = self.store.state_without(&row.key, taken).await;
-        let admitted = Box::pin(self.toolgate.run_admission_gates(&call, &mut trail, planned.as_ref())).await;
+        let admitted =
+            Box::pin(self.toolgate.run_admission_gates(&call, &mut trail, planned.as_ref())).await;
         if unread {
             watch.record_missing(|| UNREAD_ARGUMENTS_REASON.to_owned());
         }
@@ -256,22 +306,35 @@ impl ReplayRuntime {
                 passed.session_lock = None;
                 return match watch.missing_fact() {
                     Some(why) => ReplayResult::Unknown(why, Some((passed, trail))),
-                    None => ReplayResult::Decided(AdmissionDecision::Admitted, Some((passed, trail))),
+                    None => {
+                        ReplayResult::Decided(AdmissionDecision::Admitted, Some((passed, trail)))
+                    }
                 };
             }
             Ok(Admission::Replay(_)) => AdmissionDecision::Replayed,
             Err(stop) => {
                 let gate = stop.gate.unwrap_or_else(|| trail.gate());
                 if gate == Gate::Resolve && self.may_match_tool(row) {
-                    return ReplayResult::Unknown("the tool name is redacted, and may match an existing tool".to_owned(), None);
+                    return ReplayResult::Unknown(
+                        "the tool name is redacted, and may match an existing tool".to_owned(),
+                        None,
+                    );
                 }
                 if gate == Gate::Validate && unread {
                     return ReplayResult::Unknown(UNREAD_ARGUMENTS_REASON.to_owned(), None);
                 }
                 if gate == Gate::Validate && has_mark_inside(&row.arguments) {
-                    return ReplayResult::Unknown("an argument is redacted, and may be the invalid one".to_owned(), None);
+                    return ReplayResult::Unknown(
+                        "an argument is redacted, and may be the invalid one".to_owned(),
+                        None,
+                    );
                 }
-                AdmissionDecision::Refused { gate, rule: trail.rule.take(), code: stop.error.code.to_string(), message: stop.error.message }
+                AdmissionDecision::Refused {
+                    gate,
+                    rule: trail.rule.take(),
+                    code: stop.error.code.to_string(),
+                    message: stop.error.message,
+                }
             }
         };
         match watch.missing_fact() {
@@ -286,7 +349,10 @@ impl ReplayRuntime {
 
 /// Reports whether a partly redacted name may be this name.
 fn may_match_name(marked: &str, name: &str) -> bool {
-    let (before, after) = (marked.split("[redacted ").next().unwrap_or_default(), marked.rsplit(']').next().unwrap_or_default());
+    let (before, after) = (
+        marked.split("[redacted ").next().unwrap_or_default(),
+        marked.rsplit(']').next().unwrap_or_default(),
+    );
     name.len() > before.len() + after.len() && name.starts_with(before) && name.ends_with(after)
 }
 
@@ -294,12 +360,16 @@ fn may_match_name(marked: &str, name: &str) -> bool {
 fn circumstance_of(was: &AdmissionDecision, row: &Row) -> Option<String> {
     let AdmissionDecision::Refused { code, gate, rule, .. } = was else { return None };
     // The session's time limit can be checked from the record.
-    let wall = code == error_code::DEADLINE_EXCEEDED && *gate == Gate::Limits && row.facts.opened.is_some() && !row.facts.late;
+    let wall = code == error_code::DEADLINE_EXCEEDED
+        && *gate == Gate::Limits
+        && row.facts.opened.is_some()
+        && !row.facts.late;
     // A named approval is checked before the arguments are parsed.
     let named = *gate == Gate::Approval && row.digest.is_none();
     // A rule may use any code for its denials.
     let ruled = rule.is_some() && matches!(gate, Gate::Recall | Gate::Policy | Gate::Claim);
-    let moment = (CIRCUMSTANCE_CODES.contains(&code.as_str()) && !ruled) || *gate == Gate::Hooks || named;
+    let moment =
+        (CIRCUMSTANCE_CODES.contains(&code.as_str()) && !ruled) || *gate == Gate::Hooks || named;
     (moment && !wall).then(|| {
         if named {
             "the call named an approval, and its result depended on a person".to_owned()

@@ -16,12 +16,16 @@ use crate::files::{FileExpectation, FileSystem, FileTransaction, MemoryFs, Resou
 use crate::hook::{BeforeHookResult, Hook, HookCall, HookDecision, HookDenial, HookError};
 use crate::ledger::row::{Gate, LazyReceipt, Row};
 use crate::limits::{Charge, ChargeError};
-use crate::policy::{CounterReading, DecisionFacts, DedupKeyKind, FactRequest, FileFact, MissingFactTracker, PriorCallFact};
+use crate::policy::{
+    CounterReading, DecisionFacts, DedupKeyKind, FactRequest, FileFact, MissingFactTracker,
+    PriorCallFact,
+};
 use crate::session::repetition::CallEnd;
 use crate::session::state::{Revocation, SessionEdit, SessionState};
 use crate::store::{
-    Approval, ClaimError, ClaimRecord, ClaimResolution, CommitConflictError, CommitRequest, DedupKey, DeferredClaim, MemoryStore,
-    PauseTarget, PriorCall, SessionLock, SessionRequest, SessionSnapshot, Store, StoreError,
+    Approval, ClaimError, ClaimRecord, ClaimResolution, CommitConflictError, CommitRequest,
+    DedupKey, DeferredClaim, MemoryStore, PauseTarget, PriorCall, SessionLock, SessionRequest,
+    SessionSnapshot, Store, StoreError,
 };
 use toolgate_json::Digest;
 
@@ -58,7 +62,11 @@ impl RecordedStore {
     }
 
     /// Returns the session without the revoked evidence, or `None` if nothing is revoked.
-    pub(crate) async fn state_without(&self, key: &SessionKey, taken: Vec<Revocation>) -> Option<SessionState> {
+    pub(crate) async fn state_without(
+        &self,
+        key: &SessionKey,
+        taken: Vec<Revocation>,
+    ) -> Option<SessionState> {
         let memory = self.memory.as_ref().filter(|_| !taken.is_empty())?;
         let (_, state) = memory.snapshot(key).await.ok()?;
         let mut state = (*state).clone();
@@ -80,13 +88,16 @@ impl RecordedStore {
 
     /// Remembers a call that did not run and is assumed to have succeeded.
     pub(crate) fn remember_keys(&self, keys: Vec<DedupKey>) {
-        crate::lock(&self.remembered_keys).extend(keys.into_iter().filter(|key| key.kind() == DedupKeyKind::Once));
+        crate::lock(&self.remembered_keys)
+            .extend(keys.into_iter().filter(|key| key.kind() == DedupKeyKind::Once));
     }
 
     /// Settles a call whose outcome was found out later.
     pub(crate) async fn settle_call(&self, call: CallId, settle: ClaimResolution, row: &Row) {
         if let Some(memory) = &self.memory {
-            let _ = memory.settle_claim(call, settle, row.outcome.clone(), row.outcome.clone(), "", row.at).await;
+            let _ = memory
+                .settle_claim(call, settle, row.outcome.clone(), row.outcome.clone(), "", row.at)
+                .await;
         }
     }
 
@@ -97,7 +108,9 @@ impl RecordedStore {
     }
 
     fn current_row(&self) -> Result<(Arc<Row>, MissingFactTracker), StoreError> {
-        crate::lock(&self.current_row).clone().ok_or_else(|| StoreError("no row is being replayed".to_owned()))
+        crate::lock(&self.current_row)
+            .clone()
+            .ok_or_else(|| StoreError("no row is being replayed".to_owned()))
     }
 
     fn recorded_approval(&self, digest: Digest) -> Result<Option<Approval>, StoreError> {
@@ -121,38 +134,59 @@ impl RecordedStore {
 }
 
 fn find_usage(used: &[CounterReading], charge: &Charge) -> Option<Decimal> {
-    used.iter().find(|(counter, window, _)| *counter == charge.counter && *window == charge.window).map(|(.., used)| *used)
+    used.iter()
+        .find(|(counter, window, _)| *counter == charge.counter && *window == charge.window)
+        .map(|(.., used)| *used)
 }
 
 #[async_trait]
 impl Store for RecordedStore {
-    async fn find_pause(&self, _: &SessionKey, _: &Arc<str>) -> Result<Option<(PauseTarget, String)>, StoreError> {
+    async fn find_pause(
+        &self,
+        _: &SessionKey,
+        _: &Arc<str>,
+    ) -> Result<Option<(PauseTarget, String)>, StoreError> {
         let (row, _) = self.current_row()?;
         Ok(row.facts.paused.clone().filter(|_| row.gate == Gate::Admit))
     }
     async fn set_pause(&self, _: PauseTarget, _: Option<String>) -> Result<(), StoreError> {
         Ok(())
     }
-    async fn lock_session(&self, _: &SessionKey, _: bool, _: Duration) -> Result<Option<SessionLock>, StoreError> {
+    async fn lock_session(
+        &self,
+        _: &SessionKey,
+        _: bool,
+        _: Duration,
+    ) -> Result<Option<SessionLock>, StoreError> {
         Ok(Some(SessionLock::new(())))
     }
 
-    async fn open_session(&self, enter: SessionRequest<'_>) -> Result<Option<Box<SessionSnapshot>>, StoreError> {
+    async fn open_session(
+        &self,
+        enter: SessionRequest<'_>,
+    ) -> Result<Option<Box<SessionSnapshot>>, StoreError> {
         let (row, watch) = self.current_row()?;
-        let recalled = row.facts.recalled.filter(|_| row.gate != Gate::Claim).map(|fact| match fact {
-            PriorCallFact::Settled => PriorCall::Settled(Some(Outcome::Success(CallOutput::default()))),
-            PriorCallFact::Forgotten => PriorCall::Settled(None),
-            PriorCallFact::InProgress => PriorCall::InProgress,
-            PriorCallFact::Pending => PriorCall::Pending(row.call),
-            PriorCallFact::KeyReused => PriorCall::KeyReused,
-        });
+        let recalled =
+            row.facts.recalled.filter(|_| row.gate != Gate::Claim).map(|fact| match fact {
+                PriorCallFact::Settled => {
+                    PriorCall::Settled(Some(Outcome::Success(CallOutput::default())))
+                }
+                PriorCallFact::Forgotten => PriorCall::Settled(None),
+                PriorCallFact::InProgress => PriorCall::InProgress,
+                PriorCallFact::Pending => PriorCall::Pending(row.call),
+                PriorCallFact::KeyReused => PriorCall::KeyReused,
+            });
         if let Some(memory) = &self.memory {
             // If the `once` setting of the tool has changed, the row cannot tell the result of the
             // recall. A client's key is recalled under any configuration.
             if recalled.is_some() && enter.dedup_keys.is_empty() {
                 watch.record_missing(|| match row.facts.recalled_by {
-                    Some(_) => "the recorded call was replayed, and its tool is not `once` any more".to_owned(),
-                    None => "the recorded call was replayed, and its row does not say by which key".to_owned(),
+                    Some(_) => {
+                        "the recorded call was replayed, and its tool is not `once` any more"
+                            .to_owned()
+                    }
+                    None => "the recorded call was replayed, and its row does not say by which key"
+                        .to_owned(),
                 });
             }
             for key in enter.dedup_keys.iter().filter(|key| key.kind() == DedupKeyKind::Once) {
@@ -162,24 +196,50 @@ impl Store for RecordedStore {
                     remembered.insert(key.clone());
                 }
                 if again && recalled.is_none() {
-                    watch.record_missing(|| "the same call would already have succeeded, and its tool is `once`".to_owned());
+                    watch.record_missing(|| {
+                        "the same call would already have succeeded, and its tool is `once`"
+                            .to_owned()
+                    });
                 }
             }
             let named = row.facts.approval.as_ref().is_some_and(|approval| approval.named);
-            let counts = enter.counts_repetition && !named && !matches!(recalled, Some(PriorCall::Settled(_)));
+            let counts = enter.counts_repetition
+                && !named
+                && !matches!(recalled, Some(PriorCall::Settled(_)));
             // The first replayed row of a session records the state before it.
             if crate::lock(&self.opened_sessions).insert(enter.key.clone())
                 && let (Some(progress), Some(opened)) = (row.facts.progress, row.facts.opened)
             {
-                memory.seed_session(enter.key, progress.state_before(enter.digest, row.digest), opened);
+                memory.seed_session(
+                    enter.key,
+                    progress.state_before(enter.digest, row.digest),
+                    opened,
+                );
             }
             *crate::lock(&self.counted_digest) = counts.then_some(enter.digest);
-            let entered = memory.open_session(SessionRequest { dedup_keys: &[], lock: None, counts_repetition: counts, ..enter }).await?;
-            return Ok(entered
-                .map(|entered| Box::new(SessionSnapshot { prior_call: recalled, dedup_key_kind: row.facts.recalled_by, ..*entered })));
+            let entered = memory
+                .open_session(SessionRequest {
+                    dedup_keys: &[],
+                    lock: None,
+                    counts_repetition: counts,
+                    ..enter
+                })
+                .await?;
+            return Ok(entered.map(|entered| {
+                Box::new(SessionSnapshot {
+                    prior_call: recalled,
+                    dedup_key_kind: row.facts.recalled_by,
+                    ..*entered
+                })
+            }));
         }
         if row.facts.progress.is_none() {
-            watch.record_missing(|| format!("the recorded call ended at gate {}, and nothing is recorded about later gates", row.gate));
+            watch.record_missing(|| {
+                format!(
+                    "the recorded call ended at gate {}, and nothing is recorded about later gates",
+                    row.gate
+                )
+            });
         }
         Ok(Some(Box::new(SessionSnapshot {
             version: 0,
@@ -192,8 +252,13 @@ impl Store for RecordedStore {
             lock: None,
         })))
     }
-    async fn inspect_session(&self, enter: SessionRequest<'_>) -> Result<Box<SessionSnapshot>, StoreError> {
-        self.open_session(enter).await?.ok_or_else(|| StoreError("the session is locked".to_owned()))
+    async fn inspect_session(
+        &self,
+        enter: SessionRequest<'_>,
+    ) -> Result<Box<SessionSnapshot>, StoreError> {
+        self.open_session(enter)
+            .await?
+            .ok_or_else(|| StoreError("the session is locked".to_owned()))
     }
 
     async fn load_facts(
@@ -214,16 +279,25 @@ impl Store for RecordedStore {
                 for wanted in &needs.evidence {
                     let found = then.evidence.iter().find(|(known, _)| known == wanted);
                     if found.is_none() {
-                        watch.record_missing(|| format!("evidence of `{}` is needed, but not recorded", wanted.tool));
+                        watch.record_missing(|| {
+                            format!("evidence of `{}` is needed, but not recorded", wanted.tool)
+                        });
                     }
-                    facts.evidence.push((wanted.clone(), found.and_then(|(_, proof)| proof.clone())));
+                    facts
+                        .evidence
+                        .push((wanted.clone(), found.and_then(|(_, proof)| proof.clone())));
                 }
                 for (counter, window) in &needs.counters {
-                    let found = then.counters.iter().find(|(known, w, _)| known == counter && w == window);
+                    let found =
+                        then.counters.iter().find(|(known, w, _)| known == counter && w == window);
                     if found.is_none() {
                         watch.record_missing(|| "a counter is needed, but not recorded".to_owned());
                     }
-                    facts.counters.push((counter.clone(), *window, found.map_or(Decimal::ZERO, |(.., used)| *used)));
+                    facts.counters.push((
+                        counter.clone(),
+                        *window,
+                        found.map_or(Decimal::ZERO, |(.., used)| *used),
+                    ));
                 }
             }
         }
@@ -236,27 +310,44 @@ impl Store for RecordedStore {
         }
         for (place, _) in &needs.origins {
             if !then.origins.contains_key(place) {
-                watch.record_missing(|| format!("the provenance of the value at `{place}` is needed, but not recorded"));
+                watch.record_missing(|| {
+                    format!("the provenance of the value at `{place}` is needed, but not recorded")
+                });
             }
-            facts.origins.insert(place.clone(), then.origins.get(place).cloned().unwrap_or_default());
+            facts
+                .origins
+                .insert(place.clone(), then.origins.get(place).cloned().unwrap_or_default());
         }
         Ok(())
     }
 
-    async fn check_charges(&self, charges: &[Charge], now: Timestamp) -> Result<Vec<Result<Decimal, ChargeError>>, StoreError> {
+    async fn check_charges(
+        &self,
+        charges: &[Charge],
+        now: Timestamp,
+    ) -> Result<Vec<Result<Decimal, ChargeError>>, StoreError> {
         let (row, watch) = self.current_row()?;
         if let Some(memory) = &self.memory {
             return memory.check_charges(charges, now).await;
         }
         let one = |charge: &Charge| {
-            let own = charge.counter.starts_with("budget\u{1f}") || charge.counter.starts_with("rate\u{1f}");
+            let own = charge.counter.starts_with("budget\u{1f}")
+                || charge.counter.starts_with("rate\u{1f}");
             // Limits of rules are read at the claim and by `explain`.
-            let used = if own { find_usage(&row.facts.budget, charge) } else { find_usage(&row.facts.claimed, charge) };
+            let used = if own {
+                find_usage(&row.facts.budget, charge)
+            } else {
+                find_usage(&row.facts.claimed, charge)
+            };
             if used.is_none() && own {
                 watch.record_missing(|| "a budget is needed, but not recorded".to_owned());
             }
             let used = used.unwrap_or_default();
-            if charge.fits_within(used) { Ok(used) } else { Err(ChargeError { used, retry_after: None }) }
+            if charge.fits_within(used) {
+                Ok(used)
+            } else {
+                Err(ChargeError { used, retry_after: None })
+            }
         };
         Ok(charges.iter().map(one).collect())
     }
@@ -272,10 +363,18 @@ impl Store for RecordedStore {
         if row.gate == Gate::Claim {
             let by = row.facts.recalled_by.unwrap_or(DedupKeyKind::Key);
             match (&row.facts.paused, row.facts.recalled) {
-                (Some((target, why)), _) => return Ok(Err(ClaimError::Paused(target.clone(), why.clone()))),
-                (_, Some(PriorCallFact::InProgress)) => return Ok(Err(ClaimError::PriorCall(PriorCall::InProgress, by))),
-                (_, Some(PriorCallFact::Pending)) => return Ok(Err(ClaimError::PriorCall(PriorCall::Pending(row.call), by))),
-                (_, Some(PriorCallFact::KeyReused)) => return Ok(Err(ClaimError::PriorCall(PriorCall::KeyReused, by))),
+                (Some((target, why)), _) => {
+                    return Ok(Err(ClaimError::Paused(target.clone(), why.clone())));
+                }
+                (_, Some(PriorCallFact::InProgress)) => {
+                    return Ok(Err(ClaimError::PriorCall(PriorCall::InProgress, by)));
+                }
+                (_, Some(PriorCallFact::Pending)) => {
+                    return Ok(Err(ClaimError::PriorCall(PriorCall::Pending(row.call), by)));
+                }
+                (_, Some(PriorCallFact::KeyReused)) => {
+                    return Ok(Err(ClaimError::PriorCall(PriorCall::KeyReused, by)));
+                }
                 (_, Some(PriorCallFact::Settled | PriorCallFact::Forgotten)) => {
                     return Ok(Err(ClaimError::PriorCall(PriorCall::Settled(None), by)));
                 }
@@ -291,27 +390,40 @@ impl Store for RecordedStore {
         for (index, charge) in charges.iter().enumerate() {
             // A call may charge the same counter twice. The charges are recorded in order.
             let known = row.facts.claimed.get(index..).unwrap_or_default();
-            let used = find_usage(known.get(..1).unwrap_or_default(), charge).or_else(|| find_usage(&row.facts.claimed, charge));
+            let used = find_usage(known.get(..1).unwrap_or_default(), charge)
+                .or_else(|| find_usage(&row.facts.claimed, charge));
             if used.is_none() && charge.cap != Decimal::MAX {
                 watch.record_missing(|| "a limit is needed, but not recorded".to_owned());
             }
             let used = used.unwrap_or_default();
             // The recorded usage includes the earlier charges of this call.
             if !charge.fits_within(used) {
-                return Ok(Err(ClaimError::LimitExceeded { index, error: ChargeError { used, retry_after: None }, used: all }));
+                return Ok(Err(ClaimError::LimitExceeded {
+                    index,
+                    error: ChargeError { used, retry_after: None },
+                    used: all,
+                }));
             }
             all.push(used);
         }
         Ok(Ok(all))
     }
 
-    async fn commit(&self, finish: Box<CommitRequest>) -> Result<Result<Option<LazyReceipt>, CommitConflictError>, StoreError> {
+    async fn commit(
+        &self,
+        finish: Box<CommitRequest>,
+    ) -> Result<Result<Option<LazyReceipt>, CommitConflictError>, StoreError> {
         match &self.memory {
             Some(memory) => memory.commit(finish).await,
             None => Ok(Ok(None)),
         }
     }
-    async fn take_deferred_claim(&self, _: &SessionKey, _: &str, _: &str) -> Result<Option<DeferredClaim>, StoreError> {
+    async fn take_deferred_claim(
+        &self,
+        _: &SessionKey,
+        _: &str,
+        _: &str,
+    ) -> Result<Option<DeferredClaim>, StoreError> {
         Ok(None)
     }
     async fn close_client_session(&self, _: &SessionKey, _: Timestamp) -> Result<(), StoreError> {
@@ -332,19 +444,37 @@ impl Store for RecordedStore {
     async fn create_approval(&self, _: Approval) -> Result<(), StoreError> {
         Ok(())
     }
-    async fn approval_for(&self, _: &SessionKey, digest: Digest) -> Result<Option<Approval>, StoreError> {
+    async fn approval_for(
+        &self,
+        _: &SessionKey,
+        digest: Digest,
+    ) -> Result<Option<Approval>, StoreError> {
         self.recorded_approval(digest)
     }
     async fn approval(&self, _: &str) -> Result<Option<Approval>, StoreError> {
         Ok(None)
     }
-    async fn answer_approval(&self, _: &str, _: bool, _: &str, _: Timestamp) -> Result<bool, StoreError> {
+    async fn answer_approval(
+        &self,
+        _: &str,
+        _: bool,
+        _: &str,
+        _: Timestamp,
+    ) -> Result<bool, StoreError> {
         Ok(false)
     }
     async fn pending_claims(&self, _: Timestamp) -> Result<Vec<ClaimRecord>, StoreError> {
         Ok(Vec::new())
     }
-    async fn settle_claim(&self, _: CallId, _: ClaimResolution, _: Outcome, _: Outcome, _: &str, _: Timestamp) -> Result<bool, StoreError> {
+    async fn settle_claim(
+        &self,
+        _: CallId,
+        _: ClaimResolution,
+        _: Outcome,
+        _: Outcome,
+        _: &str,
+        _: Timestamp,
+    ) -> Result<bool, StoreError> {
         Ok(false)
     }
     async fn load_output(&self, _: &SessionKey, _: &str) -> Result<Option<Arc<str>>, StoreError> {
@@ -376,18 +506,30 @@ impl Hook for ReplayHook {
     async fn before(&self, _: HookCall<'_>) -> Result<BeforeHookResult, HookError> {
         let (row, watch) = self.store.current_row().map_err(|e| HookError(e.to_string()))?;
         let decided = row.gate == Gate::Hooks && row.rule.as_deref() == Some(&self.name);
-        let decision = match row.facts.hooks.iter().find(|fact| fact.hook == self.name).map(|fact| fact.said.as_str()) {
+        let decision = match row
+            .facts
+            .hooks
+            .iter()
+            .find(|fact| fact.hook == self.name)
+            .map(|fact| fact.said.as_str())
+        {
             Some("deny") => {
                 let error = row.outcome.error();
                 let code = error.map(|error| error.code.to_string());
                 let category = error.map(|error| error.category);
-                HookDecision::Deny(HookDenial { code, category, ..HookDenial::new("recorded denial") })
+                HookDecision::Deny(HookDenial {
+                    code,
+                    category,
+                    ..HookDenial::new("recorded denial")
+                })
             }
             Some("ask") => HookDecision::Ask("recorded request for approval".to_owned()),
             Some(_) if !decided => HookDecision::Allow,
             _ if decided => return Err(HookError("recorded failure".to_owned())),
             _ => {
-                watch.record_missing(|| format!("the decision of the hook `{}` is not recorded", self.name));
+                watch.record_missing(|| {
+                    format!("the decision of the hook `{}` is not recorded", self.name)
+                });
                 HookDecision::Allow
             }
         };
@@ -401,11 +543,18 @@ struct ReplayFileSystem(Arc<RecordedStore>);
 impl FileSystem for ReplayFileSystem {
     fn fact(&self, path: &str) -> FileFact {
         let Ok((row, watch)) = self.0.current_row() else { return FileFact::Absent };
-        let known = |(spelt, _): &(&String, &FileFact)| crate::files::normalize_path(spelt).is_ok_and(|spelt| spelt == path);
+        let known = |(spelt, _): &(&String, &FileFact)| {
+            crate::files::normalize_path(spelt).is_ok_and(|spelt| spelt == path)
+        };
         match row.facts.files.iter().find(known) {
             Some((_, fact)) => fact.clone(),
             None => {
-                watch.record_missing(|| format!("the state of the file `{}` is not recorded", toolgate_text::escape_for_display(path)));
+                watch.record_missing(|| {
+                    format!(
+                        "the state of the file `{}` is not recorded",
+                        toolgate_text::escape_for_display(path)
+                    )
+                });
                 FileFact::Absent
             }
         }
@@ -427,7 +576,8 @@ impl Agent {
             spec.normalize.clear();
             spec.max_output = Some(usize::MAX);
             let hooks = tool.hooks.iter().map(|hook| {
-                let said: Arc<dyn Hook> = Arc::new(ReplayHook { name: hook.name().to_owned(), store: Arc::clone(stage) });
+                let said: Arc<dyn Hook> =
+                    Arc::new(ReplayHook { name: hook.name().to_owned(), store: Arc::clone(stage) });
                 said
             });
             let staged = ToolEntry {

@@ -21,24 +21,36 @@ pub(crate) enum IntendedForm<'e> {
 }
 
 /// Determines which form of a value at a path was intended.
-pub(crate) fn find_intended_form<'e>(path: &str, forms: &'e [Vec<ValidationError<'static>>]) -> IntendedForm<'e> {
+pub(crate) fn find_intended_form<'e>(
+    path: &str,
+    forms: &'e [Vec<ValidationError<'static>>],
+) -> IntendedForm<'e> {
     let fitting: Vec<&'e FormErrors> = forms
         .iter()
         .map(Vec::as_slice)
         .filter(|form| !form.is_empty() && !form.iter().any(|error| is_type_mismatch(error, path)))
         .collect();
-    let tags: Vec<&'e ValidationError<'static>> = fitting.iter().filter_map(|form| find_tag_error(form, path)).collect();
+    let tags: Vec<&'e ValidationError<'static>> =
+        fitting.iter().filter_map(|form| find_tag_error(form, path)).collect();
     if let Some(first) = tags.first().copied()
         && tags.len() == fitting.len()
         && tags.iter().all(|error| error.instance_path() == first.instance_path())
     {
-        return IntendedForm::WrongTag(first, deduplicate(tags.iter().filter_map(|error| single_allowed_value(error))));
+        return IntendedForm::WrongTag(
+            first,
+            deduplicate(tags.iter().filter_map(|error| single_allowed_value(error))),
+        );
     }
     // A form with another tag was not intended, unless all have another tag. Of the rest, prefer
     // the form with the fewest missing names.
-    let untagged: Vec<&'e FormErrors> =
-        fitting.iter().copied().filter(|form| tags.len() == fitting.len() || find_tag_error(form, path).is_none()).collect();
-    let weight = |form: &FormErrors| (form.iter().filter(|error| matches!(error.kind(), K::Required { .. })).count(), form.len());
+    let untagged: Vec<&'e FormErrors> = fitting
+        .iter()
+        .copied()
+        .filter(|form| tags.len() == fitting.len() || find_tag_error(form, path).is_none())
+        .collect();
+    let weight = |form: &FormErrors| {
+        (form.iter().filter(|error| matches!(error.kind(), K::Required { .. })).count(), form.len())
+    };
     let Some(least) = untagged.iter().map(|form| weight(form)).min() else {
         let mut kinds = Vec::new();
         collect_types(path, forms, &mut kinds);
@@ -46,8 +58,10 @@ pub(crate) fn find_intended_form<'e>(path: &str, forms: &'e [Vec<ValidationError
         kinds.dedup();
         return IntendedForm::Types(kinds);
     };
-    let near: Vec<&'e FormErrors> = untagged.into_iter().filter(|form| weight(form) == least).collect();
-    let lacking: Vec<Vec<String>> = near.iter().filter_map(|form| missing_names(form, path)).collect();
+    let near: Vec<&'e FormErrors> =
+        untagged.into_iter().filter(|form| weight(form) == least).collect();
+    let lacking: Vec<Vec<String>> =
+        near.iter().filter_map(|form| missing_names(form, path)).collect();
     let nothing_else = lacking.len() == near.len();
     let groups = deduplicate(lacking.into_iter());
     match near.first().copied() {
@@ -72,7 +86,9 @@ fn is_type_mismatch(error: &ValidationError<'_>, path: &str) -> bool {
     match error.kind() {
         K::Type { .. } | K::Constant { .. } | K::Enum { .. } | K::FalseSchema => here,
         K::AnyOf { context } | K::OneOfNotValid { context } => {
-            here && context.iter().all(|form| form.iter().any(|error| is_type_mismatch(error, path)))
+            here && context
+                .iter()
+                .all(|form| form.iter().any(|error| is_type_mismatch(error, path)))
         }
         _ => false,
     }
@@ -82,7 +98,9 @@ fn is_type_mismatch(error: &ValidationError<'_>, path: &str) -> bool {
 fn collect_types(path: &str, forms: &[Vec<ValidationError<'static>>], kinds: &mut Vec<String>) {
     for error in forms.iter().flatten().filter(|error| is_type_mismatch(error, path)) {
         match error.kind() {
-            K::AnyOf { context } | K::OneOfNotValid { context } => collect_types(path, context, kinds),
+            K::AnyOf { context } | K::OneOfNotValid { context } => {
+                collect_types(path, context, kinds)
+            }
             K::FalseSchema => {}
             _ => kinds.push(describe_expected(error)),
         }
@@ -93,7 +111,9 @@ fn collect_types(path: &str, forms: &[Vec<ValidationError<'static>>], kinds: &mu
 fn find_tag_error<'e>(form: &'e FormErrors, path: &str) -> Option<&'e ValidationError<'static>> {
     let is_member = |error: &&'e ValidationError<'static>| {
         let at = error.instance_path().to_string();
-        at.strip_prefix(path).and_then(|rest| rest.strip_prefix('/')).is_some_and(|name| !name.contains('/'))
+        at.strip_prefix(path)
+            .and_then(|rest| rest.strip_prefix('/'))
+            .is_some_and(|name| !name.contains('/'))
     };
     form.iter().filter(is_member).find(|error| single_allowed_value(error).is_some())
 }
@@ -113,7 +133,9 @@ fn single_allowed_value(error: &ValidationError<'_>) -> Option<String> {
 /// Returns the missing names of a form if the value has no other error.
 fn missing_names(form: &FormErrors, path: &str) -> Option<Vec<String>> {
     let name = |error: &ValidationError<'static>| match error.kind() {
-        K::Required { property } if error.instance_path().to_string() == path => property.as_str().map(str::to_owned),
+        K::Required { property } if error.instance_path().to_string() == path => {
+            property.as_str().map(str::to_owned)
+        }
         _ => None,
     };
     form.iter().map(name).collect()

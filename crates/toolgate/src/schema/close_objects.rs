@@ -14,12 +14,14 @@ use std::collections::BTreeSet;
 use serde_json::{Map, Value, json};
 
 /// Keywords with subschemas for the same value.
-const IN_PLACE_APPLICATORS: &[&str] = &["allOf", "anyOf", "oneOf", "if", "then", "else", "dependentSchemas"];
+const IN_PLACE_APPLICATORS: &[&str] =
+    &["allOf", "anyOf", "oneOf", "if", "then", "else", "dependentSchemas"];
 /// Keywords that refer to another schema for the same value.
 const REFERENCE_KEYWORDS: &[&str] = &["$ref", "$dynamicRef"];
 const DRAFT_2020_12_URI: &str = "https://json-schema.org/draft/2020-12/schema";
 /// Keywords that only older drafts support.
-const LEGACY_KEYWORDS: &[&str] = &["dependencies", "additionalItems", "$recursiveRef", "$recursiveAnchor"];
+const LEGACY_KEYWORDS: &[&str] =
+    &["dependencies", "additionalItems", "$recursiveRef", "$recursiveAnchor"];
 
 /// Closes a schema.
 pub(crate) fn close_schema(source: &Value) -> Result<Value, String> {
@@ -27,9 +29,11 @@ pub(crate) fn close_schema(source: &Value) -> Result<Value, String> {
     let old = schema.get("$schema").and_then(Value::as_str).is_some_and(|s| !s.contains("2020-12"));
     if old && !has_no_legacy_keywords(&schema) {
         if is_composed_anywhere(&schema) {
-            return Err("cannot close a composed schema of an older draft against unknown properties; \
+            return Err(
+                "cannot close a composed schema of an older draft against unknown properties; \
                         convert it to draft 2020-12, or set `extra = \"pass\"`"
-                .to_owned());
+                    .to_owned(),
+            );
         }
     } else if old && let Some(map) = schema.as_object_mut() {
         map.insert("$schema".to_owned(), DRAFT_2020_12_URI.into());
@@ -43,7 +47,8 @@ pub(crate) fn close_schema(source: &Value) -> Result<Value, String> {
         references.insert(target.to_owned());
     });
     for target in &references {
-        if let Some(part) = target.strip_prefix('#').and_then(|pointer| schema.pointer_mut(pointer)) {
+        if let Some(part) = target.strip_prefix('#').and_then(|pointer| schema.pointer_mut(pointer))
+        {
             close_inside(part, &root, &[], &mut wrong);
         }
     }
@@ -51,9 +56,13 @@ pub(crate) fn close_schema(source: &Value) -> Result<Value, String> {
     visit_references(&root, false, &mut |target, adds| {
         let pointer = target.strip_prefix('#').unwrap_or_default();
         let closed_here = |word: &str| {
-            schema.pointer(pointer).is_some_and(|s| s.get(word).is_some()) && root.pointer(pointer).is_some_and(|s| s.get(word).is_none())
+            schema.pointer(pointer).is_some_and(|s| s.get(word).is_some())
+                && root.pointer(pointer).is_some_and(|s| s.get(word).is_none())
         };
-        if adds && target.starts_with('#') && (closed_here("additionalProperties") || closed_here("unevaluatedProperties")) {
+        if adds
+            && target.starts_with('#')
+            && (closed_here("additionalProperties") || closed_here("unevaluatedProperties"))
+        {
             wrong = Some(format!(
                 "`{target}` is both the schema of a value and a part of another schema; move it to `$defs`, or set `extra = \"pass\"`"
             ));
@@ -65,7 +74,13 @@ pub(crate) fn close_schema(source: &Value) -> Result<Value, String> {
 /// Returns whether choices (`anyOf`, `oneOf`) are nested too deeply or recursively through
 /// references.
 pub(crate) fn has_excessive_choices(schema: &Value) -> bool {
-    fn has_deep_choices(schema: &Value, root: &Value, choices: usize, inside: &mut Vec<String>, looked: &mut usize) -> bool {
+    fn has_deep_choices(
+        schema: &Value,
+        root: &Value,
+        choices: usize,
+        inside: &mut Vec<String>,
+        looked: &mut usize,
+    ) -> bool {
         *looked += 1;
         if choices > 2 || *looked > 10_000 {
             return true;
@@ -78,7 +93,9 @@ pub(crate) fn has_excessive_choices(schema: &Value) -> bool {
                     if inside.iter().any(|seen| seen == target) {
                         return choices > 0;
                     }
-                    if let Some(referred) = target.strip_prefix('#').and_then(|pointer| root.pointer(pointer)) {
+                    if let Some(referred) =
+                        target.strip_prefix('#').and_then(|pointer| root.pointer(pointer))
+                    {
                         inside.push(target.to_owned());
                         let found = has_deep_choices(referred, root, choices, inside, looked);
                         inside.pop();
@@ -88,13 +105,20 @@ pub(crate) fn has_excessive_choices(schema: &Value) -> bool {
                     }
                 }
                 map.iter()
-                    .filter(|(word, _)| !matches!(word.as_str(), "$defs" | "definitions" | "enum" | "const" | "examples" | "default"))
+                    .filter(|(word, _)| {
+                        !matches!(
+                            word.as_str(),
+                            "$defs" | "definitions" | "enum" | "const" | "examples" | "default"
+                        )
+                    })
                     .any(|(word, part)| {
                         let choice = usize::from(matches!(word.as_str(), "anyOf" | "oneOf"));
                         has_deep_choices(part, root, choices + choice, inside, looked)
                     })
             }
-            Value::Array(items) => items.iter().any(|item| has_deep_choices(item, root, choices, inside, looked)),
+            Value::Array(items) => {
+                items.iter().any(|item| has_deep_choices(item, root, choices, inside, looked))
+            }
             _ => false,
         }
     }
@@ -106,7 +130,9 @@ fn visit_references(schema: &Value, adds: bool, f: &mut impl FnMut(&str, bool)) 
     match schema {
         Value::Object(map) => {
             let company =
-                ["properties", "patternProperties", "allOf", "dependentSchemas", "then", "else"].iter().any(|word| map.contains_key(*word));
+                ["properties", "patternProperties", "allOf", "dependentSchemas", "then", "else"]
+                    .iter()
+                    .any(|word| map.contains_key(*word));
             for word in REFERENCE_KEYWORDS {
                 if let Some(target) = map.get(*word).and_then(Value::as_str) {
                     f(target, adds || company);
@@ -116,7 +142,9 @@ fn visit_references(schema: &Value, adds: bool, f: &mut impl FnMut(&str, bool)) 
                 match (key.as_str(), item) {
                     ("allOf" | "if" | "then" | "else", item) => visit_references(item, true, f),
                     ("anyOf" | "oneOf", item) => visit_references(item, adds || company, f),
-                    ("dependentSchemas", Value::Object(parts)) => parts.values().for_each(|part| visit_references(part, true, f)),
+                    ("dependentSchemas", Value::Object(parts)) => {
+                        parts.values().for_each(|part| visit_references(part, true, f))
+                    }
                     (_, item) => visit_references(item, false, f),
                 }
             }
@@ -143,7 +171,10 @@ fn has_no_legacy_keywords(schema: &Value) -> bool {
 fn is_composed_anywhere(schema: &Value) -> bool {
     match schema {
         Value::Object(map) => {
-            IN_PLACE_APPLICATORS.iter().chain(REFERENCE_KEYWORDS).any(|word| map.contains_key(*word))
+            IN_PLACE_APPLICATORS
+                .iter()
+                .chain(REFERENCE_KEYWORDS)
+                .any(|word| map.contains_key(*word))
                 || map.values().any(is_composed_anywhere)
         }
         Value::Array(items) => items.iter().any(is_composed_anywhere),
@@ -177,7 +208,8 @@ fn is_composed(map: &Map<String, Value>) -> bool {
 ///
 /// `others` apply to the same value whenever the schema does.
 fn close_inside(schema: &mut Value, root: &Value, others: &[&Value], wrong: &mut Option<String>) {
-    let before = if schema.as_object().is_some_and(is_composed) { schema.clone() } else { Value::Null };
+    let before =
+        if schema.as_object().is_some_and(is_composed) { schema.clone() } else { Value::Null };
     let mut known = others.to_vec();
     known.push(&before);
     let Some(map) = schema.as_object_mut() else { return };
@@ -192,7 +224,10 @@ fn close_inside(schema: &mut Value, root: &Value, others: &[&Value], wrong: &mut
     }
     if let Some(items) = map.get_mut("items") {
         // With `prefixItems`, `items` only applies to the other items.
-        let said = others.iter().filter(|other| other.get("prefixItems").is_none()).filter_map(|other| other.get("items"));
+        let said = others
+            .iter()
+            .filter(|other| other.get("prefixItems").is_none())
+            .filter_map(|other| other.get("items"));
         close_member(items, root, &property_schemas(said, root), wrong);
     }
     for word in ["additionalProperties", "unevaluatedProperties", "unevaluatedItems"] {
@@ -209,7 +244,9 @@ fn close_inside(schema: &mut Value, root: &Value, others: &[&Value], wrong: &mut
     // here.
     let mut now_and_then = None;
     for word in ["anyOf", "oneOf", "dependentSchemas"] {
-        subschemas_of(map, word).into_iter().for_each(|part| close_inside(part, root, &known, &mut now_and_then));
+        subschemas_of(map, word)
+            .into_iter()
+            .for_each(|part| close_inside(part, root, &known, &mut now_and_then));
     }
     for word in ["then", "else"] {
         if let Some(part) = map.get_mut(word) {
@@ -233,7 +270,8 @@ fn subschemas_of<'m>(map: &'m mut Map<String, Value>, word: &str) -> Vec<&'m mut
 /// Returns the schemas that declare properties or state which others are allowed.
 fn property_schemas<'s>(said: impl Iterator<Item = &'s Value>, root: &Value) -> Vec<&'s Value> {
     let speaks = |schema: &&Value| {
-        schema.as_object().is_some_and(|map| !is_open_by_default(map)) || has_declared_properties(schema, root, &mut BTreeSet::new())
+        schema.as_object().is_some_and(|map| !is_open_by_default(map))
+            || has_declared_properties(schema, root, &mut BTreeSet::new())
     };
     said.filter(speaks).collect()
 }
@@ -245,12 +283,17 @@ fn close_member(member: &mut Value, root: &Value, others: &[&Value], wrong: &mut
     }
     // A closed plain object refuses properties that another part adds.
     let plain = others.iter().filter_map(|other| other.as_object());
-    let plain = plain.filter(|map| is_open_by_default(map) && !is_composed(map) && !map.contains_key("patternProperties"));
-    let knows = |map: &Map<String, Value>, name: &str| map.get("properties").is_some_and(|properties| properties.get(name).is_some());
+    let plain = plain.filter(|map| {
+        is_open_by_default(map) && !is_composed(map) && !map.contains_key("patternProperties")
+    });
+    let knows = |map: &Map<String, Value>, name: &str| {
+        map.get("properties").is_some_and(|properties| properties.get(name).is_some())
+    };
     for other in plain {
         // A part that forbids a property does not add the property.
         let named = member.get("properties").and_then(Value::as_object).into_iter().flatten();
-        let mut names = named.filter(|(_, said)| **said != Value::Bool(false)).map(|(name, _)| name);
+        let mut names =
+            named.filter(|(_, said)| **said != Value::Bool(false)).map(|(name, _)| name);
         if let Some(name) = names.find(|name| !knows(other, name)) {
             *wrong = Some(format!(
                 "`{}` is added by a part of the schema to an object that does not declare it; declare it there too, \
@@ -268,7 +311,9 @@ fn has_declared_properties(schema: &Value, root: &Value, seen: &mut BTreeSet<Str
     if map.contains_key("properties") {
         return true;
     }
-    for target in REFERENCE_KEYWORDS.iter().filter_map(|word| map.get(*word)).filter_map(Value::as_str) {
+    for target in
+        REFERENCE_KEYWORDS.iter().filter_map(|word| map.get(*word)).filter_map(Value::as_str)
+    {
         if !seen.insert(target.to_owned()) {
             continue;
         }
@@ -280,7 +325,9 @@ fn has_declared_properties(schema: &Value, root: &Value, seen: &mut BTreeSet<Str
     }
     IN_PLACE_APPLICATORS.iter().filter_map(|word| map.get(*word)).any(|part| match part {
         Value::Array(parts) => parts.iter().any(|part| has_declared_properties(part, root, seen)),
-        Value::Object(parts) if is_schema_map(map, part) => parts.values().any(|part| has_declared_properties(part, root, seen)),
+        Value::Object(parts) if is_schema_map(map, part) => {
+            parts.values().any(|part| has_declared_properties(part, root, seen))
+        }
         Value::Object(_) => has_declared_properties(part, root, seen),
         _ => false,
     })
@@ -299,7 +346,10 @@ mod tests {
     fn only_schemas_without_own_rule_are_closed() {
         let cases = [
             (json!({"type": "object"}), json!({"type": "object"})),
-            (json!({"properties": {"a": {}}}), json!({"properties": {"a": {}}, "additionalProperties": false})),
+            (
+                json!({"properties": {"a": {}}}),
+                json!({"properties": {"a": {}}, "additionalProperties": false}),
+            ),
             (
                 json!({"properties": {"a": {}}, "additionalProperties": true}),
                 json!({"properties": {"a": {}}, "additionalProperties": true}),
@@ -353,7 +403,9 @@ mod tests {
             "oneOf": [{"properties": {"by": {"properties": {"a": {}}}}}, {"properties": {"by": {"properties": {"b": {}}}}}],
         });
         let closed = close_schema(&schema).unwrap();
-        let is_closed = |place: &str| closed.pointer(place).unwrap().get("additionalProperties") == Some(&json!(false));
+        let is_closed = |place: &str| {
+            closed.pointer(place).unwrap().get("additionalProperties") == Some(&json!(false))
+        };
         // A value that is described once is closed in that place.
         for place in [
             "/properties/pay",
@@ -365,16 +417,32 @@ mod tests {
         ] {
             assert!(is_closed(place), "{place}: {closed}");
         }
-        for place in ["/then/properties/pay", "/then/properties/pay/properties/card", "/allOf/1/properties/to"] {
+        for place in [
+            "/then/properties/pay",
+            "/then/properties/pay/properties/card",
+            "/allOf/1/properties/to",
+        ] {
             assert!(!is_closed(place), "{place}: {closed}");
         }
         let validator = jsonschema::validator_for(&closed).unwrap();
         for (value, fits) in [
             (json!({"pay": {"kind": "card", "card": {"no": 1}}, "by": {"a": 1}}), true),
-            (json!({"pay": {"kind": "card", "card": {"no": 1, "extra": 1}}, "by": {"a": 1}}), false),
-            (json!({"pay": {"kind": "card", "card": {"no": 1}, "extra": 1}, "by": {"a": 1}}), false),
-            (json!({"pay": {"kind": "card", "card": {}, "iban": {"extra": 1}}, "by": {"a": 1}}), false),
-            (json!({"pay": {"kind": "iban", "iban": 1}, "to": {"a": 1, "b": 1}, "by": {"b": 1}}), true),
+            (
+                json!({"pay": {"kind": "card", "card": {"no": 1, "extra": 1}}, "by": {"a": 1}}),
+                false,
+            ),
+            (
+                json!({"pay": {"kind": "card", "card": {"no": 1}, "extra": 1}, "by": {"a": 1}}),
+                false,
+            ),
+            (
+                json!({"pay": {"kind": "card", "card": {}, "iban": {"extra": 1}}, "by": {"a": 1}}),
+                false,
+            ),
+            (
+                json!({"pay": {"kind": "iban", "iban": 1}, "to": {"a": 1, "b": 1}, "by": {"b": 1}}),
+                true,
+            ),
             (json!({"pay": {"kind": "iban"}, "to": {"c": 1}, "by": {"b": 1}}), false),
         ] {
             assert_eq!(validator.is_valid(&value), fits, "{value}");
@@ -395,20 +463,31 @@ mod tests {
             assert!(!validator.is_valid(&json!({"pay": {"kind": 1, "extra": 1}})), "{closed}");
         }
         let open = json!({"properties": {"pay": {"type": "object"}}, "then": {"properties": {"pay": {"properties": {"card": {}}}}}});
-        assert_eq!(close_schema(&open).unwrap().pointer("/then/properties/pay/additionalProperties"), Some(&json!(false)));
+        assert_eq!(
+            close_schema(&open).unwrap().pointer("/then/properties/pay/additionalProperties"),
+            Some(&json!(false))
+        );
     }
 
     #[test]
     fn what_cannot_be_closed_is_refused() {
         let both = json!({"properties": {"a": {"properties": {"x": {}}}, "b": {"allOf": [{"$ref": "#/properties/a"}, {"properties": {"y": {}}}]}}});
-        assert!(close_schema(&both).is_err_and(|e| e.contains("`#/properties/a` is both the schema of a value")));
+        assert!(
+            close_schema(&both)
+                .is_err_and(|e| e.contains("`#/properties/a` is both the schema of a value"))
+        );
     }
 
     #[test]
     fn older_drafts_are_moved_or_refused() {
         let draft7 = "http://json-schema.org/draft-07/schema#";
         let moved = close_schema(&json!({"$schema": draft7, "properties": {"a": {}}}));
-        assert_eq!(moved, Ok(json!({"$schema": DRAFT_2020_12_URI, "properties": {"a": {}}, "additionalProperties": false})));
+        assert_eq!(
+            moved,
+            Ok(
+                json!({"$schema": DRAFT_2020_12_URI, "properties": {"a": {}}, "additionalProperties": false})
+            )
+        );
         assert!(close_schema(&json!({"$schema": draft7, "anyOf": [{"properties": {"a": {}}}], "dependencies": {}})).is_err());
         assert!(
             close_schema(

@@ -19,15 +19,19 @@ impl MaskedSchema<'_> {
     /// Returns whether a place is a secret or inside of one, where names may be secret as well.
     pub(crate) fn is_secret(&self, place: &Pointer) -> bool {
         let inside = |secret: &Pointer| {
-            secret.parts().len() <= place.parts().len() && secret.parts().iter().zip(place.parts()).all(|(s, p)| s == "*" || s == p)
+            secret.parts().len() <= place.parts().len()
+                && secret.parts().iter().zip(place.parts()).all(|(s, p)| s == "*" || s == p)
         };
         self.secrets.iter().any(inside)
     }
 
     /// Returns a name for a message. Inside of a secret, undeclared names are masked.
     pub(crate) fn masked_name<'n>(&self, place: &Pointer, name: &'n str) -> &'n str {
-        let declares = |part: &&Value| part.get("properties").is_some_and(|properties| properties.get(name).is_some());
-        let is_told = !self.is_secret(place) || schemas_at(self.schema, &place.to_string()).iter().any(declares);
+        let declares = |part: &&Value| {
+            part.get("properties").is_some_and(|properties| properties.get(name).is_some())
+        };
+        let is_told = !self.is_secret(place)
+            || schemas_at(self.schema, &place.to_string()).iter().any(declares);
         if is_told { name } else { HIDDEN_MASK }
     }
 
@@ -46,15 +50,26 @@ impl MaskedSchema<'_> {
 ///
 /// A member counts if its name is declared or matches a pattern, in references and compositions
 /// too.
-pub(crate) fn declaration_test<'s>(schema: &'s Value, place: &str) -> impl Fn(&str) -> bool + use<'s> {
+pub(crate) fn declaration_test<'s>(
+    schema: &'s Value,
+    place: &str,
+) -> impl Fn(&str) -> bool + use<'s> {
     let parts = schemas_at(schema, place);
-    let patterns: BTreeSet<&String> =
-        parts.iter().filter_map(|part| part.get("patternProperties")?.as_object()).flat_map(|map| map.keys()).collect();
+    let patterns: BTreeSet<&String> = parts
+        .iter()
+        .filter_map(|part| part.get("patternProperties")?.as_object())
+        .flat_map(|map| map.keys())
+        .collect();
     // Compile each pattern once, because there may be very many names.
-    let patterns: Vec<Option<regex::Regex>> = patterns.into_iter().map(|pattern| regex::Regex::new(pattern).ok()).collect();
+    let patterns: Vec<Option<regex::Regex>> =
+        patterns.into_iter().map(|pattern| regex::Regex::new(pattern).ok()).collect();
     move |name: &str| {
-        let names = |part: &&Value| part.get("properties").is_some_and(|properties| properties.get(name).is_some());
-        let fits = |pattern: &Option<regex::Regex>| pattern.as_ref().is_none_or(|pattern| pattern.is_match(name));
+        let names = |part: &&Value| {
+            part.get("properties").is_some_and(|properties| properties.get(name).is_some())
+        };
+        let fits = |pattern: &Option<regex::Regex>| {
+            pattern.as_ref().is_none_or(|pattern| pattern.is_match(name))
+        };
         parts.iter().any(names) || patterns.iter().any(fits)
     }
 }
@@ -84,8 +99,14 @@ pub(crate) fn schemas_at<'s>(schema: &'s Value, place: &str) -> Vec<&'s Value> {
 
 /// Returns the schema for members whose names match a pattern.
 fn pattern_schema<'s>(schema: &'s Value, name: &str) -> Option<&'s Value> {
-    let fits = |pattern: &str| regex::Regex::new(pattern).is_ok_and(|pattern| pattern.is_match(name));
-    schema.get("patternProperties")?.as_object()?.iter().find(|(pattern, _)| fits(pattern)).map(|(_, schema)| schema)
+    let fits =
+        |pattern: &str| regex::Regex::new(pattern).is_ok_and(|pattern| pattern.is_match(name));
+    schema
+        .get("patternProperties")?
+        .as_object()?
+        .iter()
+        .find(|(pattern, _)| fits(pattern))
+        .map(|(_, schema)| schema)
 }
 
 /// Returns a schema and the schemas that it is composed of.
@@ -94,12 +115,24 @@ fn composed_parts<'s>(schema: &'s Value, root: &'s Value, depth: usize) -> Vec<&
         return Vec::new();
     }
     let mut parts = vec![schema];
-    if let Some(target) = schema.get("$ref").and_then(Value::as_str).and_then(|t| t.strip_prefix('#')).and_then(|p| root.pointer(p)) {
+    if let Some(target) = schema
+        .get("$ref")
+        .and_then(Value::as_str)
+        .and_then(|t| t.strip_prefix('#'))
+        .and_then(|p| root.pointer(p))
+    {
         parts.extend(composed_parts(target, root, depth + 1));
     }
-    let branches = ["allOf", "anyOf", "oneOf"].into_iter().filter_map(|word| schema.get(word)?.as_array()).flatten();
+    let branches = ["allOf", "anyOf", "oneOf"]
+        .into_iter()
+        .filter_map(|word| schema.get(word)?.as_array())
+        .flatten();
     let chosen = ["if", "then", "else"].into_iter().filter_map(|word| schema.get(word));
-    let dependent = schema.get("dependentSchemas").and_then(Value::as_object).into_iter().flat_map(|map| map.values());
+    let dependent = schema
+        .get("dependentSchemas")
+        .and_then(Value::as_object)
+        .into_iter()
+        .flat_map(|map| map.values());
     for part in branches.chain(chosen).chain(dependent) {
         parts.extend(composed_parts(part, root, depth + 1));
     }

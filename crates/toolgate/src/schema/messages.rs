@@ -26,8 +26,13 @@ const MAX_LISTED_NAMES: usize = 20;
 /// # Errors
 /// Returns an error if the schema has too many references to find all places.
 pub(crate) fn find_write_only(schema: &Value) -> Result<Vec<Pointer>, String> {
-    let mut walk =
-        WriteOnlySearch { root: schema, at: Pointer::default(), pointers: Vec::new(), followed_references: Vec::new(), visited_places: 0 };
+    let mut walk = WriteOnlySearch {
+        root: schema,
+        at: Pointer::default(),
+        pointers: Vec::new(),
+        followed_references: Vec::new(),
+        visited_places: 0,
+    };
     walk.visit_schema(schema);
     if walk.visited_places > MAX_VISITED_PLACES {
         return Err("it has too many nested references to find all `writeOnly` fields".to_owned());
@@ -54,20 +59,39 @@ impl<'s> WriteOnlySearch<'s> {
         if map.get("writeOnly") == Some(&Value::Bool(true)) {
             self.pointers.push(self.at.clone());
         }
-        for target in ["$ref", "$dynamicRef"].iter().filter_map(|word| map.get(*word)).filter_map(Value::as_str) {
+        for target in ["$ref", "$dynamicRef"]
+            .iter()
+            .filter_map(|word| map.get(*word))
+            .filter_map(Value::as_str)
+        {
             self.follow_reference(target);
         }
         for (word, part) in map {
             match (word.as_str(), part) {
-                ("properties", Value::Object(members)) => members.iter().for_each(|(name, member)| self.visit_member(name, member)),
-                ("patternProperties", Value::Object(members)) => members.values().for_each(|member| self.visit_member("*", member)),
-                ("prefixItems" | "items", Value::Array(items)) => items.iter().for_each(|item| self.visit_member("*", item)),
-                ("items" | "additionalProperties" | "unevaluatedProperties" | "unevaluatedItems" | "contains", part) => {
-                    self.visit_member("*", part)
+                ("properties", Value::Object(members)) => {
+                    members.iter().for_each(|(name, member)| self.visit_member(name, member))
                 }
-                ("allOf" | "anyOf" | "oneOf", Value::Array(parts)) => parts.iter().for_each(|part| self.visit_schema(part)),
+                ("patternProperties", Value::Object(members)) => {
+                    members.values().for_each(|member| self.visit_member("*", member))
+                }
+                ("prefixItems" | "items", Value::Array(items)) => {
+                    items.iter().for_each(|item| self.visit_member("*", item))
+                }
+                (
+                    "items"
+                    | "additionalProperties"
+                    | "unevaluatedProperties"
+                    | "unevaluatedItems"
+                    | "contains",
+                    part,
+                ) => self.visit_member("*", part),
+                ("allOf" | "anyOf" | "oneOf", Value::Array(parts)) => {
+                    parts.iter().for_each(|part| self.visit_schema(part))
+                }
                 ("if" | "then" | "else", part) => self.visit_schema(part),
-                ("dependentSchemas", Value::Object(parts)) => parts.values().for_each(|part| self.visit_schema(part)),
+                ("dependentSchemas", Value::Object(parts)) => {
+                    parts.values().for_each(|part| self.visit_schema(part))
+                }
                 _ => {}
             }
         }
@@ -99,7 +123,9 @@ impl<'s> WriteOnlySearch<'s> {
 
 fn has_write_only(schema: &Value) -> bool {
     match schema {
-        Value::Object(map) => map.get("writeOnly") == Some(&Value::Bool(true)) || map.values().any(has_write_only),
+        Value::Object(map) => {
+            map.get("writeOnly") == Some(&Value::Bool(true)) || map.values().any(has_write_only)
+        }
         Value::Array(items) => items.iter().any(has_write_only),
         _ => false,
     }
@@ -127,10 +153,22 @@ pub(crate) fn explain_errors<'a>(
     }
     found.separate_declared_names(schema);
     let known = MaskedSchema { schema, secrets };
-    let ValidationErrorGroups { mut missing, alternatives: mut either, mut unknown, incompatible: mut unfit, wrong_values: fields } = found;
+    let ValidationErrorGroups {
+        mut missing,
+        alternatives: mut either,
+        mut unknown,
+        incompatible: mut unfit,
+        wrong_values: fields,
+    } = found;
     let mut all = Vec::new();
     let mut sentences = Vec::new();
-    let places: BTreeSet<String> = missing.keys().chain(unknown.keys()).chain(either.keys()).chain(unfit.keys()).cloned().collect();
+    let places: BTreeSet<String> = missing
+        .keys()
+        .chain(unknown.keys())
+        .chain(either.keys())
+        .chain(unfit.keys())
+        .cloned()
+        .collect();
     // Messages about the top level already contain the name of the tool.
     let is_named = places.first().is_some_and(String::is_empty);
     for place in places {
@@ -150,7 +188,8 @@ pub(crate) fn explain_errors<'a>(
         }
         for name in unfit.remove(&place).unwrap_or_default() {
             let told = escape_for_display(known.masked_name(&Pointer::from(&*place), &name));
-            sentences.push(format!("{whose} does not accept `{told}` together with the other members"));
+            sentences
+                .push(format!("{whose} does not accept `{told}` together with the other members"));
             all.push(FieldError {
                 path: member_path(&place, &name),
                 expected: "absent, together with the other members".to_owned(),
@@ -160,7 +199,12 @@ pub(crate) fn explain_errors<'a>(
         }
     }
     for field in fields.into_iter().take(MAX_LISTED_NAMES) {
-        sentences.push(format!("{} must be {}; got {}", sentence_subject(&known.masked_path(&field.path)), field.expected, field.got));
+        sentences.push(format!(
+            "{} must be {}; got {}",
+            sentence_subject(&known.masked_path(&field.path)),
+            field.expected,
+            field.got
+        ));
         all.push(field);
     }
     if sentences.is_empty() {
@@ -204,20 +248,45 @@ impl ValidationErrorGroups {
                 }
             }
             K::AdditionalProperties { unexpected } | K::UnevaluatedProperties { unexpected } => {
-                self.unknown.entry(path).or_default().extend(unexpected.iter().take(MAX_LISTED_NAMES).cloned());
+                self.unknown
+                    .entry(path)
+                    .or_default()
+                    .extend(unexpected.iter().take(MAX_LISTED_NAMES).cloned());
             }
-            K::AnyOf { context } | K::OneOfNotValid { context } => match find_intended_form(&path, context) {
-                IntendedForm::Form(errors) => errors.iter().take(MAX_LISTED_NAMES).for_each(|error| self.record_error(error, secrets)),
-                IntendedForm::WrongTag(tag, options) => {
-                    self.record_wrong_value(field_error(tag.instance_path().to_string(), format_allowed_values(&options), tag, secrets))
+            K::AnyOf { context } | K::OneOfNotValid { context } => {
+                match find_intended_form(&path, context) {
+                    IntendedForm::Form(errors) => errors
+                        .iter()
+                        .take(MAX_LISTED_NAMES)
+                        .for_each(|error| self.record_error(error, secrets)),
+                    IntendedForm::WrongTag(tag, options) => self.record_wrong_value(field_error(
+                        tag.instance_path().to_string(),
+                        format_allowed_values(&options),
+                        tag,
+                        secrets,
+                    )),
+                    IntendedForm::MissingNames(groups) => {
+                        self.alternatives.entry(path).or_default().push(groups)
+                    }
+                    IntendedForm::Types(kinds) if kinds.is_empty() => {
+                        self.record_wrong_value(field_error(
+                            path,
+                            "of one of the allowed forms".to_owned(),
+                            error,
+                            secrets,
+                        ));
+                    }
+                    IntendedForm::Types(kinds) => self.record_wrong_value(field_error(
+                        path,
+                        kinds.join(" or "),
+                        error,
+                        secrets,
+                    )),
                 }
-                IntendedForm::MissingNames(groups) => self.alternatives.entry(path).or_default().push(groups),
-                IntendedForm::Types(kinds) if kinds.is_empty() => {
-                    self.record_wrong_value(field_error(path, "of one of the allowed forms".to_owned(), error, secrets));
-                }
-                IntendedForm::Types(kinds) => self.record_wrong_value(field_error(path, kinds.join(" or "), error, secrets)),
-            },
-            _ => self.record_wrong_value(field_error(path, describe_expected(error), error, secrets)),
+            }
+            _ => {
+                self.record_wrong_value(field_error(path, describe_expected(error), error, secrets))
+            }
         }
     }
 
@@ -240,7 +309,8 @@ impl ValidationErrorGroups {
         for place in places {
             let is_known = declaration_test(schema, &place);
             let names = self.unknown.remove(&place).unwrap_or_default();
-            let (known, unknown): (Vec<String>, Vec<String>) = names.into_iter().partition(|name| is_known(name));
+            let (known, unknown): (Vec<String>, Vec<String>) =
+                names.into_iter().partition(|name| is_known(name));
             if !known.is_empty() && !self.has_error_at(&place) {
                 self.incompatible.insert(place.clone(), known);
             }
@@ -252,7 +322,8 @@ impl ValidationErrorGroups {
 
     /// Returns whether there is another error at a place or inside of its value.
     fn has_error_at(&self, place: &str) -> bool {
-        let inside = |path: &str| path.strip_prefix(place).is_some_and(|rest| rest.starts_with('/'));
+        let inside =
+            |path: &str| path.strip_prefix(place).is_some_and(|rest| rest.starts_with('/'));
         let at = |path: &str| path == place || inside(path);
         self.wrong_values.iter().any(|field| at(&field.path))
             || self.missing.keys().chain(self.alternatives.keys()).any(|path| at(path))
@@ -264,7 +335,13 @@ impl ValidationErrorGroups {
 fn format_alternatives(groups: &[Vec<String>]) -> String {
     let listed: Vec<String> = groups
         .iter()
-        .map(|names| names.iter().map(|name| format!("`{}`", escape_for_display(name))).collect::<Vec<_>>().join(" and "))
+        .map(|names| {
+            names
+                .iter()
+                .map(|name| format!("`{}`", escape_for_display(name)))
+                .collect::<Vec<_>>()
+                .join(" and ")
+        })
         .collect();
     listed.join(if groups.iter().all(|names| names.len() == 1) { " or " } else { ", or " })
 }
@@ -286,10 +363,17 @@ fn member_path(place: &str, name: &str) -> String {
     format!("{place}/{}", name.replace('~', "~0").replace('/', "~1"))
 }
 
-fn field_error(path: String, expected: String, error: &ValidationError<'_>, secrets: &[Pointer]) -> FieldError {
+fn field_error(
+    path: String,
+    expected: String,
+    error: &ValidationError<'_>,
+    secrets: &[Pointer],
+) -> FieldError {
     let value = error.instance();
     let got = match value.as_ref() {
-        Value::String(_) if matches!(error.kind(), K::Type { .. }) => format!("the string {}", format_value(value, &path, secrets)),
+        Value::String(_) if matches!(error.kind(), K::Type { .. }) => {
+            format!("the string {}", format_value(value, &path, secrets))
+        }
         value => format_value(value, &path, secrets),
     };
     FieldError { path, expected, got, did_you_mean: None }
@@ -306,11 +390,17 @@ fn explain_names(
     sentences: &mut Vec<String>,
 ) {
     let parts = schemas_at(of.schema, place);
-    let known: BTreeSet<&str> =
-        parts.iter().filter_map(|part| part.get("properties")?.as_object()).flat_map(|map| map.keys().map(String::as_str)).collect();
+    let known: BTreeSet<&str> = parts
+        .iter()
+        .filter_map(|part| part.get("properties")?.as_object())
+        .flat_map(|map| map.keys().map(String::as_str))
+        .collect();
     // If parts of the schema disagree about the type, omit the type.
     let kind = |name: &str| {
-        let kinds: BTreeSet<String> = parts.iter().filter_map(|part| declared_type(part.get("properties")?.get(name)?)).collect();
+        let kinds: BTreeSet<String> = parts
+            .iter()
+            .filter_map(|part| declared_type(part.get("properties")?.get(name)?))
+            .collect();
         match kinds.len() {
             1 => kinds.first().map(|kind| format!(" ({kind})")).unwrap_or_default(),
             _ => String::new(),
@@ -319,7 +409,10 @@ fn explain_names(
     let takes = if known.is_empty() {
         String::new()
     } else {
-        format!(" (it takes {})", known.iter().map(|k| format!("`{k}`")).collect::<Vec<_>>().join(", "))
+        format!(
+            " (it takes {})",
+            known.iter().map(|k| format!("`{k}`")).collect::<Vec<_>>().join(", ")
+        )
     };
     let whose = owner_name(tool, &of.masked_path(place));
     // A name inside of a secret may be the secret, so such names are only counted.
@@ -333,7 +426,8 @@ fn explain_names(
     let mut meant: BTreeMap<&str, &str> = BTreeMap::new();
     for name in extra {
         // A misspelled name probably stands for a missing one, so try those first.
-        let guess = find_closest(name, absent.iter().map(String::as_str)).or_else(|| find_closest(name, known.iter().copied()));
+        let guess = find_closest(name, absent.iter().map(String::as_str))
+            .or_else(|| find_closest(name, known.iter().copied()));
         if let Some(guess) = guess {
             meant.insert(name, guess);
         }
@@ -356,14 +450,24 @@ fn explain_names(
         sentences.push(match misspelt {
             Some(wrong) => {
                 said.push(wrong);
-                format!("{whose} requires `{name}`{}; got `{}`, did you mean `{name}`?", kind(name), escape_for_display(wrong))
+                format!(
+                    "{whose} requires `{name}`{}; got `{}`, did you mean `{name}`?",
+                    kind(name),
+                    escape_for_display(wrong)
+                )
             }
             None => format!("{whose} requires `{name}`{}, which is missing", kind(name)),
         });
     }
     for name in extra.iter().filter(|name| !said.contains(&name.as_str())) {
-        let guess = meant.get(name.as_str()).map_or_else(String::new, |guess| format!(", did you mean `{guess}`?"));
-        sentences.push(format!("{whose} has no `{}`{}", escape_for_display(name), if guess.is_empty() { &takes } else { &guess }));
+        let guess = meant
+            .get(name.as_str())
+            .map_or_else(String::new, |guess| format!(", did you mean `{guess}`?"));
+        sentences.push(format!(
+            "{whose} has no `{}`{}",
+            escape_for_display(name),
+            if guess.is_empty() { &takes } else { &guess }
+        ));
     }
 }
 
@@ -375,7 +479,13 @@ pub(crate) fn describe_expected(error: &ValidationError<'_>) -> String {
             kinds.into_iter().map(|k| with_article(&k.to_string())).collect::<Vec<_>>().join(" or ")
         }
         K::Enum { options } => {
-            let options: Vec<String> = options.as_array().into_iter().flatten().take(20).map(ToString::to_string).collect();
+            let options: Vec<String> = options
+                .as_array()
+                .into_iter()
+                .flatten()
+                .take(20)
+                .map(ToString::to_string)
+                .collect();
             format!("one of {}", options.join(", "))
         }
         K::Constant { expected_value } => expected_value.to_string(),
@@ -437,7 +547,9 @@ fn argument_name(path: &str) -> String {
 fn declared_type(schema: &Value) -> Option<String> {
     match schema.get("type")? {
         Value::String(kind) => Some(kind.clone()),
-        Value::Array(kinds) => Some(kinds.iter().filter_map(Value::as_str).collect::<Vec<_>>().join(" or ")),
+        Value::Array(kinds) => {
+            Some(kinds.iter().filter_map(Value::as_str).collect::<Vec<_>>().join(" or "))
+        }
         _ => None,
     }
 }

@@ -25,7 +25,11 @@ const VALUE_KEYWORDS: [&str; 5] = ["const", "default", "enum", "example", "examp
 /// Returns the faults of a schema that can be found without compiling all of it.
 pub fn find_schema_faults(schema: &Value) -> Vec<SchemaFault> {
     let mut found: Vec<SchemaFault> = match jsonschema::meta::validator_for(schema) {
-        Ok(rules) => rules.iter_errors(schema).take(MAX_LISTED_ERRORS).map(|error| to_schema_fault(&error)).collect(),
+        Ok(rules) => rules
+            .iter_errors(schema)
+            .take(MAX_LISTED_ERRORS)
+            .map(|error| to_schema_fault(&error))
+            .collect(),
         // If the metaschema is not available, the compiler reports the reason.
         Err(_) => Vec::new(),
     };
@@ -41,14 +45,28 @@ fn to_schema_fault(error: &jsonschema::ValidationError<'_>) -> SchemaFault {
     let parts: Vec<&str> = at.parts().iter().map(String::as_str).collect();
     // A property may have the name of a keyword.
     let is_kind = matches!(parts.as_slice(), ["type"] | [.., "type", _] | [.., "type"])
-        && !matches!(parts.as_slice(), [.., "properties" | "patternProperties" | "$defs" | "definitions" | "dependentSchemas", _]);
+        && !matches!(
+            parts.as_slice(),
+            [
+                ..,
+                "properties" | "patternProperties" | "$defs" | "definitions" | "dependentSchemas",
+                _
+            ]
+        );
     let got = error.instance();
-    let meant = got.as_str().filter(|_| is_kind).and_then(|kind| toolgate_text::suggest::find_closest(kind, JSON_TYPES));
+    let meant = got
+        .as_str()
+        .filter(|_| is_kind)
+        .and_then(|kind| toolgate_text::suggest::find_closest(kind, JSON_TYPES));
     let why = match is_kind {
         true => format!("{got} is not a type; the types are {}", JSON_TYPES.join(", ")),
         false => error.to_string(),
     };
-    SchemaFault { pointer: at, reason: why, suggestion: meant.and_then(|meant| JSON_TYPES.into_iter().find(|kind| *kind == meant)) }
+    SchemaFault {
+        pointer: at,
+        reason: why,
+        suggestion: meant.and_then(|meant| JSON_TYPES.into_iter().find(|kind| *kind == meant)),
+    }
 }
 
 /// Finds regular expressions that cannot be compiled.
@@ -58,14 +76,24 @@ fn find_invalid_patterns(schema: &Value, at: &mut Pointer, found: &mut Vec<Schem
     }
     match schema {
         Value::Object(map) => {
-            for (key, inner) in map.iter().filter(|(key, _)| !VALUE_KEYWORDS.contains(&key.as_str())) {
+            for (key, inner) in
+                map.iter().filter(|(key, _)| !VALUE_KEYWORDS.contains(&key.as_str()))
+            {
                 at.push(key.clone());
                 match inner {
                     Value::String(_) if key == "pattern" => {
                         let alone = serde_json::json!({"pattern": inner});
-                        if jsonschema::options().with_pattern_options(pattern_options()).build(&alone).is_err() {
+                        if jsonschema::options()
+                            .with_pattern_options(pattern_options())
+                            .build(&alone)
+                            .is_err()
+                        {
                             let why = format!("cannot compile the regular expression {inner}");
-                            found.push(SchemaFault { pointer: at.clone(), reason: why, suggestion: None });
+                            found.push(SchemaFault {
+                                pointer: at.clone(),
+                                reason: why,
+                                suggestion: None,
+                            });
                         }
                     }
                     _ => find_invalid_patterns(inner, at, found),

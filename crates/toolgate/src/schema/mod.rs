@@ -14,7 +14,9 @@ use serde_json::Value;
 
 pub(crate) use crate::schema::messages::find_write_only;
 pub use crate::schema::metaschema::find_schema_faults;
-pub use crate::schema::schema_path::{SchemaLookup, can_have_type, has_declared_member, lookup_input, lookup_schema, resolve_object};
+pub use crate::schema::schema_path::{
+    SchemaLookup, can_have_type, has_declared_member, lookup_input, lookup_schema, resolve_object,
+};
 
 use crate::call::error::FieldError;
 use crate::tool::ExtraArguments;
@@ -29,7 +31,10 @@ const MAX_LISTED_ERRORS: usize = 20;
 
 /// Returns the limits for the regular expressions of a schema.
 fn pattern_options() -> PatternOptions<jsonschema::FancyRegex> {
-    PatternOptions::fancy_regex().backtrack_limit(MAX_BACKTRACK_STEPS).size_limit(MAX_PATTERN_BYTES).dfa_size_limit(MAX_PATTERN_BYTES)
+    PatternOptions::fancy_regex()
+        .backtrack_limit(MAX_BACKTRACK_STEPS)
+        .size_limit(MAX_PATTERN_BYTES)
+        .dfa_size_limit(MAX_PATTERN_BYTES)
 }
 
 /// A compiled schema.
@@ -53,11 +58,17 @@ pub(crate) struct SchemaValidationError {
 
 impl CompiledSchema {
     /// Compiles a schema for the arguments of a tool (closed) or its results (unchanged).
-    pub(crate) fn compile(source: &Value, extra: ExtraArguments, secrets: &[Pointer]) -> Result<Self, String> {
+    pub(crate) fn compile(
+        source: &Value,
+        extra: ExtraArguments,
+        secrets: &[Pointer],
+    ) -> Result<Self, String> {
         Self::build(source, extra, secrets).map_err(|first| {
             // The validator reports only the first fault.
-            let all: Vec<String> =
-                find_schema_faults(source).iter().map(|fault| format!("{} (at `{}`)", fault.reason, fault.pointer)).collect();
+            let all: Vec<String> = find_schema_faults(source)
+                .iter()
+                .map(|fault| format!("{} (at `{}`)", fault.reason, fault.pointer))
+                .collect();
             if all.is_empty() { first } else { all.join("; ") }
         })
     }
@@ -65,7 +76,9 @@ impl CompiledSchema {
     fn build(source: &Value, extra: ExtraArguments, secrets: &[Pointer]) -> Result<Self, String> {
         let closed = match extra {
             ExtraArguments::Pass => source.clone(),
-            ExtraArguments::Refuse | ExtraArguments::Drop => crate::schema::close_objects::close_schema(source)?,
+            ExtraArguments::Refuse | ExtraArguments::Drop => {
+                crate::schema::close_objects::close_schema(source)?
+            }
         };
         let validator = jsonschema::options()
             .with_pattern_options(pattern_options())
@@ -76,7 +89,13 @@ impl CompiledSchema {
         let mut secrets = secrets.to_vec();
         secrets.extend(crate::schema::messages::find_write_only(source)?);
         let tangled = crate::schema::close_objects::has_excessive_choices(&closed);
-        Ok(Self { source: closed, validator, secrets, extra_members: extra, has_excessive_choices: tangled })
+        Ok(Self {
+            source: closed,
+            validator,
+            secrets,
+            extra_members: extra,
+            has_excessive_choices: tangled,
+        })
     }
 
     /// Returns the secret fields: those with `writeOnly` and those that the tool declares.
@@ -85,7 +104,11 @@ impl CompiledSchema {
     }
 
     /// Validates a document, and removes unknown properties first if the tool drops them.
-    pub(crate) fn validate(&self, tool: &str, value: &mut Value) -> Result<(), SchemaValidationError> {
+    pub(crate) fn validate(
+        &self,
+        tool: &str,
+        value: &mut Value,
+    ) -> Result<(), SchemaValidationError> {
         if self.validator.is_valid(value) {
             return Ok(());
         }
@@ -113,7 +136,11 @@ impl CompiledSchema {
     /// Returns whether an explanation of the errors may take far too long.
     fn is_too_costly_to_explain(&self, value: &Value) -> bool {
         self.has_excessive_choices
-            && toolgate_json::find_exceeded_bound_of_value(value, &JsonBounds { depth: 5, bytes: usize::MAX, nodes: usize::MAX }).is_some()
+            && toolgate_json::find_exceeded_bound_of_value(
+                value,
+                &JsonBounds { depth: 5, bytes: usize::MAX, nodes: usize::MAX },
+            )
+            .is_some()
     }
 
     fn explain(&self, tool: &str, value: &Value) -> SchemaValidationError {
@@ -135,7 +162,8 @@ impl CompiledSchema {
                 .validator
                 .iter_errors(value)
                 .filter_map(|error| match error.kind() {
-                    K::AdditionalProperties { unexpected } | K::UnevaluatedProperties { unexpected } => {
+                    K::AdditionalProperties { unexpected }
+                    | K::UnevaluatedProperties { unexpected } => {
                         Some((error.instance_path().to_string(), unexpected.clone()))
                     }
                     _ => None,
@@ -149,7 +177,8 @@ impl CompiledSchema {
                 // If a branch fails, the validator reports all its members as unknown. A member
                 // that the schema declares stays, so that its real error is reported.
                 let knows = crate::schema::lookup::declaration_test(&self.source, &path);
-                let names: HashSet<String> = names.into_iter().filter(|name| !knows(name)).collect();
+                let names: HashSet<String> =
+                    names.into_iter().filter(|name| !knows(name)).collect();
                 if let Some(map) = value.pointer_mut(&path).and_then(Value::as_object_mut) {
                     let before = map.len();
                     map.retain(|key, _| !names.contains(key));

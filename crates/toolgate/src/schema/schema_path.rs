@@ -24,7 +24,11 @@ pub fn lookup_input<'s>(tool: &'s ToolSpec, path: &Pointer) -> SchemaLookup<'s> 
 }
 
 /// Looks up a path in a schema.
-pub fn lookup_schema<'s>(root: &'s Value, extra: ExtraArguments, path: &Pointer) -> SchemaLookup<'s> {
+pub fn lookup_schema<'s>(
+    root: &'s Value,
+    extra: ExtraArguments,
+    path: &Pointer,
+) -> SchemaLookup<'s> {
     let mut schema = root;
     for part in path.parts() {
         let Some(map) = resolve_object(schema, root) else { return SchemaLookup::Open };
@@ -45,9 +49,15 @@ pub fn lookup_schema<'s>(root: &'s Value, extra: ExtraArguments, path: &Pointer)
         };
         match next {
             Some(next) => schema = next,
-            None if any || (index && !map.contains_key("properties")) || is_open(map, extra) => return SchemaLookup::Open,
+            None if any || (index && !map.contains_key("properties")) || is_open(map, extra) => {
+                return SchemaLookup::Open;
+            }
             None => {
-                let known = map.get("properties").and_then(Value::as_object).map(|p| p.keys().cloned().collect()).unwrap_or_default();
+                let known = map
+                    .get("properties")
+                    .and_then(Value::as_object)
+                    .map(|p| p.keys().cloned().collect())
+                    .unwrap_or_default();
                 return SchemaLookup::Missing(part.clone(), known);
             }
         }
@@ -59,17 +69,27 @@ pub fn lookup_schema<'s>(root: &'s Value, extra: ExtraArguments, path: &Pointer)
 }
 
 /// Returns the object behind a schema, or `None` if it is composed in an unsupported way.
-pub fn resolve_object<'s>(mut schema: &'s Value, root: &'s Value) -> Option<&'s Map<String, Value>> {
+pub fn resolve_object<'s>(
+    mut schema: &'s Value,
+    root: &'s Value,
+) -> Option<&'s Map<String, Value>> {
     for _ in 0..MAX_REFERENCES {
         let map = schema.as_object()?;
         let Some(reference) = map.get("$ref").and_then(Value::as_str) else {
-            let composed = ["allOf", "anyOf", "oneOf", "if", "dependentSchemas", "$dynamicRef"].iter().any(|word| map.contains_key(*word));
-            let adds = map.get("unevaluatedProperties").is_some_and(|more| *more != Value::Bool(false));
+            let composed = ["allOf", "anyOf", "oneOf", "if", "dependentSchemas", "$dynamicRef"]
+                .iter()
+                .any(|word| map.contains_key(*word));
+            let adds =
+                map.get("unevaluatedProperties").is_some_and(|more| *more != Value::Bool(false));
             return (!composed && !adds).then_some(map);
         };
         // Other keywords beside a reference add to it.
-        let alone =
-            map.keys().all(|key| matches!(key.as_str(), "$ref" | "description" | "title" | "default" | "writeOnly" | "$schema" | "$defs"));
+        let alone = map.keys().all(|key| {
+            matches!(
+                key.as_str(),
+                "$ref" | "description" | "title" | "default" | "writeOnly" | "$schema" | "$defs"
+            )
+        });
         if !alone {
             return None;
         }
@@ -93,7 +113,8 @@ fn is_open(map: &Map<String, Value>, extra: ExtraArguments) -> bool {
         ExtraArguments::Pass => true,
         ExtraArguments::Refuse | ExtraArguments::Drop => !map.contains_key("properties"),
     };
-    map.contains_key("patternProperties") || map.get("additionalProperties").map_or(silent, |more| *more != Value::Bool(false))
+    map.contains_key("patternProperties")
+        || map.get("additionalProperties").map_or(silent, |more| *more != Value::Bool(false))
 }
 
 /// Maximum number of schemas that are searched for a declaration.
@@ -111,8 +132,10 @@ pub fn has_declared_member(tool: &ToolSpec, place: &Pointer, name: &str) -> bool
         for schema in level {
             visit_branches(schema, root, &mut left, &mut |map| {
                 let property = map.get("properties").and_then(|p| p.get(part));
-                let inside =
-                    ["items", "additionalProperties"].into_iter().filter_map(|word| map.get(word)).filter(|schema| schema.is_object());
+                let inside = ["items", "additionalProperties"]
+                    .into_iter()
+                    .filter_map(|word| map.get(word))
+                    .filter(|schema| schema.is_object());
                 next.extend(property.into_iter().chain(inside.filter(|_| property.is_none())));
             });
         }
@@ -120,19 +143,34 @@ pub fn has_declared_member(tool: &ToolSpec, place: &Pointer, name: &str) -> bool
     }
     let mut found = false;
     for schema in level {
-        visit_branches(schema, root, &mut left, &mut |map| found |= map.get("properties").and_then(|p| p.get(name)).is_some());
+        visit_branches(schema, root, &mut left, &mut |map| {
+            found |= map.get("properties").and_then(|p| p.get(name)).is_some()
+        });
     }
     found
 }
 
-fn visit_branches<'s>(schema: &'s Value, root: &'s Value, left: &mut usize, f: &mut dyn FnMut(&'s Map<String, Value>)) {
+fn visit_branches<'s>(
+    schema: &'s Value,
+    root: &'s Value,
+    left: &mut usize,
+    f: &mut dyn FnMut(&'s Map<String, Value>),
+) {
     let Some(map) = schema.as_object().filter(|_| *left > 0) else { return };
     *left -= 1;
     f(map);
-    let referred = map.get("$ref").and_then(Value::as_str).and_then(|r| r.strip_prefix('#')).and_then(|path| Pointer::from(path).get(root));
-    let branches = ["anyOf", "oneOf", "allOf"].into_iter().filter_map(|word| map.get(word).and_then(Value::as_array)).flatten();
+    let referred = map
+        .get("$ref")
+        .and_then(Value::as_str)
+        .and_then(|r| r.strip_prefix('#'))
+        .and_then(|path| Pointer::from(path).get(root));
+    let branches = ["anyOf", "oneOf", "allOf"]
+        .into_iter()
+        .filter_map(|word| map.get(word).and_then(Value::as_array))
+        .flatten();
     let more = ["if", "then", "else"].into_iter().filter_map(|word| map.get(word));
-    let dependent = map.get("dependentSchemas").and_then(Value::as_object).into_iter().flat_map(Map::values);
+    let dependent =
+        map.get("dependentSchemas").and_then(Value::as_object).into_iter().flat_map(Map::values);
     for branch in referred.into_iter().chain(branches).chain(more).chain(dependent) {
         visit_branches(branch, root, left, f);
     }

@@ -64,8 +64,14 @@ impl Session {
     ///
     /// # Errors
     /// The final answer, if the call was rejected or replayed.
-    pub async fn admit(&self, tool: &str, arguments: impl Into<Arguments>) -> Result<DeferredCall, Answer> {
-        self.toolgate.admit(self.prepare(tool, arguments).client_id(CallId::generate().to_string())).await
+    pub async fn admit(
+        &self,
+        tool: &str,
+        arguments: impl Into<Arguments>,
+    ) -> Result<DeferredCall, Answer> {
+        self.toolgate
+            .admit(self.prepare(tool, arguments).client_id(CallId::generate().to_string()))
+            .await
     }
 
     /// Reports the result of a call that the caller ran with the admitted arguments.
@@ -78,8 +84,12 @@ impl Session {
     ///
     /// All calls are checked against the current session, and limits are reserved in order. Then
     /// adjacent reads run in parallel, and calls with effects run one by one.
-    pub async fn batch<T: Into<Arguments>>(&self, calls: impl IntoIterator<Item = (String, T)>) -> Vec<Answer> {
-        let calls = calls.into_iter().map(|(tool, arguments)| self.prepare(&tool, arguments)).collect();
+    pub async fn batch<T: Into<Arguments>>(
+        &self,
+        calls: impl IntoIterator<Item = (String, T)>,
+    ) -> Vec<Answer> {
+        let calls =
+            calls.into_iter().map(|(tool, arguments)| self.prepare(&tool, arguments)).collect();
         self.toolgate.batch(&self.key, calls).await
     }
 
@@ -148,8 +158,12 @@ impl Session {
 
     async fn edit_state(&self, alter: SessionEdit) -> Result<(), StoreError> {
         let store = &self.toolgate.0.store;
-        let busy = || StoreError("the session is busy; retry after its calls have ended".to_owned());
-        let _hold = store.lock_session(&self.key, true, self.toolgate.0.busy_timeout).await?.ok_or_else(busy)?;
+        let busy =
+            || StoreError("the session is busy; retry after its calls have ended".to_owned());
+        let _hold = store
+            .lock_session(&self.key, true, self.toolgate.0.busy_timeout)
+            .await?
+            .ok_or_else(busy)?;
         store.edit_session(&self.key, alter).await
     }
 
@@ -160,8 +174,13 @@ impl Session {
     pub async fn spend(&self, spend: Cost) -> Result<(), StoreError> {
         let Some(agent) = self.toolgate.0.agents.get(&self.key.agent) else { return Ok(()) };
         let spend = Cost::default().plus(spend);
-        let charges: Vec<_> =
-            agent.limits.charges(&self.key, spend).into_iter().map(|(charge, _)| charge).filter(|c| c.unit.is_known_after_call()).collect();
+        let charges: Vec<_> = agent
+            .limits
+            .charges(&self.key, spend)
+            .into_iter()
+            .map(|(charge, _)| charge)
+            .filter(|c| c.unit.is_known_after_call())
+            .collect();
         self.toolgate.0.store.add_cost(&charges, self.toolgate.now()).await
     }
 

@@ -54,18 +54,26 @@ pub struct CallEnd {
 
 impl RepetitionState {
     /// Counts a validated call.
-    pub fn count_call(&mut self, digest: Digest, now: Timestamp, polling: Option<&PollingSettings>) {
+    pub fn count_call(
+        &mut self,
+        digest: Digest,
+        now: Timestamp,
+        polling: Option<&PollingSettings>,
+    ) {
         if self.last != Some(digest) {
             *self = Self { last: Some(digest), streak: 1, ..Self::default() };
         } else if self.retry_from.take().is_none_or(|from| now < from) {
             self.streak = self.streak.saturating_add(1);
         }
         if let Some(polling) = polling {
-            let interval = SignedDuration::try_from(polling.interval).unwrap_or(SignedDuration::MAX);
+            let interval =
+                SignedDuration::try_from(polling.interval).unwrap_or(SignedDuration::MAX);
             // If the clock was set back, the wait starts over. It must not last until the old time
             // comes again.
             let polled = self.polled.map(|at| at.min(now));
-            self.too_soon = polled.map(|at| interval.saturating_sub(now.duration_since(at))).filter(SignedDuration::is_positive);
+            self.too_soon = polled
+                .map(|at| interval.saturating_sub(now.duration_since(at)))
+                .filter(SignedDuration::is_positive);
             self.polled = if self.too_soon.is_some() { polled } else { Some(now) };
         }
     }
@@ -91,7 +99,8 @@ impl RepetitionState {
         }
         self.retry_from = ended.retry_from;
         if let Some(result) = ended.result {
-            self.unchanged = if self.result == Some(result) { self.unchanged.saturating_add(1) } else { 1 };
+            self.unchanged =
+                if self.result == Some(result) { self.unchanged.saturating_add(1) } else { 1 };
             self.result = Some(result);
         }
     }
@@ -100,9 +109,17 @@ impl RepetitionState {
     ///
     /// # Errors
     /// `loop_detected`, or `rate_limited` for a poll that comes too soon.
-    pub(crate) fn check(&self, tool: &str, polling: Option<&PollingSettings>) -> Result<(), ToolError> {
+    pub(crate) fn check(
+        &self,
+        tool: &str,
+        polling: Option<&PollingSettings>,
+    ) -> Result<(), ToolError> {
         let Some(polling) = polling else {
-            return if self.streak < LOOP_THRESHOLD_CALLS { Ok(()) } else { Err(loop_error(tool, self.streak)) };
+            return if self.streak < LOOP_THRESHOLD_CALLS {
+                Ok(())
+            } else {
+                Err(loop_error(tool, self.streak))
+            };
         };
         if self.unchanged >= polling.max_unchanged {
             let message = format!(
@@ -113,7 +130,8 @@ impl RepetitionState {
         }
         if let Some(wait) = self.too_soon {
             let ms = u64::try_from(wait.as_millis()).unwrap_or(u64::MAX).saturating_add(1);
-            let message = format!("`{tool}` may be polled every {:?}; wait {ms} ms", polling.interval);
+            let message =
+                format!("`{tool}` may be polled every {:?}; wait {ms} ms", polling.interval);
             return Err(ToolError::from_code(error_code::RATE_LIMITED, message).retry_after_ms(ms));
         }
         Ok(())
@@ -141,7 +159,8 @@ mod tests {
         for _ in 0..2 {
             progress.count_call(Digest::default(), Timestamp::UNIX_EPOCH, Some(&polling));
         }
-        let told = progress.check("poll", Some(&polling)).err().and_then(|error| error.retry_after_ms);
+        let told =
+            progress.check("poll", Some(&polling)).err().and_then(|error| error.retry_after_ms);
         assert_eq!(told, Some(u64::MAX));
     }
 }

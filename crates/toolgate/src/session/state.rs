@@ -60,7 +60,9 @@ impl SessionState {
     /// Most sessions never revoke anything, so that case is fast.
     pub(crate) fn is_current(&self, proof: &Evidence) -> bool {
         self.revocations.is_empty()
-            || proof.keys_for_reported(false).all(|key| self.revocations.get(&key).is_none_or(|at| *at < proof.stamp))
+            || proof
+                .keys_for_reported(false)
+                .all(|key| self.revocations.get(&key).is_none_or(|at| *at < proof.stamp))
     }
 
     pub(crate) fn revoke(&mut self, revoked: Revocation) {
@@ -74,11 +76,16 @@ impl SessionState {
         match alter {
             // Keep the logs and the provenance: the model cannot forget what it has read.
             SessionEdit::Restore(earlier) => {
-                let (logs, values) = (std::mem::take(&mut self.logs), std::mem::take(&mut self.provenance));
+                let (logs, values) =
+                    (std::mem::take(&mut self.logs), std::mem::take(&mut self.provenance));
                 *self = Self { logs, provenance: values, ..(*earlier).clone() };
             }
-            SessionEdit::Reset => *self = Self { provenance: std::mem::take(&mut self.provenance), ..Self::default() },
-            SessionEdit::UserText(text) => crate::provenance::trust_user_text(&mut self.provenance, &text),
+            SessionEdit::Reset => {
+                *self = Self { provenance: std::mem::take(&mut self.provenance), ..Self::default() }
+            }
+            SessionEdit::UserText(text) => {
+                crate::provenance::trust_user_text(&mut self.provenance, &text)
+            }
         }
         self.stamp = stamp;
     }
@@ -208,7 +215,8 @@ impl EvidenceKey {
     /// Restricts the key to one entity.
     #[must_use]
     pub fn about(mut self, name: impl Into<Arc<str>>, value: &Value) -> Self {
-        self.entity = Some((name.into(), toolgate_json::with_canonical_text(value, |text| Arc::from(text))));
+        self.entity =
+            Some((name.into(), toolgate_json::with_canonical_text(value, |text| Arc::from(text))));
         self
     }
 }
@@ -253,7 +261,9 @@ impl Evidence {
     /// Returns the keys as if toolgate (`false`) or the client (`true`) had run the tool.
     pub fn keys_for_reported(&self, reported: bool) -> impl Iterator<Item = EvidenceKey> {
         let bare = EvidenceKey::tool(Arc::clone(&self.tool));
-        let about = self.entities.iter().map(|(name, value)| EvidenceKey::tool(Arc::clone(&self.tool)).about(Arc::clone(name), value));
+        let about = self.entities.iter().map(|(name, value)| {
+            EvidenceKey::tool(Arc::clone(&self.tool)).about(Arc::clone(name), value)
+        });
         std::iter::once(bare).chain(about).map(move |key| EvidenceKey { reported, ..key })
     }
 }

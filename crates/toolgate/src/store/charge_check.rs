@@ -20,9 +20,16 @@ pub fn check_call_charges<E>(
     let mut used = Vec::with_capacity(charges.len());
     for (index, charge) in charges.iter().enumerate() {
         if charge.amount < Decimal::ZERO {
-            return Ok(Err(ClaimError::LimitExceeded { index, error: ChargeError { used: Decimal::ZERO, retry_after: None }, used }));
+            return Ok(Err(ClaimError::LimitExceeded {
+                index,
+                error: ChargeError { used: Decimal::ZERO, retry_after: None },
+                used,
+            }));
         }
-        let same = charges.iter().take(index).filter(|c| c.counter == charge.counter && c.window == charge.window);
+        let same = charges
+            .iter()
+            .take(index)
+            .filter(|c| c.counter == charge.counter && c.window == charge.window);
         let before = same.fold(Decimal::ZERO, |sum, c| sum.saturating_add(c.amount));
         match fits(&Charge { amount: charge.amount.saturating_add(before), ..charge.clone() })? {
             Ok(so_far) => used.push(so_far.saturating_add(before)),

@@ -370,19 +370,38 @@ pub struct RejectedRow {
 #[async_trait]
 pub trait Store: Send + Sync + 'static {
     /// Returns the kill switch that pauses the agent, principal, tool or session of a call, if any.
-    async fn find_pause(&self, key: &SessionKey, tool: &Arc<str>) -> Result<Option<(PauseTarget, String)>, StoreError>;
+    async fn find_pause(
+        &self,
+        key: &SessionKey,
+        tool: &Arc<str>,
+    ) -> Result<Option<(PauseTarget, String)>, StoreError>;
     /// Turns a kill switch on with a reason, or off with `None`.
-    async fn set_pause(&self, target: PauseTarget, reason: Option<String>) -> Result<(), StoreError>;
+    async fn set_pause(
+        &self,
+        target: PauseTarget,
+        reason: Option<String>,
+    ) -> Result<(), StoreError>;
 
     /// Locks a session, exclusively or shared with other readers; `None` after the timeout.
-    async fn lock_session(&self, key: &SessionKey, alone: bool, wait: Duration) -> Result<Option<SessionLock>, StoreError>;
+    async fn lock_session(
+        &self,
+        key: &SessionKey,
+        alone: bool,
+        wait: Duration,
+    ) -> Result<Option<SessionLock>, StoreError>;
     /// Locks the session, finds earlier calls, counts the repetition and loads the state.
     ///
     /// This is one transaction. A new session is created. The result is `None` if the lock timed
     /// out, and then nothing is counted.
-    async fn open_session(&self, enter: SessionRequest<'_>) -> Result<Option<Box<SessionSnapshot>>, StoreError>;
+    async fn open_session(
+        &self,
+        enter: SessionRequest<'_>,
+    ) -> Result<Option<Box<SessionSnapshot>>, StoreError>;
     /// Returns the result of [`Store::open_session`] without any change.
-    async fn inspect_session(&self, enter: SessionRequest<'_>) -> Result<Box<SessionSnapshot>, StoreError>;
+    async fn inspect_session(
+        &self,
+        enter: SessionRequest<'_>,
+    ) -> Result<Box<SessionSnapshot>, StoreError>;
     /// Returns `false` if no kill switch is on, which saves a query.
     fn may_be_paused(&self) -> bool {
         true
@@ -404,7 +423,11 @@ pub trait Store: Send + Sync + 'static {
         facts: &mut DecisionFacts,
     ) -> Result<(), StoreError>;
     /// Returns for each charge the used amount, or that the charge exceeds the limit.
-    async fn check_charges(&self, charges: &[Charge], now: Timestamp) -> Result<Vec<Result<Decimal, ChargeError>>, StoreError>;
+    async fn check_charges(
+        &self,
+        charges: &[Charge],
+        now: Timestamp,
+    ) -> Result<Vec<Result<Decimal, ChargeError>>, StoreError>;
     /// Claims a call, and returns the amount used of each counter before.
     ///
     /// Atomically writes the intent, reserves every charge and uses the approval.
@@ -418,18 +441,31 @@ pub trait Store: Send + Sync + 'static {
     /// Ends a call: commits state, claim, charges and row in one transaction.
     ///
     /// If the ledger outlives the process, returns a receipt for the row.
-    async fn commit(&self, finish: Box<CommitRequest>) -> Result<Result<Option<LazyReceipt>, CommitConflictError>, StoreError>;
+    async fn commit(
+        &self,
+        finish: Box<CommitRequest>,
+    ) -> Result<Result<Option<LazyReceipt>, CommitConflictError>, StoreError>;
 
     /// Takes the newest unsettled deferred call of a tool, by the client's id for the call.
-    async fn take_deferred_claim(&self, key: &SessionKey, client: &str, tool: &str) -> Result<Option<DeferredClaim>, StoreError>;
+    async fn take_deferred_claim(
+        &self,
+        key: &SessionKey,
+        client: &str,
+        tool: &str,
+    ) -> Result<Option<DeferredClaim>, StoreError>;
     /// Closes a client's session: deferred calls without a report become pending.
-    async fn close_client_session(&self, key: &SessionKey, now: Timestamp) -> Result<(), StoreError>;
+    async fn close_client_session(
+        &self,
+        key: &SessionKey,
+        now: Timestamp,
+    ) -> Result<(), StoreError>;
 
     /// Returns a session's version and slices; the state is complete if
     /// [`Store::has_complete_snapshots`].
     async fn snapshot(&self, key: &SessionKey) -> Result<(u64, Arc<SessionState>), StoreError>;
     /// Returns the whole state of a session, whatever its size.
-    async fn load_session(&self, key: &SessionKey) -> Result<Option<Arc<SessionState>>, StoreError>;
+    async fn load_session(&self, key: &SessionKey)
+    -> Result<Option<Arc<SessionState>>, StoreError>;
     /// Changes a session outside of a call.
     async fn edit_session(&self, key: &SessionKey, alter: SessionEdit) -> Result<(), StoreError>;
     /// Adds to counters outside of a call, for example the tokens of the model itself.
@@ -438,11 +474,21 @@ pub trait Store: Send + Sync + 'static {
     /// Stores a request for approval.
     async fn create_approval(&self, approval: Approval) -> Result<(), StoreError>;
     /// Returns the newest approval for exactly this call.
-    async fn approval_for(&self, key: &SessionKey, digest: Digest) -> Result<Option<Approval>, StoreError>;
+    async fn approval_for(
+        &self,
+        key: &SessionKey,
+        digest: Digest,
+    ) -> Result<Option<Approval>, StoreError>;
     /// Returns an approval by its id.
     async fn approval(&self, id: &str) -> Result<Option<Approval>, StoreError>;
     /// Answers a waiting approval; false if it no longer waits or this person may not answer.
-    async fn answer_approval(&self, id: &str, approved: bool, by: &str, now: Timestamp) -> Result<bool, StoreError>;
+    async fn answer_approval(
+        &self,
+        id: &str,
+        approved: bool,
+        by: &str,
+        now: Timestamp,
+    ) -> Result<bool, StoreError>;
 
     /// Returns the claims with an unknown outcome.
     async fn pending_claims(&self, now: Timestamp) -> Result<Vec<ClaimRecord>, StoreError>;
@@ -461,7 +507,11 @@ pub trait Store: Send + Sync + 'static {
     ) -> Result<bool, StoreError>;
 
     /// Returns a stored output of this session.
-    async fn load_output(&self, key: &SessionKey, handle: &str) -> Result<Option<Arc<str>>, StoreError>;
+    async fn load_output(
+        &self,
+        key: &SessionKey,
+        handle: &str,
+    ) -> Result<Option<Arc<str>>, StoreError>;
     /// Returns the rows of a session in order.
     async fn rows(&self, key: &SessionKey) -> Result<Vec<Arc<Row>>, StoreError>;
     /// Returns whether the ledger contains a success of this call.

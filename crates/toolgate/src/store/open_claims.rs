@@ -45,7 +45,10 @@ impl OpenClaims {
 
     /// Returns the deferred calls of a session, newest first.
     pub(crate) fn deferred_calls(&self, key: &SessionKey) -> Vec<CallId> {
-        self.deferred.get(key).map(|calls| calls.iter().rev().copied().collect()).unwrap_or_default()
+        self.deferred
+            .get(key)
+            .map(|calls| calls.iter().rev().copied().collect())
+            .unwrap_or_default()
     }
 
     /// Returns the claims whose lease has ended.

@@ -60,7 +60,11 @@ pub struct CommandTool {
 impl std::fmt::Debug for CommandTool {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let set: Vec<&String> = self.env.keys().collect();
-        f.debug_struct("CommandTool").field("program", &self.program).field("args", &self.args).field("env", &set).finish_non_exhaustive()
+        f.debug_struct("CommandTool")
+            .field("program", &self.program)
+            .field("args", &self.args)
+            .field("env", &set)
+            .finish_non_exhaustive()
     }
 }
 
@@ -118,7 +122,8 @@ impl CommandTool {
 
     /// Sets the program that enters the sandbox. The default is the running program.
     ///
-    /// The program must call [`toolgate_process::sandbox::run_as_helper_if_requested`], as `toolgate` does.
+    /// The program must call [`toolgate_process::sandbox::run_as_helper_if_requested`], as
+    /// `toolgate` does.
     #[must_use]
     pub fn launcher(mut self, launcher: impl Into<PathBuf>) -> Self {
         self.launcher = Some(launcher.into());
@@ -131,9 +136,13 @@ impl CommandTool {
     }
 
     fn fill_argument(template: &Template, arguments: &Value) -> Result<OsString, Failure> {
-        let refuse = |message: String| Failure::from_code(error_code::INVALID_ARGUMENTS, message).effects(CallEffects::None);
+        let refuse = |message: String| {
+            Failure::from_code(error_code::INVALID_ARGUMENTS, message).effects(CallEffects::None)
+        };
         let mut word = String::new();
-        for part in template.fill(arguments).map_err(|path| refuse(format!("`{path}` is required")))? {
+        for part in
+            template.fill(arguments).map_err(|path| refuse(format!("`{path}` is required")))?
+        {
             match part {
                 FilledPart::Text(text) => word.push_str(text),
                 // A value must not become a flag.
@@ -152,13 +161,28 @@ impl CommandTool {
 
 #[async_trait]
 impl Handler for CommandTool {
-    async fn run(&self, _: &Permit, _: ToolContext, arguments: &CheckedArguments) -> Result<Value, Failure> {
-        let not_begun = |message: String| Failure::from_code(error_code::INTERNAL_FAULT, message).effects(CallEffects::None);
-        let words: Vec<OsString> = self.args.iter().map(|word| Self::fill_argument(word, arguments.value())).collect::<Result<_, _>>()?;
-        let words = self.sandbox.command_line(self.program.clone().into(), words).map_err(|error| not_begun(error.to_string()))?;
+    async fn run(
+        &self,
+        _: &Permit,
+        _: ToolContext,
+        arguments: &CheckedArguments,
+    ) -> Result<Value, Failure> {
+        let not_begun = |message: String| {
+            Failure::from_code(error_code::INTERNAL_FAULT, message).effects(CallEffects::None)
+        };
+        let words: Vec<OsString> = self
+            .args
+            .iter()
+            .map(|word| Self::fill_argument(word, arguments.value()))
+            .collect::<Result<_, _>>()?;
+        let words = self
+            .sandbox
+            .command_line(self.program.clone().into(), words)
+            .map_err(|error| not_begun(error.to_string()))?;
         let launcher = match &self.launcher {
             Some(launcher) => launcher.clone(),
-            None => std::env::current_exe().map_err(|error| not_begun(format!("cannot find the running program: {error}")))?,
+            None => std::env::current_exe()
+                .map_err(|error| not_begun(format!("cannot find the running program: {error}")))?,
         };
         let mut command = tokio::process::Command::new(launcher);
         command.args(words);
@@ -166,29 +190,60 @@ impl Handler for CommandTool {
         let mut program = command.spawn().map_err(|error| {
             let message = format!("cannot start the program: {error}");
             // Other errors may occur after the program has started.
-            let never = matches!(error.kind(), ErrorKind::NotFound | ErrorKind::PermissionDenied | ErrorKind::ArgumentListTooLong);
-            if never { not_begun(message) } else { Failure::from_code(error_code::INTERNAL_FAULT, message).effects(CallEffects::Unknown) }
+            let never = matches!(
+                error.kind(),
+                ErrorKind::NotFound | ErrorKind::PermissionDenied | ErrorKind::ArgumentListTooLong
+            );
+            if never {
+                not_begun(message)
+            } else {
+                Failure::from_code(error_code::INTERNAL_FAULT, message)
+                    .effects(CallEffects::Unknown)
+            }
         })?;
         // Kills the process group in every case, also if this future is dropped.
         let group = process_group::ProcessGroup::new(&program, true);
-        let (stdin, stdout, stderr) = (program.stdin.take(), program.stdout.take(), program.stderr.take());
+        let (stdin, stdout, stderr) =
+            (program.stdin.take(), program.stdout.take(), program.stderr.take());
         let said = async {
             let said = tokio::join!(drain(stdout, self.max_output_bytes), drain(stderr, 64 << 10));
             group.notify_output_drained();
             said
         };
-        let ((), (out, err), status) = tokio::join!(process_group::write_stdin(stdin, arguments.bytes()), said, group.wait(&mut program));
-        let status = status.map_err(|error| Failure::business("command_failed", format!("cannot wait for the program: {error}")))?;
-        let said = crate::redact::remove_values(&self.secret_values, &String::from_utf8_lossy(&err.0));
+        let ((), (out, err), status) = tokio::join!(
+            process_group::write_stdin(stdin, arguments.bytes()),
+            said,
+            group.wait(&mut program)
+        );
+        let status = status.map_err(|error| {
+            Failure::business("command_failed", format!("cannot wait for the program: {error}"))
+        })?;
+        let said =
+            crate::redact::remove_values(&self.secret_values, &String::from_utf8_lossy(&err.0));
         let said = crate::redact::truncate_chars(said.trim(), 2_000);
         match status.code() {
             Some(0) => {}
-            Some(code) => return Err(Failure::business("command_failed", format!("the program ended with exit code {code}: {said}"))),
-            None if status.signal() == Some(NOT_STARTED_SIGNAL.as_raw()) => return Err(not_begun(said)),
-            None => return Err(Failure::business("command_failed", format!("a signal ended the program ({status}): {said}"))),
+            Some(code) => {
+                return Err(Failure::business(
+                    "command_failed",
+                    format!("the program ended with exit code {code}: {said}"),
+                ));
+            }
+            None if status.signal() == Some(NOT_STARTED_SIGNAL.as_raw()) => {
+                return Err(not_begun(said));
+            }
+            None => {
+                return Err(Failure::business(
+                    "command_failed",
+                    format!("a signal ended the program ({status}): {said}"),
+                ));
+            }
         }
         if out.1 {
-            return Err(Failure::business("command_failed", format!("the program printed more than {} bytes", self.max_output_bytes)));
+            return Err(Failure::business(
+                "command_failed",
+                format!("the program printed more than {} bytes", self.max_output_bytes),
+            ));
         }
         // Output that is not JSON is text.
         let text = || Value::String(String::from_utf8_lossy(&out.0).trim_end().to_owned());

@@ -1,7 +1,7 @@
 //! Provides the context of a handler: session, resources, limits and messages.
 //!
-//! Everything that a handler does through its context is recorded in a [`CallTransaction`], and committed only
-//! if the call succeeds.
+//! Everything that a handler does through its context is recorded in a [`CallTransaction`], and
+//! committed only if the call succeeds.
 
 use std::any::Any;
 use std::sync::{Arc, Mutex, OnceLock};
@@ -133,7 +133,11 @@ impl ToolContext {
     /// # Errors
     /// The slice has another type.
     pub fn slice<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>, serde_json::Error> {
-        let own = self.record_change(|txn| txn.slices.iter().rev().find(|(n, _)| &**n == name).map(|(_, value)| value.clone())).flatten();
+        let own = self
+            .record_change(|txn| {
+                txn.slices.iter().rev().find(|(n, _)| &**n == name).map(|(_, value)| value.clone())
+            })
+            .flatten();
         match own {
             Some(value) => value.map(serde_json::from_value).transpose(),
             None => self.0.state.slice(name).map(T::deserialize).transpose(),
@@ -185,7 +189,10 @@ impl ToolContext {
     pub fn files(&self) -> Result<CallFiles, Failure> {
         match self.0.resources.files() {
             Some(_) => Ok(CallFiles(self.clone())),
-            None => Err(Failure::from_code(error_code::NO_FILE_SYSTEM, "this agent has no file system").effects(crate::CallEffects::None)),
+            None => {
+                Err(Failure::from_code(error_code::NO_FILE_SYSTEM, "this agent has no file system")
+                    .effects(crate::CallEffects::None))
+            }
         }
     }
 
@@ -243,7 +250,10 @@ impl ToolContext {
     }
 
     /// Returns a stored output of this session.
-    pub(crate) async fn stored_output(&self, handle: &str) -> Result<Option<Arc<str>>, crate::store::StoreError> {
+    pub(crate) async fn stored_output(
+        &self,
+        handle: &str,
+    ) -> Result<Option<Arc<str>>, crate::store::StoreError> {
         self.0.store.load_output(&self.0.key, handle).await
     }
 }
@@ -252,7 +262,9 @@ impl ToolContext {
 fn to_storable_json(value: &impl Serialize) -> Result<Value, serde_json::Error> {
     let value = serde_json::to_value(value)?;
     match toolgate_json::find_exceeded_bound_of_value(&value, &crate::pipeline::OUTPUT_BOUNDS) {
-        Some(why) => Err(serde::ser::Error::custom(format!("cannot store the value in a session: {why}"))),
+        Some(why) => {
+            Err(serde::ser::Error::custom(format!("cannot store the value in a session: {why}")))
+        }
         None => Ok(value),
     }
 }
@@ -262,12 +274,18 @@ fn to_storable_json(value: &impl Serialize) -> Result<Value, serde_json::Error> 
 pub struct CallFiles(ToolContext);
 
 impl CallFiles {
-    fn with_transaction<T>(&self, f: impl FnOnce(&mut dyn FileTransaction) -> Result<T, FileError>) -> Result<T, FileError> {
+    fn with_transaction<T>(
+        &self,
+        f: impl FnOnce(&mut dyn FileTransaction) -> Result<T, FileError>,
+    ) -> Result<T, FileError> {
         let inner = &self.0.0;
         let files = inner.resources.files().ok_or(FileError::Closed)?;
         let mut guard = crate::lock(&inner.txn);
         let txn = guard.as_mut().ok_or(FileError::Closed)?;
-        f(txn.files.get_or_insert_with(|| files.begin(inner.call, inner.file_expectations.clone())).as_mut())
+        f(txn
+            .files
+            .get_or_insert_with(|| files.begin(inner.call, inner.file_expectations.clone()))
+            .as_mut())
     }
 
     fn check_writable(&self) -> Result<(), FileError> {

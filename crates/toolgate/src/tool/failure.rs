@@ -28,7 +28,11 @@ impl Failure {
     }
 
     /// Creates a failure with a code of the tool.
-    pub fn new(category: ErrorCategory, code: impl Into<Cow<'static, str>>, message: impl Into<String>) -> Self {
+    pub fn new(
+        category: ErrorCategory,
+        code: impl Into<Cow<'static, str>>,
+        message: impl Into<String>,
+    ) -> Self {
         Self::from_error(ToolError::new(category, code, message))
     }
 
@@ -70,8 +74,12 @@ impl Failure {
     #[must_use]
     pub fn http(status: u16, said: &str) -> Self {
         let name = classify_status(status);
-        let mut error = ToolError::from_code(name, format!("the service behind the tool answered with status {status}"));
-        error.upstream = Some(sanitize_upstream_value(serde_json::json!({ "status": status, "said": said })));
+        let mut error = ToolError::from_code(
+            name,
+            format!("the service behind the tool answered with status {status}"),
+        );
+        error.upstream =
+            Some(sanitize_upstream_value(serde_json::json!({ "status": status, "said": said })));
         Self(Box::new(FailureKind::Error { error, effects: None, status: Some(status) }))
     }
 
@@ -126,9 +134,19 @@ impl Failure {
 
     /// Adds an invalid argument.
     #[must_use]
-    pub fn field(mut self, path: impl Into<String>, expected: impl Into<String>, got: impl Into<String>) -> Self {
+    pub fn field(
+        mut self,
+        path: impl Into<String>,
+        expected: impl Into<String>,
+        got: impl Into<String>,
+    ) -> Self {
         if let FailureKind::Error { error, .. } = self.0.as_mut() {
-            error.errors.push(FieldError { path: path.into(), expected: expected.into(), got: got.into(), did_you_mean: None });
+            error.errors.push(FieldError {
+                path: path.into(),
+                expected: expected.into(),
+                got: got.into(),
+                did_you_mean: None,
+            });
         }
         self
     }
@@ -150,7 +168,9 @@ impl Failure {
     /// Returns the delay before a retry, if one is set.
     pub(crate) fn retry_after(&self) -> Option<std::time::Duration> {
         match self.0.as_ref() {
-            FailureKind::Error { error, .. } => error.retry_after_ms.map(std::time::Duration::from_millis),
+            FailureKind::Error { error, .. } => {
+                error.retry_after_ms.map(std::time::Duration::from_millis)
+            }
             FailureKind::Signal(_) => None,
         }
     }
@@ -168,7 +188,9 @@ impl Failure {
     /// Returns what the model may read of the failure.
     pub(crate) fn model_visible_text(&self) -> Value {
         match self.0.as_ref() {
-            FailureKind::Error { error, .. } => serde_json::json!([error.message, error.upstream, error.errors]),
+            FailureKind::Error { error, .. } => {
+                serde_json::json!([error.message, error.upstream, error.errors])
+            }
             FailureKind::Signal(signal) => serde_json::json!([signal]),
         }
     }
@@ -177,7 +199,9 @@ impl Failure {
 impl fmt::Debug for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0.as_ref() {
-            FailureKind::Error { error, effects, .. } => f.debug_struct("Failure").field("error", error).field("effects", effects).finish(),
+            FailureKind::Error { error, effects, .. } => {
+                f.debug_struct("Failure").field("error", error).field("effects", effects).finish()
+            }
             FailureKind::Signal(signal) => f.debug_tuple("Failure").field(signal).finish(),
         }
     }
@@ -209,7 +233,10 @@ impl<E: StdError + Send + Sync + 'static> From<E> for Failure {
             if let Some(io) = cause.downcast_ref::<io::Error>() {
                 return Self::from_code(classify_io(io.kind()), message);
             }
-            if cause.downcast_ref::<tokio::task::JoinError>().is_some_and(tokio::task::JoinError::is_panic) {
+            if cause
+                .downcast_ref::<tokio::task::JoinError>()
+                .is_some_and(tokio::task::JoinError::is_panic)
+            {
                 // Details of a panic are for the operator, not for the model.
                 tracing::error!(panic = message, "a task of a tool panicked");
                 return Self::from_code(
@@ -278,7 +305,8 @@ pub fn strip_reserved_fields(given: &Value) -> Option<Value> {
     let fields = given.as_object()?;
     let is_set = |flag: &str| fields.get(flag).is_some_and(|flag| *flag != Value::Bool(false));
     let standard = is_set("isError") && fields.contains_key("errorCategory");
-    let bucket = is_set("is_error") && fields.get("error").and_then(|error| error.get("bucket")).is_some();
+    let bucket =
+        is_set("is_error") && fields.get("error").and_then(|error| error.get("bucket")).is_some();
     if standard || bucket {
         return Some(json!({"upstream": sanitize_upstream_value(given.clone())}));
     }
@@ -307,17 +335,20 @@ fn classify_io(kind: io::ErrorKind) -> &'static str {
         | K::NetworkDown
         | K::ResourceBusy => error_code::UPSTREAM_UNAVAILABLE,
         K::PermissionDenied | K::ReadOnlyFilesystem => error_code::UPSTREAM_FORBIDDEN,
-        K::NotFound | K::InvalidInput | K::InvalidData | K::AlreadyExists | K::IsADirectory | K::NotADirectory => {
-            error_code::UPSTREAM_INVALID
-        }
+        K::NotFound
+        | K::InvalidInput
+        | K::InvalidData
+        | K::AlreadyExists
+        | K::IsADirectory
+        | K::NotADirectory => error_code::UPSTREAM_INVALID,
         _ => error_code::TOOL_FAILED,
     }
 }
 
 /// Sanitizes text of an upstream: limits its size, and removes fields that only toolgate may write.
 ///
-/// The secret arguments are not known here. A text that is cut contains [`crate::redact::TRUNCATION_MARK`], so
-/// that a partial secret is redacted together with it later.
+/// The secret arguments are not known here. A text that is cut contains
+/// [`crate::redact::TRUNCATION_MARK`], so that a partial secret is redacted together with it later.
 pub(crate) fn sanitize_upstream_value(value: Value) -> Value {
     /// Maximum size of one text, and of the whole before it is reduced to one text.
     const MAX_TEXT_CHARS: usize = 4_096;
@@ -335,5 +366,9 @@ pub(crate) fn sanitize_upstream_value(value: Value) -> Value {
     }
     let said = truncate_texts(value);
     let text = said.to_string();
-    if text.len() > MAX_TOTAL_BYTES { json!({"said": truncate_chars(&text, MAX_TEXT_CHARS), "cut": true}) } else { said }
+    if text.len() > MAX_TOTAL_BYTES {
+        json!({"said": truncate_chars(&text, MAX_TEXT_CHARS), "cut": true})
+    } else {
+        said
+    }
 }

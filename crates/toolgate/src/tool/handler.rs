@@ -22,7 +22,12 @@ pub trait Handler: Send + Sync {
     ///
     /// # Errors
     /// The failure of the tool.
-    async fn run(&self, permit: &Permit, ctx: ToolContext, arguments: &CheckedArguments) -> Result<Value, Failure>;
+    async fn run(
+        &self,
+        permit: &Permit,
+        ctx: ToolContext,
+        arguments: &CheckedArguments,
+    ) -> Result<Value, Failure>;
 
     /// Returns a failure if the tool would currently refuse every call.
     ///
@@ -43,18 +48,35 @@ where
     F: Fn(ToolContext, A) -> Fut + Send + Sync,
     Fut: Future<Output = Result<R, Failure>> + Send,
 {
-    async fn run(&self, permit: &Permit, ctx: ToolContext, arguments: &CheckedArguments) -> Result<Value, Failure> {
+    async fn run(
+        &self,
+        permit: &Permit,
+        ctx: ToolContext,
+        arguments: &CheckedArguments,
+    ) -> Result<Value, Failure> {
         // Messages of serde may contain the value.
-        let said = |e: serde_json::Error| if permit.has_secrets() { "they do not match the type".to_owned() } else { e.to_string() };
+        let said = |e: serde_json::Error| {
+            if permit.has_secrets() {
+                "they do not match the type".to_owned()
+            } else {
+                e.to_string()
+            }
+        };
         let typed = A::deserialize(arguments.value()).map_err(|e| {
-            Failure::from_code(error_code::INVALID_ARGUMENTS, format!("cannot read the arguments: {}", said(e)))
-                .effects(crate::CallEffects::None)
+            Failure::from_code(
+                error_code::INVALID_ARGUMENTS,
+                format!("cannot read the arguments: {}", said(e)),
+            )
+            .effects(crate::CallEffects::None)
         })?;
         let result = (self.0)(ctx, typed).await?;
         // The tool has already run, so its effects are known and need no reconciliation.
         serde_json::to_value(result).map_err(|e| {
-            Failure::from_code(error_code::INVALID_RESULT, format!("the result cannot be represented as JSON: {e}"))
-                .effects(permit.effects_of_run())
+            Failure::from_code(
+                error_code::INVALID_RESULT,
+                format!("the result cannot be represented as JSON: {e}"),
+            )
+            .effects(permit.effects_of_run())
         })
     }
 }
@@ -71,7 +93,12 @@ impl UnavailableHandler {
 
 #[async_trait]
 impl Handler for UnavailableHandler {
-    async fn run(&self, _: &Permit, _: ToolContext, _: &CheckedArguments) -> Result<Value, Failure> {
+    async fn run(
+        &self,
+        _: &Permit,
+        _: ToolContext,
+        _: &CheckedArguments,
+    ) -> Result<Value, Failure> {
         Err(Self::failure())
     }
 
@@ -88,7 +115,12 @@ where
     F: Fn(ToolContext, Value) -> Fut + Send + Sync,
     Fut: Future<Output = Result<Value, Failure>> + Send,
 {
-    async fn run(&self, _: &Permit, ctx: ToolContext, arguments: &CheckedArguments) -> Result<Value, Failure> {
+    async fn run(
+        &self,
+        _: &Permit,
+        ctx: ToolContext,
+        arguments: &CheckedArguments,
+    ) -> Result<Value, Failure> {
         (self.0)(ctx, arguments.value().clone()).await
     }
 }

@@ -35,7 +35,9 @@ use crate::tool::context::ToolContext;
 use toolgate_json::Pointer;
 
 /// The effect of a tool on the world.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize,
+)]
 #[serde(rename_all = "snake_case")]
 pub enum Effect {
     /// The tool changes nothing.
@@ -139,10 +141,18 @@ impl Tool {
         F: Fn(ToolContext, A) -> Fut + Send + Sync + 'static,
         Fut: Future<Output = Result<R, Failure>> + Send + 'static,
     {
-        let mut tool = Self::new_without_schemas(name, description, Some(Arc::new(TypedHandler(handler, PhantomData::<fn(A) -> R>))));
+        let mut tool = Self::new_without_schemas(
+            name,
+            description,
+            Some(Arc::new(TypedHandler(handler, PhantomData::<fn(A) -> R>))),
+        );
         tool.spec.input = Some(schemars::schema_for!(A).to_value());
         tool.spec.output = Some(
-            schemars::generate::SchemaSettings::draft2020_12().for_serialize().into_generator().into_root_schema_for::<R>().to_value(),
+            schemars::generate::SchemaSettings::draft2020_12()
+                .for_serialize()
+                .into_generator()
+                .into_root_schema_for::<R>()
+                .to_value(),
         );
         tool
     }
@@ -153,7 +163,8 @@ impl Tool {
         F: Fn(ToolContext, Value) -> Fut + Send + Sync + 'static,
         Fut: Future<Output = Result<Value, Failure>> + Send + 'static,
     {
-        let mut tool = Self::new_without_schemas(name, description, Some(Arc::new(DynamicHandler(handler))));
+        let mut tool =
+            Self::new_without_schemas(name, description, Some(Arc::new(DynamicHandler(handler))));
         tool.spec.input = Some(input);
         tool
     }
@@ -177,7 +188,12 @@ impl Tool {
     }
 
     /// Creates a tool with its own [`Handler`].
-    pub fn with_handler(name: &str, description: &str, input: Value, handler: Arc<dyn Handler>) -> Self {
+    pub fn with_handler(
+        name: &str,
+        description: &str,
+        input: Value,
+        handler: Arc<dyn Handler>,
+    ) -> Self {
         let mut tool = Self::new_without_schemas(name, description, Some(handler));
         tool.spec.input = Some(input);
         tool
@@ -192,7 +208,11 @@ impl Tool {
         tool
     }
 
-    fn new_without_schemas(name: &str, description: &str, handler: Option<Arc<dyn Handler>>) -> Self {
+    fn new_without_schemas(
+        name: &str,
+        description: &str,
+        handler: Option<Arc<dyn Handler>>,
+    ) -> Self {
         let spec = ToolSpec {
             name: name.into(),
             description: description.to_owned(),
@@ -443,7 +463,8 @@ impl Tool {
     /// Adds the secrets that the schemas mark. Returns false if a schema is too unclear to tell.
     pub fn find_secrets(&mut self) -> bool {
         let schemas = [&self.spec.input, &self.spec.output].into_iter().flatten();
-        let (marked, unclear): (Vec<_>, Vec<_>) = schemas.map(crate::schema::find_write_only).partition(Result::is_ok);
+        let (marked, unclear): (Vec<_>, Vec<_>) =
+            schemas.map(crate::schema::find_write_only).partition(Result::is_ok);
         self.spec.secrets.extend(marked.into_iter().flatten().flatten());
         self.spec.secrets.sort();
         self.spec.secrets.dedup();
@@ -464,7 +485,11 @@ impl Tool {
     /// Lets the client run the tool.
     pub fn into_client_run(self) -> Self {
         // Toolgate cannot reconcile calls that the client runs.
-        Self { spec: ToolSpec { external: true, reconcile: None, ..self.spec }, handler: None, program: None }
+        Self {
+            spec: ToolSpec { external: true, reconcile: None, ..self.spec },
+            handler: None,
+            program: None,
+        }
     }
 
     /// Replaces the handler.
@@ -488,7 +513,8 @@ impl Tool {
 
     /// Creates a declared tool that cannot run.
     pub(crate) fn without_handler(spec: ToolSpec) -> Self {
-        let handler: Option<Arc<dyn Handler>> = if spec.external { None } else { Some(Arc::new(UnavailableHandler)) };
+        let handler: Option<Arc<dyn Handler>> =
+            if spec.external { None } else { Some(Arc::new(UnavailableHandler)) };
         Self { spec, handler, program: None }
     }
 

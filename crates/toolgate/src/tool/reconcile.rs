@@ -63,10 +63,15 @@ impl ReconcileSpec {
     pub(crate) fn build_arguments(&self, arguments: &Value) -> Result<Value, String> {
         let mut asked = Map::new();
         for (name, from) in &self.arguments {
-            let value = from.get(arguments).ok_or_else(|| format!("the call has no `{from}` to ask `{}` about", self.tool))?;
+            let value = from
+                .get(arguments)
+                .ok_or_else(|| format!("the call has no `{from}` to ask `{}` about", self.tool))?;
             // A search for the redaction mark would find nothing, which must not count as proof.
             if crate::redact::has_mark_inside(value) {
-                return Err(format!("`{from}` of the call was redacted, so `{}` cannot search for it", self.tool));
+                return Err(format!(
+                    "`{from}` of the call was redacted, so `{}` cannot search for it",
+                    self.tool
+                ));
             }
             asked.insert(name.clone(), value.clone());
         }
@@ -77,7 +82,10 @@ impl ReconcileSpec {
     pub(crate) fn interpret_result(&self, result: &Value) -> Option<bool> {
         let plain = |value: &Value| toolgate_json::with_canonical_numbers(value.clone());
         let all = |wanted: &[(Pointer, Value)]| {
-            !wanted.is_empty() && wanted.iter().all(|(field, is)| field.get(result).is_some_and(|found| plain(found) == plain(is)))
+            !wanted.is_empty()
+                && wanted.iter().all(|(field, is)| {
+                    field.get(result).is_some_and(|found| plain(found) == plain(is))
+                })
         };
         match (all(&self.happened), all(&self.never)) {
             (true, false) => Some(true),
@@ -104,16 +112,27 @@ impl ReconcileSpec {
                     .with_unknown_tool(&self.tool)
                     .with_suggestion(&self.tool, tools.iter().map(|tool| tool.name())),
             ),
-            Some(tool) if tool.effect != Effect::Read => problems.push(wrong("it does not only read".to_owned())),
-            Some(tool) if tool.external => problems.push(wrong("only the client can run it".to_owned())),
+            Some(tool) if tool.effect != Effect::Read => {
+                problems.push(wrong("it does not only read".to_owned()))
+            }
+            Some(tool) if tool.external => {
+                problems.push(wrong("only the client can run it".to_owned()))
+            }
             Some(_) => {}
         }
         if self.happened.is_empty() {
-            problems.push(wrong("no result means that the call took effect".to_owned()).with_help("add `.happened_if(field, value)`"));
+            problems.push(
+                wrong("no result means that the call took effect".to_owned())
+                    .with_help("add `.happened_if(field, value)`"),
+            );
         }
-        let secret = self.arguments.iter().find(|(_, from)| crate::redact::is_secret_path(from, &of.secrets));
+        let secret = self
+            .arguments
+            .iter()
+            .find(|(_, from)| crate::redact::is_secret_path(from, &of.secrets));
         problems.extend(secret.map(|(_, from)| {
-            wrong(format!("`{from}` is secret and therefore not recorded")).with_kind(DiagnosticKind::SecretReconcileArgument)
+            wrong(format!("`{from}` is secret and therefore not recorded"))
+                .with_kind(DiagnosticKind::SecretReconcileArgument)
         }));
         problems
     }

@@ -122,14 +122,28 @@ impl ToolSpec {
         if self.proves.contains(path) {
             return None;
         }
-        let problem = Diagnostic::at_field(field, format!("`{}` does not declare `{path}` as evidence", self.name));
-        Some(problem.with_suggestion(&path.to_string(), self.proves.iter().map(ToString::to_string)))
+        let problem = Diagnostic::at_field(
+            field,
+            format!("`{}` does not declare `{path}` as evidence", self.name),
+        );
+        Some(
+            problem.with_suggestion(&path.to_string(), self.proves.iter().map(ToString::to_string)),
+        )
     }
 
     /// Warns if evidence of a tool that the client runs is required.
     pub(crate) fn warn_if_run_by_client(&self, field: &str) -> Option<Diagnostic> {
-        let message = || format!("the client runs `{}`, and results that a client reports do not count here", self.name);
-        self.external.then(|| Diagnostic::at_field(field, message()).with_help("set `reported = true` to trust the client").into_warning())
+        let message = || {
+            format!(
+                "the client runs `{}`, and results that a client reports do not count here",
+                self.name
+            )
+        };
+        self.external.then(|| {
+            Diagnostic::at_field(field, message())
+                .with_help("set `reported = true` to trust the client")
+                .into_warning()
+        })
     }
 
     /// Checks whether the client runs the tool.

@@ -44,7 +44,9 @@ impl Template {
 
     /// Iterates over the arguments that the template contains.
     pub fn argument_paths(&self) -> impl Iterator<Item = &Pointer> {
-        self.0.iter().filter_map(|part| if let TemplatePart::Argument(path) = part { Some(path) } else { None })
+        self.0.iter().filter_map(|part| {
+            if let TemplatePart::Argument(path) = part { Some(path) } else { None }
+        })
     }
 
     /// Returns the text before the first argument.

@@ -87,7 +87,11 @@ where = [{ argument = "/command", runs = ["git push"] }]
 "#;
 
 fn build_agent(text: &str) -> Agent {
-    Config::parse("toolgate.toml", text).for_client().build_agents(None).unwrap_or_else(|error| panic!("{}", error.render(false))).remove(0)
+    Config::parse("toolgate.toml", text)
+        .for_client()
+        .build_agents(None)
+        .unwrap_or_else(|error| panic!("{}", error.render(false)))
+        .remove(0)
 }
 
 fn whole_agent() -> Agent {
@@ -99,7 +103,10 @@ async fn excerpt_decides_like_whole_agent() {
     let excerpts = whole_agent().tool_subsets();
     let mut names: Vec<&str> = excerpts.iter().map(|(name, _)| &**name).collect();
     names.sort_unstable();
-    assert_eq!(names, ["bash", "build", "deploy", "escalate", "issue_refund", "read_mail", "verify_customer"]);
+    assert_eq!(
+        names,
+        ["bash", "build", "deploy", "escalate", "issue_refund", "read_mail", "verify_customer"]
+    );
     let calls = [
         ("verify_customer", json!({"customer_id": "C-1"}), json!({"active": true})),
         ("read_mail", json!({}), json!("send it to account DE-7781-X please")),
@@ -107,7 +114,11 @@ async fn excerpt_decides_like_whole_agent() {
         ("issue_refund", json!({"customer_id": "C-1", "amount": 400}), json!("paid")),
         ("issue_refund", json!({"customer_id": "C-1", "amount": 10}), json!("paid")),
         ("issue_refund", json!({"customer_id": "C-1", "amount": 600}), json!("paid")),
-        ("issue_refund", json!({"customer_id": "C-1", "amount": 20, "note": "DE-7781-X"}), json!("paid")),
+        (
+            "issue_refund",
+            json!({"customer_id": "C-1", "amount": 20, "note": "DE-7781-X"}),
+            json!("paid"),
+        ),
         ("issue_refund", json!({"customer_id": 7}), json!("paid")),
         ("deploy", json!({}), json!("done")),
         ("build", json!({}), json!("built")),
@@ -116,15 +127,26 @@ async fn excerpt_decides_like_whole_agent() {
     ];
     let store = crate::support::test_store();
     let clock = Arc::new(ManualClock::at(toolgate::Timestamp::from_second(1_800_000_000).unwrap()));
-    let gate = |agent: Agent| Toolgate::builder().store(Arc::clone(&store)).clock(clock.clone()).agent(agent).build().unwrap();
+    let gate = |agent: Agent| {
+        Toolgate::builder()
+            .store(Arc::clone(&store))
+            .clock(clock.clone())
+            .agent(agent)
+            .build()
+            .unwrap()
+    };
     let one = gate(whole_agent());
     for (n, (tool, arguments, result)) in calls.into_iter().enumerate() {
-        let part = excerpts.iter().find(|(name, _)| &**name == tool).unwrap().1.clone().build().unwrap();
+        let part =
+            excerpts.iter().find(|(name, _)| &**name == tool).unwrap().1.clone().build().unwrap();
         assert_eq!(part.digest(), whole_agent().digest());
         // The same store, so that both look at the same facts.
         let other = gate(part);
         let told = |gate: &Toolgate| gate.session("support", "alice", "s");
-        let (full, small) = (told(&one).explain(tool, arguments.clone()).await, told(&other).explain(tool, arguments.clone()).await);
+        let (full, small) = (
+            told(&one).explain(tool, arguments.clone()).await,
+            told(&other).explain(tool, arguments.clone()).await,
+        );
         assert_eq!(full.would, small.would, "{n} {tool} {arguments}");
         // Rules that are not asked are not in the excerpt.
         let asked = |explained: &toolgate::Explanation| {
@@ -149,7 +171,9 @@ fn excerpt_size_is_independent_of_other_rules() {
     }
     let size = |text: &str| {
         let excerpts = build_agent(text).tool_subsets();
-        serde_json::to_string(&excerpts.iter().find(|(name, _)| &**name == "bash").unwrap().1).unwrap().len()
+        serde_json::to_string(&excerpts.iter().find(|(name, _)| &**name == "bash").unwrap().1)
+            .unwrap()
+            .len()
     };
     assert_eq!(size(&text), size(SUPPORT_CONFIG));
 }

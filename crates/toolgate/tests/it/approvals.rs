@@ -7,13 +7,19 @@ use jiff::SignedDuration;
 use serde_json::{Value, json};
 use toolgate::policy::Verdict;
 use toolgate::{
-    CallEffects, CheckedArguments, ErrorCategory, Failure, Gate, Handler, Permit, PredictedOutcome, Tool, ToolContext, ToolError,
+    CallEffects, CheckedArguments, ErrorCategory, Failure, Gate, Handler, Permit, PredictedOutcome,
+    Tool, ToolContext, ToolError,
 };
 
 use crate::support::{TestWorld, closure_policy};
 
 fn world_with_ask_rule() -> TestWorld {
-    TestWorld::new(|agent| agent.tool_policy("act", closure_policy("large", |_| Ok(Verdict::ask("large amounts need a person")))))
+    TestWorld::new(|agent| {
+        agent.tool_policy(
+            "act",
+            closure_policy("large", |_| Ok(Verdict::ask("large amounts need a person"))),
+        )
+    })
 }
 
 async fn request_approval(world: &TestWorld, n: i64) -> String {
@@ -36,7 +42,8 @@ async fn approved_call_runs_once() {
     assert!(world.gate.answer_approval(&id, true, "bob").await.unwrap());
     assert!(!world.gate.answer_approval(&id, false, "eve").await.unwrap(), "it has been answered");
     let call = || world.session.prepare("act", json!({"how": "ok", "n": 1}));
-    // The loop detector would refuse the third identical call; one that comes with its approval is no repetition.
+    // The loop detector would refuse the third identical call; one that comes with its approval is
+    // no repetition.
     assert_eq!(call_code(&world, call().approval(&id)).await, "ok");
     assert_eq!(world.run_count(), 1);
     assert_eq!(call_code(&world, call().approval(&id)).await, "approval_denied", "it is used up");
@@ -48,9 +55,15 @@ async fn approval_covers_only_shown_arguments() {
     let world = world_with_ask_rule();
     let id = request_approval(&world, 1).await;
     world.gate.answer_approval(&id, true, "bob").await.unwrap();
-    assert_eq!(call_code(&world, world.session.prepare("act", json!({"how": "ok", "n": 2}))).await, "approval_required");
+    assert_eq!(
+        call_code(&world, world.session.prepare("act", json!({"how": "ok", "n": 2}))).await,
+        "approval_required"
+    );
     // With the approval's name, what was stored runs, whatever is sent along.
-    let answer = world.gate.call(world.session.prepare("act", json!({"how": "ok", "n": 999})).approval(&id)).await;
+    let answer = world
+        .gate
+        .call(world.session.prepare("act", json!({"how": "ok", "n": 999})).approval(&id))
+        .await;
     assert!(answer.outcome.success().is_some(), "{answer:?}");
     assert_eq!(world.session.slice("touched").await.unwrap(), Some(json!({"how": "ok", "n": 1})));
 }
@@ -61,8 +74,14 @@ async fn approval_is_bound_to_session_and_tool() {
     let id = request_approval(&world, 1).await;
     world.gate.answer_approval(&id, true, "bob").await.unwrap();
     let other = world.gate.session("agent", "mallory", "s");
-    assert_eq!(call_code(&world, other.prepare("act", json!({"how": "ok", "n": 1})).approval(&id)).await, "approval_denied");
-    assert_eq!(call_code(&world, world.session.prepare("look", json!({})).approval(&id)).await, "approval_denied");
+    assert_eq!(
+        call_code(&world, other.prepare("act", json!({"how": "ok", "n": 1})).approval(&id)).await,
+        "approval_denied"
+    );
+    assert_eq!(
+        call_code(&world, world.session.prepare("look", json!({})).approval(&id)).await,
+        "approval_denied"
+    );
     assert_eq!(world.run_count(), 0);
 }
 
@@ -72,7 +91,11 @@ async fn approval_expires_after_its_ttl() {
     let id = request_approval(&world, 1).await;
     world.gate.answer_approval(&id, true, "bob").await.unwrap();
     world.advance(SignedDuration::from_mins(16));
-    assert_eq!(call_code(&world, world.session.prepare("act", json!({"how": "ok", "n": 1})).approval(&id)).await, "approval_denied");
+    assert_eq!(
+        call_code(&world, world.session.prepare("act", json!({"how": "ok", "n": 1})).approval(&id))
+            .await,
+        "approval_denied"
+    );
     assert_ne!(request_approval(&world, 1).await, id, "asked anew");
     world.advance(SignedDuration::from_mins(16));
     assert!(!world.gate.answer_approval(&id, true, "bob").await.unwrap());
@@ -86,11 +109,17 @@ impl toolgate::hook::Hook for SlowHook {
     fn name(&self) -> &str {
         "slow"
     }
-    async fn before(&self, _: toolgate::hook::HookCall<'_>) -> Result<toolgate::hook::BeforeHookResult, toolgate::hook::HookError> {
+    async fn before(
+        &self,
+        _: toolgate::hook::HookCall<'_>,
+    ) -> Result<toolgate::hook::BeforeHookResult, toolgate::hook::HookError> {
         if let Some(clock) = self.0.lock().unwrap().take() {
             clock.advance(SignedDuration::from_secs(2));
         }
-        Ok(toolgate::hook::BeforeHookResult { decision: toolgate::hook::HookDecision::Allow, input: None })
+        Ok(toolgate::hook::BeforeHookResult {
+            decision: toolgate::hook::HookDecision::Allow,
+            input: None,
+        })
     }
 }
 
@@ -99,13 +128,20 @@ async fn approval_that_expires_during_hook_is_not_used() {
     for named in [true, false] {
         let slow = std::sync::Arc::default();
         let hook = SlowHook(std::sync::Arc::clone(&slow));
-        let world = TestWorld::new(|agent| agent.hook(hook).tool_policy("act", closure_policy("large", |_| Ok(Verdict::ask("large")))));
+        let world = TestWorld::new(|agent| {
+            agent
+                .hook(hook)
+                .tool_policy("act", closure_policy("large", |_| Ok(Verdict::ask("large"))))
+        });
         let id = request_approval(&world, 1).await;
         assert!(world.gate.answer_approval(&id, true, "bob").await.unwrap());
         world.advance(SignedDuration::from_secs(15 * 60 - 1));
         *slow.lock().unwrap() = Some(world.clock.clone());
         let call = world.session.prepare("act", json!({"how": "ok", "n": 1}));
-        assert_eq!(call_code(&world, if named { call.approval(&id) } else { call }).await, "approval_denied");
+        assert_eq!(
+            call_code(&world, if named { call.approval(&id) } else { call }).await,
+            "approval_denied"
+        );
         assert_eq!(world.run_count(), 0);
     }
 }
@@ -115,21 +151,36 @@ async fn approval_does_not_override_deny_rule() {
     use std::sync::atomic::{AtomicBool, Ordering};
     static IS_FORBIDDEN: AtomicBool = AtomicBool::new(false);
     let world = TestWorld::new(|agent| {
-        agent.policy(closure_policy("large", |_| Ok(Verdict::ask("large")))).policy(closure_policy("embargo", |_| {
-            if IS_FORBIDDEN.load(Ordering::SeqCst) {
-                return Ok(Verdict::deny(ToolError::new(ErrorCategory::Business, "embargo", "not to this country")));
-            }
-            Ok(Verdict::allow())
-        }))
+        agent.policy(closure_policy("large", |_| Ok(Verdict::ask("large")))).policy(closure_policy(
+            "embargo",
+            |_| {
+                if IS_FORBIDDEN.load(Ordering::SeqCst) {
+                    return Ok(Verdict::deny(ToolError::new(
+                        ErrorCategory::Business,
+                        "embargo",
+                        "not to this country",
+                    )));
+                }
+                Ok(Verdict::allow())
+            },
+        ))
     });
     let id = request_approval(&world, 1).await;
     world.gate.answer_approval(&id, true, "bob").await.unwrap();
     IS_FORBIDDEN.store(true, Ordering::SeqCst);
-    assert_eq!(call_code(&world, world.session.prepare("act", json!({"how": "ok", "n": 1})).approval(&id)).await, "embargo");
+    assert_eq!(
+        call_code(&world, world.session.prepare("act", json!({"how": "ok", "n": 1})).approval(&id))
+            .await,
+        "embargo"
+    );
     assert_eq!(world.run_count(), 0);
     // The refusal did not use it up.
     IS_FORBIDDEN.store(false, Ordering::SeqCst);
-    assert_eq!(call_code(&world, world.session.prepare("act", json!({"how": "ok", "n": 1})).approval(&id)).await, "ok");
+    assert_eq!(
+        call_code(&world, world.session.prepare("act", json!({"how": "ok", "n": 1})).approval(&id))
+            .await,
+        "ok"
+    );
 }
 
 /// Asks for everything, or denies, as it is told.
@@ -140,7 +191,10 @@ impl toolgate::hook::Hook for SwitchableHook {
     fn name(&self) -> &str {
         "gatekeeper"
     }
-    async fn before(&self, _: toolgate::hook::HookCall<'_>) -> Result<toolgate::hook::BeforeHookResult, toolgate::hook::HookError> {
+    async fn before(
+        &self,
+        _: toolgate::hook::HookCall<'_>,
+    ) -> Result<toolgate::hook::BeforeHookResult, toolgate::hook::HookError> {
         use toolgate::hook::{BeforeHookResult, HookDecision, HookDenial};
         let decision = match *self.0.lock().unwrap() {
             "ask" => HookDecision::Ask("may it?".into()),
@@ -166,16 +220,29 @@ async fn approval_answers_ask_of_hook() {
     assert_eq!(call_code(&world, resume()).await, "approval_denied", "one answer, one call");
     let refused = request_approval(&world, 2).await;
     world.gate.answer_approval(&refused, false, "bob").await.unwrap();
-    assert_eq!(call_code(&world, world.session.prepare("act", json!({"how": "ok", "n": 2})).approval(&refused)).await, "approval_denied");
+    assert_eq!(
+        call_code(
+            &world,
+            world.session.prepare("act", json!({"how": "ok", "n": 2})).approval(&refused)
+        )
+        .await,
+        "approval_denied"
+    );
     assert_eq!(world.run_count(), 1);
 }
 
 #[tokio::test]
 async fn ask_reason_keeps_its_punctuation() {
-    for (reason, told) in
-        [("Sure?", "Sure? A "), ("Stop!", "Stop! A "), ("Well…", "Well… A "), ("It is large.", "It is large. A "), ("large", "large. A ")]
-    {
-        let world = TestWorld::new(|agent| agent.tool_policy("act", closure_policy("large", move |_| Ok(Verdict::ask(reason)))));
+    for (reason, told) in [
+        ("Sure?", "Sure? A "),
+        ("Stop!", "Stop! A "),
+        ("Well…", "Well… A "),
+        ("It is large.", "It is large. A "),
+        ("large", "large. A "),
+    ] {
+        let world = TestWorld::new(|agent| {
+            agent.tool_policy("act", closure_policy("large", move |_| Ok(Verdict::ask(reason))))
+        });
         let answer = world.session.call("act", json!({"how": "ok", "n": 1})).await;
         let message = &answer.outcome.error().unwrap().message;
         assert!(message.starts_with(&format!("{told}person must approve")), "{message}");
@@ -189,7 +256,10 @@ async fn repeated_call_with_approval_is_not_a_loop() {
     request_approval(&world, 1).await;
     world.gate.answer_approval(&id, true, "bob").await.unwrap();
     // The third identical call, as the error told the model to make it.
-    assert_eq!(call_code(&world, world.session.prepare("act", json!({"how": "ok", "n": 1}))).await, "ok");
+    assert_eq!(
+        call_code(&world, world.session.prepare("act", json!({"how": "ok", "n": 1}))).await,
+        "ok"
+    );
 }
 
 #[tokio::test]
@@ -212,11 +282,20 @@ async fn result_of_approved_call_is_replayed() {
     assert_eq!(call_code(&world, call().approval(&id)).await, "ok");
     let again = world.gate.call(call().approval(&id)).await;
     assert!(again.outcome.success().is_some_and(|output| output.replayed), "{again:?}");
-    assert!(matches!(world.gate.explain(&call().approval(&id)).await.would, PredictedOutcome::Replay));
+    assert!(matches!(
+        world.gate.explain(&call().approval(&id)).await.would,
+        PredictedOutcome::Replay
+    ));
     // Under another key it is another call, and the approval is used up.
     let other = world.gate.explain(&call().idempotency_key("other").approval(&id)).await.would;
-    assert!(matches!(&other, PredictedOutcome::Refuse(error) if error.code == "approval_denied"), "{other:?}");
-    assert_eq!(call_code(&world, call().idempotency_key("other").approval(&id)).await, "approval_denied");
+    assert!(
+        matches!(&other, PredictedOutcome::Refuse(error) if error.code == "approval_denied"),
+        "{other:?}"
+    );
+    assert_eq!(
+        call_code(&world, call().idempotency_key("other").approval(&id)).await,
+        "approval_denied"
+    );
     assert_eq!(world.run_count(), 1);
 }
 
@@ -225,7 +304,12 @@ struct PanickingHandler;
 
 #[async_trait]
 impl Handler for PanickingHandler {
-    async fn run(&self, _: &Permit, _: ToolContext, _: &CheckedArguments) -> Result<Value, Failure> {
+    async fn run(
+        &self,
+        _: &Permit,
+        _: ToolContext,
+        _: &CheckedArguments,
+    ) -> Result<Value, Failure> {
         Ok(json!({}))
     }
     fn refusal(&self) -> Option<Failure> {
@@ -235,13 +319,25 @@ impl Handler for PanickingHandler {
 
 #[tokio::test]
 async fn panicking_refuses_method_creates_no_approval() {
-    let tool = Tool::with_handler("faulty", "Has a fault.", json!({"type": "object"}), Arc::new(PanickingHandler));
+    let tool = Tool::with_handler(
+        "faulty",
+        "Has a fault.",
+        json!({"type": "object"}),
+        Arc::new(PanickingHandler),
+    );
     let asks = closure_policy("asks", |_| Ok(Verdict::ask("a person should look")));
     let world = TestWorld::new(|agent| agent.tool(tool).tool_policy("faulty", asks));
     let would = world.session.explain("faulty", json!({})).await.would;
-    assert!(matches!(&would, PredictedOutcome::Refuse(error) if error.code == "tool_panicked"), "{would:?}");
+    assert!(
+        matches!(&would, PredictedOutcome::Refuse(error) if error.code == "tool_panicked"),
+        "{would:?}"
+    );
     let answer = world.session.call("faulty", json!({})).await;
     let error = answer.outcome.error().unwrap();
-    assert_eq!((&*error.code, error.effects, answer.gate), ("tool_panicked", CallEffects::None, Gate::Approval), "{error}");
+    assert_eq!(
+        (&*error.code, error.effects, answer.gate),
+        ("tool_panicked", CallEffects::None, Gate::Approval),
+        "{error}"
+    );
     assert!(error.approval.is_none() && !error.message.contains("hunter2"), "{error}");
 }

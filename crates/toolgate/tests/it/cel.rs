@@ -1,4 +1,5 @@
-//! Conditions in CEL: what they mean, that they are exact, and that nothing they meet lets a call through.
+//! Conditions in CEL: what they mean, that they are exact, and that nothing they meet lets a call
+//! through.
 
 use crate::support::BuildWithReplayCheck;
 use serde_json::{Value, json};
@@ -18,8 +19,15 @@ fn act_tool() -> Tool {
 
 async fn call_under_rule(rule: impl Policy + 'static, args: Value) -> String {
     let clock = ManualClock::at("2026-03-02T09:30:00Z".parse().unwrap());
-    let agent = Agent::builder("a").tool(act_tool()).policy(rule).build().unwrap_or_else(|e| panic!("{}", e.render(false)));
-    let gate = crate::support::runtime_builder().agent(agent).clock(std::sync::Arc::new(clock)).build_checked();
+    let agent = Agent::builder("a")
+        .tool(act_tool())
+        .policy(rule)
+        .build()
+        .unwrap_or_else(|e| panic!("{}", e.render(false)));
+    let gate = crate::support::runtime_builder()
+        .agent(agent)
+        .clock(std::sync::Arc::new(clock))
+        .build_checked();
     let answer = gate.session("a", "alice", "s").call("act", args).await;
     answer.outcome.error().map_or_else(|| "ok".to_owned(), |e| e.code.to_string())
 }
@@ -40,8 +48,16 @@ async fn expressions_evaluate_exactly() {
         ("-input.n < 0", json!({"n": 1}), yes),
         ("input.n == 9007199254740993.0", json!({"n": 9_007_199_254_740_993_u64}), yes),
         ("input.n == 9007199254740993.0", json!({"n": 9_007_199_254_740_992_u64}), no),
-        ("input.text == \"ä\" || input.n == 9007199254740993.0", json!({"text": "x", "n": 9_007_199_254_740_993_u64}), yes),
-        ("input.text == \"ä\" || input.n == 9007199254740993.0", json!({"text": "x", "n": 9_007_199_254_740_992_u64}), no),
+        (
+            "input.text == \"ä\" || input.n == 9007199254740993.0",
+            json!({"text": "x", "n": 9_007_199_254_740_993_u64}),
+            yes,
+        ),
+        (
+            "input.text == \"ä\" || input.n == 9007199254740993.0",
+            json!({"text": "x", "n": 9_007_199_254_740_992_u64}),
+            no,
+        ),
         ("input.n == decimal(\"1.10\")", json!({"n": 1.1}), yes),
         ("decimal(input.text) >= 10", json!({"text": "10.0"}), yes),
         ("decimal(input.text) >= 10", json!({"text": "ten"}), fault),
@@ -51,9 +67,17 @@ async fn expressions_evaluate_exactly() {
         ("input.n == -1.25", json!({"n": -1.25}), yes),
         ("input.n == 1.5e2", json!({"n": 150}), yes),
         ("input.n - 1.5 == -1", json!({"n": 0.5}), yes),
-        ("input.n * input.m > 0", json!({"n": 0.000_000_000_000_01, "m": 0.000_000_000_000_001}), fault),
+        (
+            "input.n * input.m > 0",
+            json!({"n": 0.000_000_000_000_01, "m": 0.000_000_000_000_001}),
+            fault,
+        ),
         ("input.n / input.m > 1", json!({"n": 1, "m": 0}), fault),
-        ("input.n + input.m > 1", json!({"n": 70_000_000_000_000_000_000_000_000_000_f64, "m": 0.000_000_000_1}), fault),
+        (
+            "input.n + input.m > 1",
+            json!({"n": 70_000_000_000_000_000_000_000_000_000_f64, "m": 0.000_000_000_1}),
+            fault,
+        ),
         // Logic stops where it knows; a fault on the way is a fault.
         ("has(input.n) && input.n > 5", json!({}), no),
         ("has(input.n) && input.n > 5", json!({"n": 6}), yes),
@@ -82,12 +106,28 @@ async fn expressions_evaluate_exactly() {
         ("size(input.list) > 2", json!({"list": [1, 2, 3]}), yes),
         ("sum_of(input.list) > 500", json!({"list": [250.5, 249.5]}), no),
         ("sum_of(input.list) > 500", json!({"list": [250.5, 249.50001]}), yes),
-        ("sum_of(input.lines.map(l, l.amount)) > 10", json!({"lines": [{"amount": 6}, {"amount": 5}]}), yes),
-        ("input.lines.exists(l, l.amount > 500)", json!({"lines": [{"amount": 1}, {"amount": 501}]}), yes),
+        (
+            "sum_of(input.lines.map(l, l.amount)) > 10",
+            json!({"lines": [{"amount": 6}, {"amount": 5}]}),
+            yes,
+        ),
+        (
+            "input.lines.exists(l, l.amount > 500)",
+            json!({"lines": [{"amount": 1}, {"amount": 501}]}),
+            yes,
+        ),
         ("input.lines.exists(l, l.amount > 500)", json!({"lines": [{"amount": 1}]}), no),
         ("input.lines.exists(l, l.amount > 500)", json!({"lines": [{}]}), fault),
-        ("!input.lines.all(l, l.to == \"me\")", json!({"lines": [{"to": "me"}, {"to": "you"}]}), yes),
-        ("size(input.lines.filter(l, l.amount > 1)) == 1", json!({"lines": [{"amount": 1}, {"amount": 2}]}), yes),
+        (
+            "!input.lines.all(l, l.to == \"me\")",
+            json!({"lines": [{"to": "me"}, {"to": "you"}]}),
+            yes,
+        ),
+        (
+            "size(input.lines.filter(l, l.amount > 1)) == 1",
+            json!({"lines": [{"amount": 1}, {"amount": 2}]}),
+            yes,
+        ),
         ("input.list.exists_one(i, i == 2)", json!({"list": [1, 2, 2]}), no),
         ("input.list[0] == 7", json!({"list": [7]}), yes),
         ("input.list[1] == 7", json!({"list": [7]}), fault),
@@ -104,7 +144,8 @@ async fn expressions_evaluate_exactly() {
         ("same(input.n, input.m)", json!({"n": 1.0, "m": 1}), yes),
         ("!same(input.text, input.at.city)", json!({"text": "x"}), yes),
         ("input.list == [1, 2]", json!({"list": [1, 2.0]}), yes),
-        // What a tool takes another kind of value for, nobody knows; only `null` itself can be asked for of anything.
+        // What a tool takes another kind of value for, nobody knows; only `null` itself can be
+        // asked for of anything.
         ("input.any == \"admin\"", json!({"any": ["admin"]}), fault),
         ("input.any == \"admin\"", json!({"any": null}), fault),
         ("input.any == 3", json!({"any": "3"}), fault),
@@ -114,7 +155,11 @@ async fn expressions_evaluate_exactly() {
         ("input.any != null && input.any == \"x\"", json!({"any": null}), no),
         ("input.any == [1, 2]", json!({"any": ["1", 2]}), fault),
         ("input.any == [1, 2]", json!({"any": [1]}), no),
-        ("input.any == input.map", json!({"any": {"a": {"b": "1"}}, "map": {"a": {"b": 1}}}), fault),
+        (
+            "input.any == input.map",
+            json!({"any": {"a": {"b": "1"}}, "map": {"a": {"b": 1}}}),
+            fault,
+        ),
         ("input.any == input.map", json!({"any": {"a": {"b": 1.0}}, "map": {"a": {"b": 1}}}), yes),
         ("input.any == input.map", json!({"any": {"a": 1}, "map": {"b": "1"}}), no),
         ("input.any in [\"a\", \"b\"]", json!({"any": ["a"]}), fault),
@@ -131,18 +176,38 @@ async fn expressions_evaluate_exactly() {
         ("same(input.any, \"x\")", json!({"any": ["x"]}), fault),
         ("same(input.any, \"x\")", json!({"any": null}), no),
         // Who, what, when.
-        ("principal == \"alice\" && agent == \"a\" && tool == \"act\" && session == \"s\"", json!({}), yes),
-        ("now.getHours() == 9 && now.getMinutes() == 30 && now.getFullYear() == 2026", json!({}), yes),
+        (
+            "principal == \"alice\" && agent == \"a\" && tool == \"act\" && session == \"s\"",
+            json!({}),
+            yes,
+        ),
+        (
+            "now.getHours() == 9 && now.getMinutes() == 30 && now.getFullYear() == 2026",
+            json!({}),
+            yes,
+        ),
         ("now.getMonth() == 2 && now.getDate() == 1 && now.getDayOfWeek() == 1", json!({}), yes),
         ("now.getHours(\"America/New_York\") == 4", json!({}), yes),
-        ("now - timestamp(input.when) > duration(\"24h\")", json!({"when": "2026-03-01T09:29:59Z"}), yes),
-        ("now - timestamp(input.when) > duration(\"1d\")", json!({"when": "2026-03-01T09:30:00Z"}), no),
+        (
+            "now - timestamp(input.when) > duration(\"24h\")",
+            json!({"when": "2026-03-01T09:29:59Z"}),
+            yes,
+        ),
+        (
+            "now - timestamp(input.when) > duration(\"1d\")",
+            json!({"when": "2026-03-01T09:30:00Z"}),
+            no,
+        ),
         ("now + duration(\"30m\") >= timestamp(\"2026-03-02T10:00:00Z\")", json!({}), yes),
         ("timestamp(input.when) < now", json!({"when": "yesterday"}), fault),
     ];
     for (expression, args, expected) in cases {
         let shown = format!("{expression} of {args}");
-        assert_eq!(call_under_rule(Deny::new("rule", ["act"]).when_cel(expression), args).await, expected, "{shown}");
+        assert_eq!(
+            call_under_rule(Deny::new("rule", ["act"]).when_cel(expression), args).await,
+            expected,
+            "{shown}"
+        );
     }
 }
 
@@ -159,41 +224,74 @@ async fn evaluation_faults_deny_call() {
             .build()
             .unwrap()
     };
-    let session =
-        crate::support::runtime_builder().agent(agent(Deny::new("rule", ["act"]).when_cel(walks))).build_checked().session("a", "p", "s");
+    let session = crate::support::runtime_builder()
+        .agent(agent(Deny::new("rule", ["act"]).when_cel(walks)))
+        .build_checked()
+        .session("a", "p", "s");
     let answer = session.call("act", json!({"list": long})).await;
     assert_eq!(answer.outcome.error().unwrap().code, "policy_fault");
     let crossed = Deny::new("rule", ["act"]).when_cel("input.list.exists(x, x in input.any)");
-    let session = crate::support::runtime_builder().agent(agent(crossed)).build_checked().session("a", "p", "s");
+    let session = crate::support::runtime_builder()
+        .agent(agent(crossed))
+        .build_checked()
+        .session("a", "p", "s");
     let answer = session.call("act", json!({"list": (0..2_000).collect::<Vec<_>>(), "any": (10_000..40_000).collect::<Vec<_>>()})).await;
     assert_eq!(answer.outcome.error().unwrap().code, "policy_fault");
     let nested = Deny::new("rule", ["act"]).when_cel("input.any in input.map.lists");
-    let session = crate::support::runtime_builder().agent(agent(nested)).build_checked().session("a", "p", "s");
-    let lists: Vec<Vec<i64>> = (0..100).map(|n| (0..100).map(|m| if m == 99 { n } else { m }).collect()).collect();
-    let answer = session.call("act", json!({"any": (1..101).collect::<Vec<_>>(), "map": {"lists": lists}})).await;
-    assert_eq!(answer.outcome.error().map_or("ok", |e| &e.code), "ok", "within bounds it is answered");
+    let session = crate::support::runtime_builder()
+        .agent(agent(nested))
+        .build_checked()
+        .session("a", "p", "s");
+    let lists: Vec<Vec<i64>> =
+        (0..100).map(|n| (0..100).map(|m| if m == 99 { n } else { m }).collect()).collect();
+    let answer = session
+        .call("act", json!({"any": (1..101).collect::<Vec<_>>(), "map": {"lists": lists}}))
+        .await;
+    assert_eq!(
+        answer.outcome.error().map_or("ok", |e| &e.code),
+        "ok",
+        "within bounds it is answered"
+    );
     // Ordinary lists are no burden; objects that cannot be equal are not walked.
     let lines: Vec<Value> = (0..3_000).map(|n| json!({"amount": n, "to": "x"})).collect();
     let sums = Deny::new("rule", ["act"])
         .when_cel("sum_of(input.lines.map(l, l.amount)) > 500 && size(input.lines.filter(l, l.amount > 100)) == 2899");
-    let session = crate::support::runtime_builder().agent(agent(sums)).build_checked().session("a", "p", "s");
-    assert_eq!(session.call("act", json!({"lines": lines})).await.outcome.error().unwrap().code, "rule");
+    let session =
+        crate::support::runtime_builder().agent(agent(sums)).build_checked().session("a", "p", "s");
+    assert_eq!(
+        session.call("act", json!({"lines": lines})).await.outcome.error().unwrap().code,
+        "rule"
+    );
     let objects = Deny::new("rule", ["act"]).when_cel("input.map in input.any");
-    let session = crate::support::runtime_builder().agent(agent(objects)).build_checked().session("a", "p", "s");
-    let large: serde_json::Map<String, Value> = (0..10_000).map(|n| (format!("k{n}"), json!(n))).collect();
+    let session = crate::support::runtime_builder()
+        .agent(agent(objects))
+        .build_checked()
+        .session("a", "p", "s");
+    let large: serde_json::Map<String, Value> =
+        (0..10_000).map(|n| (format!("k{n}"), json!(n))).collect();
     let answer = session.call("act", json!({"map": large, "any": vec![json!({}); 10_000]})).await;
     assert_eq!(answer.outcome.error().map_or("ok", |e| &e.code), "ok");
-    let walking = Deny::new("rule", ["act"]).when_cel("input.list.exists(i, i > 100 && came_from(input.any, \"untrusted\"))");
-    let session = crate::support::runtime_builder().agent(agent(walking)).build_checked().session("a", "p", "s");
-    let answer = session.call("act", json!({"list": vec![101; 5_000], "any": vec![Value::Null; 40_000]})).await;
+    let walking = Deny::new("rule", ["act"])
+        .when_cel("input.list.exists(i, i > 100 && came_from(input.any, \"untrusted\"))");
+    let session = crate::support::runtime_builder()
+        .agent(agent(walking))
+        .build_checked()
+        .session("a", "p", "s");
+    let answer = session
+        .call("act", json!({"list": vec![101; 5_000], "any": vec![Value::Null; 40_000]}))
+        .await;
     assert_eq!(answer.outcome.error().unwrap().code, "policy_fault");
     let keyed = Deny::new("rule", ["act"]).when_cel("input.map[input.pin] == 1");
-    let session = crate::support::runtime_builder().agent(agent(keyed)).build_checked().session("a", "p", "s");
+    let session = crate::support::runtime_builder()
+        .agent(agent(keyed))
+        .build_checked()
+        .session("a", "p", "s");
     let answer = session.call("act", json!({"pin": "hunter2", "map": {}})).await;
     assert!(!serde_json::to_string(&answer.outcome).unwrap().contains("hunter2"), "{answer:?}");
     // What a fault says never holds the value.
     let pin = Deny::new("rule", ["act"]).when_cel("decimal(input.pin) > 5");
-    let session = crate::support::runtime_builder().agent(agent(pin)).build_checked().session("a", "p", "s");
+    let session =
+        crate::support::runtime_builder().agent(agent(pin)).build_checked().session("a", "p", "s");
     let answer = session.call("act", json!({"pin": "hunter2"})).await;
     assert_eq!(answer.outcome.error().unwrap().code, "policy_fault");
     assert!(!serde_json::to_string(&answer.outcome).unwrap().contains("hunter2"));
@@ -202,8 +300,14 @@ async fn evaluation_faults_deny_call() {
 #[test]
 fn oversized_expression_is_refused_before_parsing() {
     let problems = |expression: &str| {
-        let built = Agent::builder("a").tool(act_tool()).policy(Deny::new("rule", ["act"]).when_cel(expression)).build();
-        built.err().map(|e| e.problems.into_iter().map(|p| p.message).collect::<Vec<_>>().join("; ")).unwrap_or_default()
+        let built = Agent::builder("a")
+            .tool(act_tool())
+            .policy(Deny::new("rule", ["act"]).when_cel(expression))
+            .build();
+        built
+            .err()
+            .map(|e| e.problems.into_iter().map(|p| p.message).collect::<Vec<_>>().join("; "))
+            .unwrap_or_default()
     };
     for (expression, expected) in [
         ("(".repeat(100_000), "bytes, the maximum is 2000"),
@@ -222,7 +326,10 @@ fn oversized_expression_is_refused_before_parsing() {
         (format!("{}input.flag", "!".repeat(32)), ""),
         (format!("{}input.n > 1", "- ".repeat(190)), ""),
         ("input.flag ? true : ".repeat(30) + "false", ""),
-        (format!("input.list.all(a, {}true{})", "input.list.all(b, ".repeat(25), ")".repeat(25)), ""),
+        (
+            format!("input.list.all(a, {}true{})", "input.list.all(b, ".repeat(25), ")".repeat(25)),
+            "",
+        ),
         ("input.text == \"((((((((((((((((((((((((((((((((((((((((((\"".to_owned(), ""),
     ] {
         let said = problems(&expression);
@@ -236,13 +343,20 @@ fn oversized_expression_is_refused_before_parsing() {
 
 #[tokio::test]
 async fn ask_rule_reads_counter_of_limit() {
-    let daily = Limit::sum("daily", ["act"], "/n", 500.into()).per(LimitOwner::Entity("/text".into()));
-    let soft = Deny::ask("soft", ["act"]).when_cel("sum_of(\"daily\") + input.n > 300").reading(&daily);
+    let daily =
+        Limit::sum("daily", ["act"], "/n", 500.into()).per(LimitOwner::Entity("/text".into()));
+    let soft =
+        Deny::ask("soft", ["act"]).when_cel("sum_of(\"daily\") + input.n > 300").reading(&daily);
     let agent = Agent::builder("a").tool(act_tool()).policy(daily).policy(soft).build().unwrap();
-    let session = crate::support::runtime_builder().agent(agent).build_checked().session("a", "p", "s");
-    for (n, text, expected) in
-        [(200, "x", "ok"), (100, "x", "ok"), (1, "x", "approval_required"), (300, "y", "ok"), (501, "z", "approval_required")]
-    {
+    let session =
+        crate::support::runtime_builder().agent(agent).build_checked().session("a", "p", "s");
+    for (n, text, expected) in [
+        (200, "x", "ok"),
+        (100, "x", "ok"),
+        (1, "x", "approval_required"),
+        (300, "y", "ok"),
+        (501, "z", "approval_required"),
+    ] {
         let answer = session.call("act", json!({"n": n, "text": text})).await;
         assert_eq!(answer.outcome.error().map_or("ok", |e| &e.code), expected, "{n} {text}");
     }
@@ -254,14 +368,30 @@ async fn require_expression_reads_evidence() {
         "check",
         "Checks.",
         json!({"type": "object", "properties": {"who": {"type": "string"}, "risk": {"type": "number"}}}),
-        |_, args: Value| async move { Ok(json!({"report": {"risk": args["risk"], "who": args["who"]}})) },
+        |_, args: Value| async move {
+            Ok(json!({"report": {"risk": args["risk"], "who": args["who"]}}))
+        },
     );
     let check = check.effect(Effect::Read).entity("who", "/who").proves("/report");
-    let rule = Require::new("low_risk", ["act"], ["check"]).same("who", "/text").when_cel("result.report.risk <= input.n").code("risky");
-    let agent = Agent::builder("a").tool(check).tool(act_tool()).policy(rule).build().unwrap_or_else(|e| panic!("{}", e.render(false)));
-    let session = crate::support::runtime_builder().agent(agent).build_checked().session("a", "p", "s");
+    let rule = Require::new("low_risk", ["act"], ["check"])
+        .same("who", "/text")
+        .when_cel("result.report.risk <= input.n")
+        .code("risky");
+    let agent = Agent::builder("a")
+        .tool(check)
+        .tool(act_tool())
+        .policy(rule)
+        .build()
+        .unwrap_or_else(|e| panic!("{}", e.render(false)));
+    let session =
+        crate::support::runtime_builder().agent(agent).build_checked().session("a", "p", "s");
     let code = async |tool: &str, args: Value| {
-        session.call(tool, args).await.outcome.error().map_or_else(|| "ok".to_owned(), |e| e.code.to_string())
+        session
+            .call(tool, args)
+            .await
+            .outcome
+            .error()
+            .map_or_else(|| "ok".to_owned(), |e| e.code.to_string())
     };
     assert_eq!(code("act", json!({"text": "bob", "n": 5})).await, "risky");
     assert_eq!(code("check", json!({"who": "bob", "risk": 5.5})).await, "ok");

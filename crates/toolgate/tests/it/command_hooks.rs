@@ -1,4 +1,5 @@
-//! Hooks that are programs: what is said, to the letter, when they deny and when they do not do their work.
+//! Hooks that are programs: what is said, to the letter, when they deny and when they do not do
+//! their work.
 
 use std::time::Duration;
 
@@ -8,7 +9,8 @@ use toolgate::{CallEffects, Decision, Gate};
 
 use crate::support::TestWorld;
 
-const INVALID_JSON_MESSAGE: &str = "expected a JSON value (object, array, string, number, true, false or null) (at byte 0)";
+const INVALID_JSON_MESSAGE: &str =
+    "expected a JSON value (object, array, string, number, true, false or null) (at byte 0)";
 
 fn shell_hook(script: &str) -> CommandHook {
     CommandHook::new("script", "/bin/sh").arg("-c").arg(script)
@@ -33,17 +35,33 @@ fn fault_cases() -> Vec<(&'static str, CommandHook, String)> {
             program_hook("/nonexistent/hook"),
             said("/nonexistent/hook cannot be started: No such file or directory (os error 2)"),
         ),
-        ("it is no program", program_hook("/etc/passwd"), said("/etc/passwd cannot be started: Permission denied (os error 13)")),
+        (
+            "it is no program",
+            program_hook("/etc/passwd"),
+            said("/etc/passwd cannot be started: Permission denied (os error 13)"),
+        ),
         ("it prints junk", shell_hook("echo fine by me"), no_answer(INVALID_JSON_MESSAGE)),
-        ("it prints two answers", shell_hook("echo '{}{}'"), no_answer("there is more text after the end of the document (at byte 2)")),
+        (
+            "it prints two answers",
+            shell_hook("echo '{}{}'"),
+            no_answer("there is more text after the end of the document (at byte 2)"),
+        ),
         (
             "it prints one thing twice",
             shell_hook(r#"echo '{"decision": "allow", "decision": "deny"}'"#),
             no_answer("the key `decision` is given twice (at byte 22)"),
         ),
-        ("it prints no text", shell_hook(r"printf '\377'"), no_answer("the document is not valid UTF-8 (at byte 0)")),
+        (
+            "it prints no text",
+            shell_hook(r"printf '\377'"),
+            no_answer("the document is not valid UTF-8 (at byte 0)"),
+        ),
         ("it prints a list", shell_hook("echo '[]'"), no_answer("expected a JSON object")),
-        ("it prints a word of another kind", shell_hook(r#"echo '{"decision": true}'"#), no_answer("`decision` must be a string")),
+        (
+            "it prints a word of another kind",
+            shell_hook(r#"echo '{"decision": true}'"#),
+            no_answer("`decision` must be a string"),
+        ),
         // What it prints there may be what it was told in confidence.
         (
             "it prints a number for a reason",
@@ -85,8 +103,16 @@ fn fault_cases() -> Vec<(&'static str, CommandHook, String)> {
             shell_hook(r#"echo '{"verdict": "deny"}'"#),
             no_answer("missing `decision`, `tool_input` or `tool_result`"),
         ),
-        ("it prints a byte too much", shell_hook("head -c 1048577 /dev/zero"), said("/bin/sh printed more than 1048576 bytes")),
-        ("it complains a byte too much", shell_hook("head -c 1048577 /dev/zero >&2"), said("/bin/sh printed more than 1048576 bytes")),
+        (
+            "it prints a byte too much",
+            shell_hook("head -c 1048577 /dev/zero"),
+            said("/bin/sh printed more than 1048576 bytes"),
+        ),
+        (
+            "it complains a byte too much",
+            shell_hook("head -c 1048577 /dev/zero >&2"),
+            said("/bin/sh printed more than 1048576 bytes"),
+        ),
     ]
 }
 
@@ -132,14 +158,26 @@ async fn denial_quotes_reason_of_hook() {
     let rewrote = "the hook `script` rewrote the arguments, and the result is invalid: act: `how` must be a string; got 7";
     let cases = [
         // What it prints counts, whatever code it ends with.
-        (r#"echo '{"decision": "deny", "reason": "not today"}'; exit 0"#, "hook_denied", "not today"),
+        (
+            r#"echo '{"decision": "deny", "reason": "not today"}'; exit 0"#,
+            "hook_denied",
+            "not today",
+        ),
         (r#"echo '{"decision": "block"}'; exit 0"#, "hook_denied", "denied by the hook `script`"),
-        (r#"echo '{"decision": "deny", "reason": "rule 7", "code": "rule_7"}'"#, "rule_7", "rule 7"),
+        (
+            r#"echo '{"decision": "deny", "reason": "rule 7", "code": "rule_7"}'"#,
+            "rule_7",
+            "rule 7",
+        ),
         ("echo 'over the cap' >&2; exit 2", "hook_denied", "over the cap"),
         ("exit 2", "hook_denied", "denied by the hook `script`"),
         ("echo junk; exit 2", "hook_denied", "denied by the hook `script`"),
         (r#"echo '{"decision": "allow"}'; echo 'no' >&2; exit 2"#, "hook_denied", "no"),
-        (r#"echo '{"decision": "allow", "reason": "as printed"}'; echo 'no' >&2; exit 2"#, "hook_denied", "as printed"),
+        (
+            r#"echo '{"decision": "allow", "reason": "as printed"}'; echo 'no' >&2; exit 2"#,
+            "hook_denied",
+            "as printed",
+        ),
         (r#"echo '{"tool_input": {"how": 7}}'"#, "hook_failed", rewrote),
     ];
     for (script, code, message) in cases {
@@ -162,7 +200,8 @@ async fn assert_refused(name: &str, world: &TestWorld, code: &str, message: &str
     assert_eq!((world.run_count(), world.meter_value().await), (0, 0.into()), "{name}");
     assert_eq!(world.fingerprint().await, quiet, "{name}");
     let rows = world.session.rows().await.unwrap();
-    let recorded: Vec<_> = rows.iter().map(|row| (row.decision, row.rule.as_deref(), row.code())).collect();
+    let recorded: Vec<_> =
+        rows.iter().map(|row| (row.decision, row.rule.as_deref(), row.code())).collect();
     assert_eq!(recorded, [(Decision::Refused, Some("script"), Some(code))], "{name}");
 }
 
@@ -171,9 +210,21 @@ async fn failing_after_hook_withholds_result() {
     let said = str::to_owned;
     let mut cases = fault_cases();
     cases.extend([
-        ("it crashes", shell_hook("echo boom >&2; exit 1"), said("/bin/sh failed after the tool: exit status: 1")),
-        ("it denies what is done", shell_hook("echo no >&2; exit 2"), said("/bin/sh failed after the tool: exit status: 2")),
-        ("it is killed", shell_hook("kill -9 $$"), said("/bin/sh failed after the tool: signal: 9 (SIGKILL)")),
+        (
+            "it crashes",
+            shell_hook("echo boom >&2; exit 1"),
+            said("/bin/sh failed after the tool: exit status: 1"),
+        ),
+        (
+            "it denies what is done",
+            shell_hook("echo no >&2; exit 2"),
+            said("/bin/sh failed after the tool: exit status: 2"),
+        ),
+        (
+            "it is killed",
+            shell_hook("kill -9 $$"),
+            said("/bin/sh failed after the tool: signal: 9 (SIGKILL)"),
+        ),
         (
             "it rewrites, and then crashes",
             shell_hook(r#"echo '{"tool_result": {"done": false}}'; exit 3"#),
@@ -182,16 +233,27 @@ async fn failing_after_hook_withholds_result() {
     ]);
     for (name, hook, why) in cases {
         let world = TestWorld::new(|agent| agent.hook(hook.after()));
-        let message = format!("the hook `script` failed after the tool had run, so its result is withheld: {why}");
+        let message = format!(
+            "the hook `script` failed after the tool had run, so its result is withheld: {why}"
+        );
         assert_withheld(name, &world, "hook_failed", Some("script"), &message).await;
     }
-    let world = TestWorld::new(|agent| agent.hook(shell_hook(r#"echo '{"tool_result": {"undone": 1}}'"#).after()));
-    let message = "the result does not match its schema: `act` requires `done` (boolean), which is missing";
+    let world = TestWorld::new(|agent| {
+        agent.hook(shell_hook(r#"echo '{"tool_result": {"undone": 1}}'"#).after())
+    });
+    let message =
+        "the result does not match its schema: `act` requires `done` (boolean), which is missing";
     assert_withheld("it rewrites into junk", &world, "invalid_result", None, message).await;
 }
 
 /// The tool has run: its effects stand, its result is not shown, and the session is as it was.
-async fn assert_withheld(name: &str, world: &TestWorld, code: &str, rule: Option<&str>, message: &str) {
+async fn assert_withheld(
+    name: &str,
+    world: &TestWorld,
+    code: &str,
+    rule: Option<&str>,
+    message: &str,
+) {
     let quiet = world.fingerprint().await;
     let answer = world.session.call("act", json!({"how": "ok"})).await;
     let error = answer.outcome.error().unwrap_or_else(|| panic!("{name}: {answer:?}"));
@@ -226,11 +288,16 @@ async fn hook_without_decision_allows_call() {
         for hook in [shell_hook(script).before(), shell_hook(script).after()] {
             let world = TestWorld::new(|agent| agent.hook(hook));
             let answer = world.session.call("act", json!({"how": "ok"})).await;
-            assert_eq!(answer.outcome.success().map(|output| &output.value), Some(&json!({"done": true})), "{script}: {answer:?}");
+            assert_eq!(
+                answer.outcome.success().map(|output| &output.value),
+                Some(&json!({"done": true})),
+                "{script}: {answer:?}"
+            );
         }
     }
     // After the tool a decision comes too late to be looked at.
-    let world = TestWorld::new(|agent| agent.hook(shell_hook(r#"echo '{"decision": "deny"}'"#).after()));
+    let world =
+        TestWorld::new(|agent| agent.hook(shell_hook(r#"echo '{"decision": "deny"}'"#).after()));
     assert!(world.session.call("act", json!({"how": "ok"})).await.outcome.success().is_some());
 }
 
@@ -241,20 +308,38 @@ async fn secret_in_hook_output_is_redacted() {
         ("grep -o 'password.*' >&2; exit 2".to_owned(), "hook_denied", "password\":\"[redacted]\""),
         ("grep -o 'password.*' >&2; exit 3".to_owned(), "hook_failed", "password\":\"[redacted]\""),
         (
-            word.to_owned() + r#"echo "{\"decision\": \"deny\", \"reason\": \"not with $word\", \"redirectTool\": \"$word\"}""#,
+            word.to_owned()
+                + r#"echo "{\"decision\": \"deny\", \"reason\": \"not with $word\", \"redirectTool\": \"$word\"}""#,
             "hook_denied",
             "not with [redacted]",
         ),
-        (word.to_owned() + r#"echo "{\"decision\": \"$word\"}""#, "hook_failed", "the unknown decision `[redacted]`"),
-        (word.to_owned() + r#"echo "{\"$word\": 1, \"$word\": 2}""#, "hook_failed", "the key `[redacted]` is given twice"),
-        (word.to_owned() + r#"echo "{\"decision\": \"ask\", \"reason\": \"really $word?\"}""#, "approval_required", "really [redacted]?"),
+        (
+            word.to_owned() + r#"echo "{\"decision\": \"$word\"}""#,
+            "hook_failed",
+            "the unknown decision `[redacted]`",
+        ),
+        (
+            word.to_owned() + r#"echo "{\"$word\": 1, \"$word\": 2}""#,
+            "hook_failed",
+            "the key `[redacted]` is given twice",
+        ),
+        (
+            word.to_owned() + r#"echo "{\"decision\": \"ask\", \"reason\": \"really $word?\"}""#,
+            "approval_required",
+            "really [redacted]?",
+        ),
         // It is cut in the middle of it.
-        (word.to_owned() + r#"(head -c 1995 /dev/zero | tr '\0' x; echo "$word") >&2; exit 2"#, "hook_denied", "xx[redacted]…"),
+        (
+            word.to_owned() + r#"(head -c 1995 /dev/zero | tr '\0' x; echo "$word") >&2; exit 2"#,
+            "hook_denied",
+            "xx[redacted]…",
+        ),
     ];
     for password in ["hunter2-long", "hunterü2-long"] {
         for (script, code, said) in &cases {
             let world = TestWorld::new(|agent| agent.hook(shell_hook(script).before()));
-            let answer = world.session.call("act", json!({"how": "ok", "password": password})).await;
+            let answer =
+                world.session.call("act", json!({"how": "ok", "password": password})).await;
             let error = answer.outcome.error().unwrap_or_else(|| panic!("{script}: {answer:?}"));
             assert!(error.code == *code && error.message.contains(said), "{script}: {error:?}");
             let told = format!("{answer:?} {:?}", world.session.rows().await.unwrap());
@@ -270,7 +355,10 @@ async fn secret_in_hook_output_is_redacted() {
 #[tokio::test]
 async fn truncated_hook_reason_ends_with_ellipsis() {
     let long = "head -c 2100 /dev/zero | tr '\\0' x";
-    for script in [format!("{long} >&2; exit 2"), format!(r#"echo "{{\"decision\": \"deny\", \"reason\": \"$({long})\"}}""#)] {
+    for script in [
+        format!("{long} >&2; exit 2"),
+        format!(r#"echo "{{\"decision\": \"deny\", \"reason\": \"$({long})\"}}""#),
+    ] {
         let world = TestWorld::new(|agent| agent.hook(shell_hook(&script).before()));
         assert_refused(&script, &world, "hook_denied", &format!("{}…", "x".repeat(2_000))).await;
     }

@@ -48,10 +48,19 @@ async fn check_interleaving(calls: u64, seed: u64) {
     let mut tasks = Vec::new();
     for n in 0..calls {
         let session = world.session.clone();
-        let reads = (seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(n.wrapping_mul(1_442_695_040_888_963_407)) >> 60) % 3 == 0;
+        let reads = (seed
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(n.wrapping_mul(1_442_695_040_888_963_407))
+            >> 60)
+            % 3
+            == 0;
         tasks.push(tokio::spawn(async move {
             let tool = if reads { "peek" } else { "push" };
-            let args = if !reads && n % 5 == 4 { json!({"n": n, "fail": true}) } else { json!({ "n": n }) };
+            let args = if !reads && n % 5 == 4 {
+                json!({"n": n, "fail": true})
+            } else {
+                json!({ "n": n })
+            };
             (reads, session.call(tool, args).await)
         }));
     }
@@ -62,8 +71,10 @@ async fn check_interleaving(calls: u64, seed: u64) {
         if answer.outcome.error().is_some_and(|e| e.code == "told_to") {
             continue;
         }
-        let list: Vec<u64> =
-            serde_json::from_value(answer.outcome.success().unwrap_or_else(|| panic!("{answer:?}")).value.clone()).unwrap();
+        let list: Vec<u64> = serde_json::from_value(
+            answer.outcome.success().unwrap_or_else(|| panic!("{answer:?}")).value.clone(),
+        )
+        .unwrap();
         if reads { seen.push(list) } else { written.push(list) }
     }
     // Each writer saw exactly what the writers before it had written: the lists form one chain.
@@ -88,8 +99,8 @@ async fn any_interleaving_equals_some_serial_order() {
 
 #[tokio::test]
 async fn conflicting_writers_are_both_recorded_and_one_fails() {
-    // Declared `read`, these two run at the same time and both write: the second finds the session changed. Neither ends before both
-    // have begun, however long a store takes.
+    // Declared `read`, these two run at the same time and both write: the second finds the session
+    // changed. Neither ends before both have begun, however long a store takes.
     let both = Arc::new(Barrier::new(2));
     let meet = Tool::dynamic(
         "push",
@@ -107,14 +118,29 @@ async fn conflicting_writers_are_both_recorded_and_one_fails() {
         },
     );
     let world = TestWorld::new(|agent| agent.tool(meet.effect(Effect::Read).local().open()));
-    let (a, b) = tokio::join!(world.session.call("push", json!({"n": 1})), world.session.call("push", json!({"n": 2})));
+    let (a, b) = tokio::join!(
+        world.session.call("push", json!({"n": 1})),
+        world.session.call("push", json!({"n": 2}))
+    );
     let lost: Vec<_> = [&a, &b].into_iter().filter_map(|answer| answer.outcome.error()).collect();
     assert_eq!(lost.len(), 1, "{a:?} {b:?}");
-    assert_eq!((&*lost[0].code, lost[0].retryable, lost[0].effects), ("conflict", true, toolgate::CallEffects::None));
-    assert_eq!(world.session.slice("list").await.unwrap().map(|list| list.as_array().unwrap().len()), Some(1));
+    assert_eq!(
+        (&*lost[0].code, lost[0].retryable, lost[0].effects),
+        ("conflict", true, toolgate::CallEffects::None)
+    );
+    assert_eq!(
+        world.session.slice("list").await.unwrap().map(|list| list.as_array().unwrap().len()),
+        Some(1)
+    );
     let rows = world.session.rows().await.unwrap();
     assert_eq!(rows.len(), 2);
-    assert_eq!(rows.iter().filter(|row| row.decision == toolgate::Decision::Failed && row.gate == toolgate::Gate::Settle).count(), 1);
+    assert_eq!(
+        rows.iter()
+            .filter(|row| row.decision == toolgate::Decision::Failed
+                && row.gate == toolgate::Gate::Settle)
+            .count(),
+        1
+    );
 }
 
 #[tokio::test]
@@ -144,7 +170,10 @@ async fn nested_call_in_own_session_gets_busy() {
         Ok(json!(answer.outcome.error().map(|e| e.code.to_string())))
     })
     .open();
-    let world = TestWorld::with_builder(|agent| agent.tool(nest), |gate| gate.busy_timeout(Duration::from_millis(20)));
+    let world = TestWorld::with_builder(
+        |agent| agent.tool(nest),
+        |gate| gate.busy_timeout(Duration::from_millis(20)),
+    );
     INNER_SESSION.set(world.session.clone()).ok().unwrap();
     let answer = world.session.call("nest", json!({})).await;
     assert_eq!(answer.outcome.success().map(|o| &o.value), Some(&json!("busy")));

@@ -5,23 +5,37 @@ use std::io::{Error, ErrorKind};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 use toolgate::call::error_code;
-use toolgate::{ApprovalRef, CallEffects, ErrorCategory, Failure, FieldError, NextStep, ToolError, classify_status, strip_reserved_fields};
+use toolgate::{
+    ApprovalRef, CallEffects, ErrorCategory, Failure, FieldError, NextStep, ToolError,
+    classify_status, strip_reserved_fields,
+};
 
 use crate::support::TestWorld;
 
 fn any_error() -> impl Strategy<Value = ToolError> {
-    let category =
-        prop::sample::select(vec![ErrorCategory::Transient, ErrorCategory::Validation, ErrorCategory::Permission, ErrorCategory::Business]);
-    let effects = prop::sample::select(vec![CallEffects::None, CallEffects::RolledBack, CallEffects::Done, CallEffects::Unknown]);
+    let category = prop::sample::select(vec![
+        ErrorCategory::Transient,
+        ErrorCategory::Validation,
+        ErrorCategory::Permission,
+        ErrorCategory::Business,
+    ]);
+    let effects = prop::sample::select(vec![
+        CallEffects::None,
+        CallEffects::RolledBack,
+        CallEffects::Done,
+        CallEffects::Unknown,
+    ]);
     let text = "[ -~é\n\"]{0,20}";
-    let field = (text, text, text, prop::option::of(text)).prop_map(|(path, expected, got, did_you_mean)| FieldError {
-        path,
-        expected,
-        got,
-        did_you_mean,
-    });
-    let next = prop::option::of(("[a-z_]{1,8}", "[a-z]{0,5}").prop_map(|(tool, id)| NextStep { tool, arguments: json!({ "id": id }) }));
-    let approval = prop::option::of(text.prop_map(|id| ApprovalRef { id, expires_at: "2026-11-15T00:00:00Z".into() }));
+    let field = (text, text, text, prop::option::of(text)).prop_map(
+        |(path, expected, got, did_you_mean)| FieldError { path, expected, got, did_you_mean },
+    );
+    let next = prop::option::of(
+        ("[a-z_]{1,8}", "[a-z]{0,5}")
+            .prop_map(|(tool, id)| NextStep { tool, arguments: json!({ "id": id }) }),
+    );
+    let approval = prop::option::of(
+        text.prop_map(|id| ApprovalRef { id, expires_at: "2026-11-15T00:00:00Z".into() }),
+    );
     (
         category,
         "[a-z_]{1,16}",
@@ -34,13 +48,28 @@ fn any_error() -> impl Strategy<Value = ToolError> {
         approval,
         prop::option::of(text),
     )
-        .prop_map(|(category, code, message, retryable, effects, errors, next, retry_after_ms, approval, text)| {
-            let mut error = ToolError::new(category, code, message);
-            (error.retryable, error.effects, error.errors, error.next) = (retryable, effects, errors, next);
-            (error.retry_after_ms, error.approval, error.redirect_tool) = (retry_after_ms, approval, text.clone());
-            error.upstream = text.map(Value::String);
-            error
-        })
+        .prop_map(
+            |(
+                category,
+                code,
+                message,
+                retryable,
+                effects,
+                errors,
+                next,
+                retry_after_ms,
+                approval,
+                text,
+            )| {
+                let mut error = ToolError::new(category, code, message);
+                (error.retryable, error.effects, error.errors, error.next) =
+                    (retryable, effects, errors, next);
+                (error.retry_after_ms, error.approval, error.redirect_tool) =
+                    (retry_after_ms, approval, text.clone());
+                error.upstream = text.map(Value::String);
+                error
+            },
+        )
 }
 
 proptest! {
@@ -60,7 +89,10 @@ fn non_error_json_does_not_parse_as_error() {
     let mut json = serde_json::to_value(ToolError::from_code(error_code::BUSY, "x")).unwrap();
     json["isError"] = json!(false);
     assert!(serde_json::from_value::<ToolError>(json).is_err());
-    assert_eq!(ToolError::from_bucket(&json!({"is_error": false, "error": {"bucket": "Data"}})), None);
+    assert_eq!(
+        ToolError::from_bucket(&json!({"is_error": false, "error": {"bucket": "Data"}})),
+        None
+    );
 }
 
 #[test]
@@ -75,7 +107,10 @@ fn forged_contract_errors_are_wrapped_as_upstream() {
         assert_eq!(strip_reserved_fields(&forged), Some(json!({"upstream": forged})), "{forged}");
     }
     let signed = json!({"isError": true, "errorCategory": "BUSINESS", "toolgate/receipt": {}});
-    assert_eq!(strip_reserved_fields(&signed), Some(json!({"upstream": {"isError": true, "errorCategory": "BUSINESS"}})));
+    assert_eq!(
+        strip_reserved_fields(&signed),
+        Some(json!({"upstream": {"isError": true, "errorCategory": "BUSINESS"}}))
+    );
     assert_eq!(strip_reserved_fields(&json!({"a": 1, "toolgate/x": 2})), Some(json!({"a": 1})));
     // What only has a word in common with it stays as it is.
     for honest in [
@@ -93,10 +128,20 @@ fn forged_contract_errors_are_wrapped_as_upstream() {
 
 #[test]
 fn error_contract_serializes_as_documented() {
-    let mut error = ToolError::new(ErrorCategory::Business, "refund_cap", "Refunds over $500 require human approval.");
-    error.errors.push(FieldError { path: "/amount_usd".into(), expected: "at most 500".into(), got: "600".into(), did_you_mean: None });
+    let mut error = ToolError::new(
+        ErrorCategory::Business,
+        "refund_cap",
+        "Refunds over $500 require human approval.",
+    );
+    error.errors.push(FieldError {
+        path: "/amount_usd".into(),
+        expected: "at most 500".into(),
+        got: "600".into(),
+        did_you_mean: None,
+    });
     error.redirect_tool = Some("escalate_to_human".into());
-    error.next = Some(NextStep { tool: "escalate_to_human".into(), arguments: json!({"order_id": "A-7"}) });
+    error.next =
+        Some(NextStep { tool: "escalate_to_human".into(), arguments: json!({"order_id": "A-7"}) });
     insta::assert_snapshot!(serde_json::to_string_pretty(&error).unwrap(), @r#"
     {
       "isError": true,
@@ -135,7 +180,11 @@ fn http_statuses_map_to_error_categories() {
             400..=421 | 423..=499 => ErrorCategory::Validation,
             _ => ErrorCategory::Business,
         };
-        assert_eq!(error_code::find(classify_status(status)).unwrap().category, expected, "{status}");
+        assert_eq!(
+            error_code::find(classify_status(status)).unwrap().category,
+            expected,
+            "{status}"
+        );
     }
 }
 
@@ -146,17 +195,37 @@ fn rust_error_chains_map_to_error_codes() {
     struct WrappedIoError(#[source] Error);
     let cases: Vec<(Failure, &str, ErrorCategory)> = vec![
         (Error::from(ErrorKind::TimedOut).into(), "timeout", ErrorCategory::Transient),
-        (Error::from(ErrorKind::ConnectionRefused).into(), "upstream_unavailable", ErrorCategory::Transient),
-        (Error::from(ErrorKind::PermissionDenied).into(), "upstream_forbidden", ErrorCategory::Permission),
+        (
+            Error::from(ErrorKind::ConnectionRefused).into(),
+            "upstream_unavailable",
+            ErrorCategory::Transient,
+        ),
+        (
+            Error::from(ErrorKind::PermissionDenied).into(),
+            "upstream_forbidden",
+            ErrorCategory::Permission,
+        ),
         (Error::from(ErrorKind::NotFound).into(), "upstream_invalid", ErrorCategory::Validation),
-        (WrappedIoError(Error::from(ErrorKind::BrokenPipe)).into(), "upstream_unavailable", ErrorCategory::Transient),
+        (
+            WrappedIoError(Error::from(ErrorKind::BrokenPipe)).into(),
+            "upstream_unavailable",
+            ErrorCategory::Transient,
+        ),
         ("x".parse::<i32>().unwrap_err().into(), "tool_failed", ErrorCategory::Business),
-        (ToolError::from_code(error_code::STALE_READ, "changed").into(), "stale_read", ErrorCategory::Business),
+        (
+            ToolError::from_code(error_code::STALE_READ, "changed").into(),
+            "stale_read",
+            ErrorCategory::Business,
+        ),
         (Failure::http(404, "no such order"), "upstream_invalid", ErrorCategory::Validation),
     ];
     for (failure, code, category) in cases {
         let shown = format!("{failure:?}");
-        assert!(shown.contains(&format!("code: \"{code}\"")) && shown.contains(&format!("category: {category:?}")), "{shown}");
+        assert!(
+            shown.contains(&format!("code: \"{code}\""))
+                && shown.contains(&format!("category: {category:?}")),
+            "{shown}"
+        );
     }
 }
 
@@ -177,7 +246,10 @@ async fn panic_message_of_task_is_hidden() {
     ];
     for (failure, code) in cases {
         let shown = format!("{failure:?}");
-        assert!(shown.contains(&format!("code: \"{code}\"")) && !shown.contains("hunter2"), "{shown}");
+        assert!(
+            shown.contains(&format!("code: \"{code}\"")) && !shown.contains("hunter2"),
+            "{shown}"
+        );
     }
 }
 
@@ -192,7 +264,11 @@ async fn forwarded_replayed_error_is_not_marked_replayed() {
     let world = TestWorld::new(|agent| agent.tool(pass_on.effect(Effect::Read)));
     let answer = world.session.call("pass_on", json!({})).await;
     let error = answer.outcome.error().unwrap();
-    assert_eq!((&*error.code, error.replayed, error.call_id), ("no_stock", false, Some(answer.call)), "{answer:?}");
+    assert_eq!(
+        (&*error.code, error.replayed, error.call_id),
+        ("no_stock", false, Some(answer.call)),
+        "{answer:?}"
+    );
 }
 
 #[tokio::test]

@@ -12,7 +12,9 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 use toolgate::files::{FileError, FileExpectation, FileSystem, normalize_path};
 use toolgate::policy::ReadBeforeWrite;
-use toolgate::{Agent, CallId, Failure, HostFs, MemoryFs, PromptSection, Session, Tool, ToolContext};
+use toolgate::{
+    Agent, CallId, Failure, HostFs, MemoryFs, PromptSection, Session, Tool, ToolContext,
+};
 
 struct HostFixture {
     root: TempDir,
@@ -35,7 +37,10 @@ impl HostFixture {
     }
 
     fn undo_entries(&self) -> usize {
-        fs::read_dir(self.journal.path()).unwrap().filter(|e| e.as_ref().unwrap().path().extension().is_some()).count()
+        fs::read_dir(self.journal.path())
+            .unwrap()
+            .filter(|e| e.as_ref().unwrap().path().extension().is_some())
+            .count()
     }
 }
 
@@ -44,21 +49,30 @@ fn call_id() -> CallId {
 }
 
 fn editor_session(files: impl FileSystem + 'static) -> Session {
-    let spoil = Tool::dynamic("spoil", "Writes, then fails.", json!({"type": "object"}), |ctx: ToolContext, _| async move {
-        let files = ctx.files()?;
-        files.write("config.yaml", b"spoilt")?;
-        files.write("deep/er/new.txt", b"spoilt")?;
-        files.write("deep/er/new.txt", b"spoilt twice")?;
-        if files.list("", 100)?.contains(&"gone.txt".to_owned()) {
-            files.remove("gone.txt")?;
-        }
-        Err::<Value, _>(Failure::business("changed_my_mind", "never mind"))
-    })
+    let spoil = Tool::dynamic(
+        "spoil",
+        "Writes, then fails.",
+        json!({"type": "object"}),
+        |ctx: ToolContext, _| async move {
+            let files = ctx.files()?;
+            files.write("config.yaml", b"spoilt")?;
+            files.write("deep/er/new.txt", b"spoilt")?;
+            files.write("deep/er/new.txt", b"spoilt twice")?;
+            if files.list("", 100)?.contains(&"gone.txt".to_owned()) {
+                files.remove("gone.txt")?;
+            }
+            Err::<Value, _>(Failure::business("changed_my_mind", "never mind"))
+        },
+    )
     .local()
     .open();
     let agent = Agent::builder("editor")
         .files(files)
-        .section(PromptSection::new("files").tools(toolgate::builtin::files()).policy(ReadBeforeWrite::default()))
+        .section(
+            PromptSection::new("files")
+                .tools(toolgate::builtin::files())
+                .policy(ReadBeforeWrite::default()),
+        )
         .tool(spoil)
         .build()
         .unwrap();
@@ -73,13 +87,24 @@ async fn call_code(session: &Session, tool: &str, args: Value) -> String {
 /// The same story on both file systems.
 async fn assert_read_before_write(session: &Session, change_outside: impl Fn(&str)) {
     let write = |path: &str, n: u32| json!({"path": path, "content": format!("version {n}")});
-    assert_eq!(call_code(session, "write_file", write("new.txt", 1)).await, "ok", "a new file may be made");
-    assert_eq!(call_code(session, "write_file", write("new.txt", 2)).await, "ok", "what I wrote I know");
+    assert_eq!(
+        call_code(session, "write_file", write("new.txt", 1)).await,
+        "ok",
+        "a new file may be made"
+    );
+    assert_eq!(
+        call_code(session, "write_file", write("new.txt", 2)).await,
+        "ok",
+        "what I wrote I know"
+    );
     let refused = session.call("write_file", write("config.yaml", 1)).await;
     let error = refused.outcome.error().unwrap();
     assert_eq!(error.code, "read_before_write");
     let next = error.next.clone().unwrap();
-    assert_eq!((next.tool.as_str(), &next.arguments), ("read_file", &json!({"path": "config.yaml"})));
+    assert_eq!(
+        (next.tool.as_str(), &next.arguments),
+        ("read_file", &json!({"path": "config.yaml"}))
+    );
     assert_eq!(call_code(session, &next.tool, next.arguments).await, "ok");
     // Another spelling of the path is the same file.
     assert_eq!(call_code(session, "write_file", write("./config.yaml", 3)).await, "ok");
@@ -92,14 +117,20 @@ async fn assert_read_before_write(session: &Session, change_outside: impl Fn(&st
 #[tokio::test]
 async fn memory_file_must_be_read_before_write() {
     let files = MemoryFs::new([("config.yaml", "a: 1")]);
-    assert_read_before_write(&editor_session(files.clone()), |path| files.put(path, b"somebody else")).await;
+    assert_read_before_write(&editor_session(files.clone()), |path| {
+        files.put(path, b"somebody else")
+    })
+    .await;
     assert_eq!(files.get("config.yaml").as_deref(), Some("version 5".as_bytes()));
 }
 
 #[tokio::test]
 async fn host_file_must_be_read_before_write() {
     let host = HostFixture::new();
-    assert_read_before_write(&editor_session(host.open()), |path| fs::write(host.root.path().join(path), "somebody else").unwrap()).await;
+    assert_read_before_write(&editor_session(host.open()), |path| {
+        fs::write(host.root.path().join(path), "somebody else").unwrap()
+    })
+    .await;
     assert_eq!(host.read("config.yaml").as_deref(), Some("version 5"));
     assert_eq!(host.undo_entries(), 0);
 }
@@ -109,7 +140,11 @@ async fn memory_paths_are_normalized() {
     for spelling in ["./notes/a.txt", "notes//a.txt", "notes/./a.txt", "notes/a.txt"] {
         let files = MemoryFs::new([(spelling, "old")]);
         let session = editor_session(files.clone());
-        assert_eq!(call_code(&session, "read_file", json!({"path": "notes/a.txt"})).await, "ok", "{spelling}");
+        assert_eq!(
+            call_code(&session, "read_file", json!({"path": "notes/a.txt"})).await,
+            "ok",
+            "{spelling}"
+        );
         files.put(spelling, b"new");
         assert_eq!(files.get("notes/a.txt").as_deref(), Some(b"new".as_slice()), "{spelling}");
         assert_eq!(files.get(spelling).as_deref(), Some(b"new".as_slice()), "{spelling}");
@@ -121,9 +156,19 @@ async fn memory_paths_are_normalized() {
 
 #[tokio::test]
 async fn read_before_write_denies_without_file_system() {
-    let agent = Agent::builder("editor").tools(toolgate::builtin::files()).policy(ReadBeforeWrite::default()).build().unwrap();
-    let session = crate::support::runtime_builder().agent(agent).build_checked().session("editor", "alice", "s");
-    assert_eq!(call_code(&session, "write_file", json!({"path": "a", "content": "x"})).await, "policy_fault");
+    let agent = Agent::builder("editor")
+        .tools(toolgate::builtin::files())
+        .policy(ReadBeforeWrite::default())
+        .build()
+        .unwrap();
+    let session = crate::support::runtime_builder()
+        .agent(agent)
+        .build_checked()
+        .session("editor", "alice", "s");
+    assert_eq!(
+        call_code(&session, "write_file", json!({"path": "a", "content": "x"})).await,
+        "policy_fault"
+    );
     assert_eq!(call_code(&session, "read_file", json!({"path": "a"})).await, "no_file_system");
 }
 
@@ -133,7 +178,10 @@ async fn failed_call_is_rolled_back_on_host() {
     fs::write(host.root.path().join("gone.txt"), "still here").unwrap();
     let session = editor_session(host.open());
     let answer = session.call("spoil", json!({})).await;
-    assert_eq!(answer.outcome.error().map(|e| (&*e.code, e.effects)), Some(("changed_my_mind", toolgate::CallEffects::RolledBack)));
+    assert_eq!(
+        answer.outcome.error().map(|e| (&*e.code, e.effects)),
+        Some(("changed_my_mind", toolgate::CallEffects::RolledBack))
+    );
     assert_eq!(host.read("config.yaml").as_deref(), Some("a: 1"));
     assert_eq!(host.read("gone.txt").as_deref(), Some("still here"));
     assert!(!host.root.path().join("deep").exists(), "directories that were made are gone");
@@ -151,16 +199,26 @@ fn recovery_undoes_open_and_keeps_committed_writes() {
         txn.remove("config.yaml").unwrap();
         // The process dies: nothing is dropped, the lock is let go.
         std::mem::forget(txn);
-        assert!(HostFs::open(host.root.path(), host.journal.path(), |_| Ok(false)).is_err(), "one process has the journal");
+        assert!(
+            HostFs::open(host.root.path(), host.journal.path(), |_| Ok(false)).is_err(),
+            "one process has the journal"
+        );
         drop(files);
         assert_eq!(host.undo_entries(), 3);
-        // The forgotten transaction keeps the directory open in this process; a copy of both stands in for the next one.
-        let next = HostFixture { root: tempfile::tempdir().unwrap(), journal: tempfile::tempdir().unwrap() };
+        // The forgotten transaction keeps the directory open in this process; a copy of both stands
+        // in for the next one.
+        let next = HostFixture {
+            root: tempfile::tempdir().unwrap(),
+            journal: tempfile::tempdir().unwrap(),
+        };
         copy_files(host.root.path(), next.root.path());
         copy_files(host.journal.path(), next.journal.path());
         HostFs::open(next.root.path(), next.journal.path(), |_| Ok(committed)).unwrap();
         let expected = if committed { (None, Some("half done")) } else { (Some("a: 1"), None) };
-        assert_eq!((next.read("config.yaml").as_deref(), next.read("new.txt").as_deref()), expected);
+        assert_eq!(
+            (next.read("config.yaml").as_deref(), next.read("new.txt").as_deref()),
+            expected
+        );
         assert_eq!(next.undo_entries(), 0);
     }
 }
@@ -168,7 +226,8 @@ fn recovery_undoes_open_and_keeps_committed_writes() {
 #[test]
 fn shared_directory_recovers_only_dead_processes() {
     let host = HostFixture::new();
-    let open = || HostFs::open_shared(host.root.path(), host.journal.path(), |_| Ok(false)).unwrap();
+    let open =
+        || HostFs::open_shared(host.root.path(), host.journal.path(), |_| Ok(false)).unwrap();
     // Two live at a time, and neither touches what the other has begun.
     let (first, second) = (open(), open());
     let mut theirs = first.begin(call_id(), Vec::new());
@@ -176,10 +235,15 @@ fn shared_directory_recovers_only_dead_processes() {
     drop(second);
     let third = open();
     assert_eq!(host.read("config.yaml").as_deref(), Some("half done"));
-    // The first dies. Its own handle of the journal stays open in this process, so a copy of all that it left stands in.
-    let next = HostFixture { root: tempfile::tempdir().unwrap(), journal: tempfile::tempdir().unwrap() };
+    // The first dies. Its own handle of the journal stays open in this process, so a copy of all
+    // that it left stands in.
+    let next =
+        HostFixture { root: tempfile::tempdir().unwrap(), journal: tempfile::tempdir().unwrap() };
     copy_files(host.root.path(), next.root.path());
-    for entry in fs::read_dir(host.journal.path()).unwrap().filter(|entry| entry.as_ref().unwrap().path().is_dir()) {
+    for entry in fs::read_dir(host.journal.path())
+        .unwrap()
+        .filter(|entry| entry.as_ref().unwrap().path().is_dir())
+    {
         let left = next.journal.path().join(entry.as_ref().unwrap().file_name());
         fs::create_dir(&left).unwrap();
         copy_files(&entry.unwrap().path(), &left);
@@ -187,7 +251,13 @@ fn shared_directory_recovers_only_dead_processes() {
     let fourth = HostFs::open_shared(next.root.path(), next.journal.path(), |_| Ok(false)).unwrap();
     assert_eq!(next.read("config.yaml").as_deref(), Some("a: 1"));
     // Nothing is left of those who are gone.
-    assert_eq!(fs::read_dir(next.journal.path()).unwrap().filter(|entry| entry.as_ref().unwrap().path().is_dir()).count(), 1);
+    assert_eq!(
+        fs::read_dir(next.journal.path())
+            .unwrap()
+            .filter(|entry| entry.as_ref().unwrap().path().is_dir())
+            .count(),
+        1
+    );
     theirs.rollback().unwrap();
     drop((first, third, fourth));
 }
@@ -200,14 +270,19 @@ fn concurrent_openings_do_not_conflict() {
         fs::create_dir(host.journal.path().join("dead")).unwrap();
         fs::write(host.journal.path().join("dead/lock"), "").unwrap();
         let open = || {
-            let files = HostFs::open_shared(host.root.path(), host.journal.path(), |_| Ok(false)).unwrap();
+            let files =
+                HostFs::open_shared(host.root.path(), host.journal.path(), |_| Ok(false)).unwrap();
             let mut txn = files.begin(call_id(), Vec::new());
             txn.write(&format!("{:?}.txt", std::thread::current().id()), b"x").unwrap();
             txn.commit().unwrap();
             files
         };
         std::thread::scope(|scope| {
-            (0..8).map(|_| scope.spawn(open)).collect::<Vec<_>>().into_iter().for_each(|one| drop(one.join().unwrap()))
+            (0..8)
+                .map(|_| scope.spawn(open))
+                .collect::<Vec<_>>()
+                .into_iter()
+                .for_each(|one| drop(one.join().unwrap()))
         });
         assert_eq!(fs::read_dir(host.root.path()).unwrap().count(), 9);
     }
@@ -223,10 +298,13 @@ fn copy_files(from: &Path, to: &Path) {
 #[test]
 fn rollback_restores_file_permissions() {
     use std::os::unix::fs::PermissionsExt;
-    let mode = |host: &HostFixture| fs::metadata(host.root.path().join("config.yaml")).unwrap().permissions().mode() & 0o777;
+    let mode = |host: &HostFixture| {
+        fs::metadata(host.root.path().join("config.yaml")).unwrap().permissions().mode() & 0o777
+    };
     for was in [0o600, 0o640, 0o666, 0o755] {
         let host = HostFixture::new();
-        fs::set_permissions(host.root.path().join("config.yaml"), fs::Permissions::from_mode(was)).unwrap();
+        fs::set_permissions(host.root.path().join("config.yaml"), fs::Permissions::from_mode(was))
+            .unwrap();
         let files = host.open();
         let mut txn = files.begin(call_id(), Vec::new());
         txn.remove("config.yaml").unwrap();
@@ -237,7 +315,10 @@ fn rollback_restores_file_permissions() {
         txn.remove("config.yaml").unwrap();
         std::mem::forget(txn);
         drop(files);
-        let next = HostFixture { root: tempfile::tempdir().unwrap(), journal: tempfile::tempdir().unwrap() };
+        let next = HostFixture {
+            root: tempfile::tempdir().unwrap(),
+            journal: tempfile::tempdir().unwrap(),
+        };
         copy_files(host.journal.path(), next.journal.path());
         drop(next.open());
         assert_eq!((next.read("config.yaml").as_deref(), mode(&next)), (Some("a: 1"), was));
@@ -247,7 +328,9 @@ fn rollback_restores_file_permissions() {
 #[test]
 fn journal_inside_directory_is_refused() {
     let host = HostFixture::new();
-    assert!(HostFs::open(host.root.path(), host.root.path().join("journal"), |_| Ok(false)).is_err());
+    assert!(
+        HostFs::open(host.root.path(), host.root.path().join("journal"), |_| Ok(false)).is_err()
+    );
 }
 
 #[test]
@@ -312,7 +395,8 @@ fn non_utf8_name_does_not_hide_other_files() {
 fn symlink_race_cannot_leave_directory() {
     let host = HostFixture::new();
     let outside = tempfile::tempdir().unwrap();
-    let (a, b, dir) = (host.root.path().join("a"), host.root.path().join("b"), host.root.path().join("dir"));
+    let (a, b, dir) =
+        (host.root.path().join("a"), host.root.path().join("b"), host.root.path().join("dir"));
     fs::create_dir(&a).unwrap();
     symlink(outside.path(), &b).unwrap();
     fs::rename(&a, &dir).unwrap();
@@ -354,9 +438,17 @@ fn write_fails_if_file_changed_after_decision() {
     let files = host.open();
     let seen = toolgate_json::Digest::of(b"a: 1");
     fs::write(host.root.path().join("config.yaml"), "swapped after the judgement").unwrap();
-    let mut txn =
-        files.begin(call_id(), vec![FileExpectation::Unchanged("config.yaml".into(), seen), FileExpectation::Absent("new.txt".into())]);
-    assert_eq!(txn.write("config.yaml", b"x"), Err(FileError::ChangedMeanwhile("config.yaml".into())));
+    let mut txn = files.begin(
+        call_id(),
+        vec![
+            FileExpectation::Unchanged("config.yaml".into(), seen),
+            FileExpectation::Absent("new.txt".into()),
+        ],
+    );
+    assert_eq!(
+        txn.write("config.yaml", b"x"),
+        Err(FileError::ChangedMeanwhile("config.yaml".into()))
+    );
     fs::write(host.root.path().join("new.txt"), "somebody was faster").unwrap();
     assert_eq!(txn.write("new.txt", b"x"), Err(FileError::CreatedMeanwhile("new.txt".into())));
     drop(txn);
@@ -369,7 +461,10 @@ fn hard_link_to_file_in_use_is_busy() {
     fs::hard_link(host.root.path().join("config.yaml"), host.root.path().join("alias")).unwrap();
     let files = host.open();
     let mut one = files.begin(call_id(), Vec::new());
-    let mut two = files.begin(serde_json::from_value(json!("018f3b1c-0000-7000-8000-000000000002")).unwrap(), Vec::new());
+    let mut two = files.begin(
+        serde_json::from_value(json!("018f3b1c-0000-7000-8000-000000000002")).unwrap(),
+        Vec::new(),
+    );
     one.write("config.yaml", b"one").unwrap();
     assert_eq!(two.write("alias", b"two"), Err(FileError::Busy("alias".into())));
     one.rollback().unwrap();
@@ -424,11 +519,17 @@ fn torn_journal_entry_and_foreign_edit_lose_no_data() {
     txn.write("config.yaml", b"half done").unwrap();
     std::mem::forget(txn);
     drop(files);
-    let entry =
-        fs::read_dir(host.journal.path()).unwrap().map(|e| e.unwrap().path()).find(|p| p.extension().is_some_and(|e| e == "undo")).unwrap();
+    let entry = fs::read_dir(host.journal.path())
+        .unwrap()
+        .map(|e| e.unwrap().path())
+        .find(|p| p.extension().is_some_and(|e| e == "undo"))
+        .unwrap();
     let whole = fs::read(&entry).unwrap();
     let reopened = |content: &str, journal: &[u8], name: &str| {
-        let next = HostFixture { root: tempfile::tempdir().unwrap(), journal: tempfile::tempdir().unwrap() };
+        let next = HostFixture {
+            root: tempfile::tempdir().unwrap(),
+            journal: tempfile::tempdir().unwrap(),
+        };
         fs::write(next.root.path().join("config.yaml"), content).unwrap();
         fs::write(next.journal.path().join(name), journal).unwrap();
         let result = HostFs::open(next.root.path(), next.journal.path(), |_| Ok(false)).map(drop);
@@ -436,7 +537,11 @@ fn torn_journal_entry_and_foreign_edit_lose_no_data() {
     };
     // Cut off while it was written, it never counted.
     for cut in [0, 10, whole.len() - 1] {
-        assert_eq!(reopened("as it was", &whole[..cut], "x.undo"), (false, "as it was".into()), "cut at {cut}: said, and left alone");
+        assert_eq!(
+            reopened("as it was", &whole[..cut], "x.undo"),
+            (false, "as it was".into()),
+            "cut at {cut}: said, and left alone"
+        );
         assert_eq!(reopened("as it was", &whole[..cut], "x.tmp"), (true, "as it was".into()));
     }
     // The crash came before, in the middle of, or after the change.

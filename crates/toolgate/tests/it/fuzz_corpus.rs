@@ -1,4 +1,5 @@
-//! What fuzzing has found, and small changes to it, on every run: nothing panics, nothing hangs. The targets are in `fuzz/`.
+//! What fuzzing has found, and small changes to it, on every run: nothing panics, nothing hangs.
+//! The targets are in `fuzz/`.
 
 use std::path::Path;
 
@@ -10,13 +11,16 @@ use toolgate_config::Config;
 /// Texts of a corpus, and what becomes of them when some of their bytes change.
 fn mutated_corpus(corpus: &str, changes: usize) -> Vec<String> {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus").join(corpus);
-    let mut files: Vec<_> = std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path()).collect();
+    let mut files: Vec<_> =
+        std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path()).collect();
     files.sort();
     let seeds: Vec<Vec<u8>> = files.iter().map(|path| std::fs::read(path).unwrap()).collect();
-    let mut texts: Vec<String> = seeds.iter().map(|seed| String::from_utf8_lossy(seed).into_owned()).collect();
+    let mut texts: Vec<String> =
+        seeds.iter().map(|seed| String::from_utf8_lossy(seed).into_owned()).collect();
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     let mut next = |most: usize| {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        state =
+            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (state >> 33) as usize % most.max(1)
     };
     for _ in 0..changes {
@@ -57,8 +61,13 @@ fn any_config_text_is_loaded_or_refused() {
 
 #[tokio::test]
 async fn any_command_text_is_analyzed_without_panic() {
-    let rule = Deny::new("r", ["bash"]).when("/command", Condition::Runs(vec!["rm -r".to_owned(), "git push".to_owned()]));
-    let agent = Agent::builder("a").tool(Tool::external("bash", "Runs.", None).shell("/command")).policy(rule).build().unwrap();
+    let rule = Deny::new("r", ["bash"])
+        .when("/command", Condition::Runs(vec!["rm -r".to_owned(), "git push".to_owned()]));
+    let agent = Agent::builder("a")
+        .tool(Tool::external("bash", "Runs.", None).shell("/command"))
+        .policy(rule)
+        .build()
+        .unwrap();
     let gate = toolgate::Toolgate::builder().agent(agent).build().unwrap();
     let session = gate.session("a", "b", "c");
     for text in mutated_corpus("shell", round_count(1_000)) {

@@ -8,18 +8,31 @@ use std::time::Duration;
 use async_trait::async_trait;
 use futures_util::future::BoxFuture;
 use serde_json::{Value, json};
-use toolgate::hook::{BeforeHookResult, CommandHook, Hook, HookCall, HookDecision, HookDenial, HookError};
+use toolgate::hook::{
+    BeforeHookResult, CommandHook, Hook, HookCall, HookDecision, HookDenial, HookError,
+};
 use toolgate::policy::Verdict;
 use toolgate::store::PauseTarget;
-use toolgate::{CallEffects, CheckedArguments, Effect, ErrorCategory, Failure, Gate, Handler, Permit, Tool, ToolContext, ToolError};
+use toolgate::{
+    CallEffects, CheckedArguments, Effect, ErrorCategory, Failure, Gate, Handler, Permit, Tool,
+    ToolContext, ToolError,
+};
 
 use crate::support::{TestWorld, closure_policy};
 
 fn write_script(dir: &tempfile::TempDir, name: &str, body: &str) -> PathBuf {
     let (path, text) = (dir.path().join(name), dir.path().join(format!("{name}.txt")));
     fs::write(&text, format!("#!/bin/sh\n{body}\n")).unwrap();
-    // Another program makes it: what is open for writing here may be so in a child that another test has just begun, and cannot be run.
-    assert!(std::process::Command::new("install").args(["-m", "755"]).args([&text, &path]).status().unwrap().success());
+    // Another program makes it: what is open for writing here may be so in a child that another
+    // test has just begun, and cannot be run.
+    assert!(
+        std::process::Command::new("install")
+            .args(["-m", "755"])
+            .args([&text, &path])
+            .status()
+            .unwrap()
+            .success()
+    );
     path
 }
 
@@ -36,20 +49,37 @@ impl Hook for ArithmeticHook {
         input["n"] = json!(input["n"].as_i64().unwrap_or(0) * self.1 + self.2);
         Ok(BeforeHookResult { input: Some(input), ..BeforeHookResult::default() })
     }
-    async fn after(&self, _: HookCall<'_>, result: &Value, _: u64) -> Result<Option<Value>, HookError> {
+    async fn after(
+        &self,
+        _: HookCall<'_>,
+        result: &Value,
+        _: u64,
+    ) -> Result<Option<Value>, HookError> {
         let mut result = result.clone();
-        result["steps"] = json!(format!("{}*{}+{}", result["steps"].as_str().unwrap_or_default(), self.1, self.2));
+        result["steps"] = json!(format!(
+            "{}*{}+{}",
+            result["steps"].as_str().unwrap_or_default(),
+            self.1,
+            self.2
+        ));
         Ok(Some(result))
     }
 }
 
 #[tokio::test]
 async fn hooks_rewrite_in_order_and_policies_check_last_result() {
-    let seen = closure_policy("cap", |ask| match ask.argument(&"/n".into()).and_then(Value::as_i64) {
-        Some(n) if n > 20 => Ok(Verdict::deny(ToolError::new(ErrorCategory::Business, "cap", format!("{n} is too much")))),
-        _ => Ok(Verdict::allow()),
+    let seen =
+        closure_policy("cap", |ask| match ask.argument(&"/n".into()).and_then(Value::as_i64) {
+            Some(n) if n > 20 => Ok(Verdict::deny(ToolError::new(
+                ErrorCategory::Business,
+                "cap",
+                format!("{n} is too much"),
+            ))),
+            _ => Ok(Verdict::allow()),
+        });
+    let world = TestWorld::new(|agent| {
+        agent.hook(ArithmeticHook("doubles", 2, 0)).hook(ArithmeticHook("adds", 1, 3)).policy(seen)
     });
-    let world = TestWorld::new(|agent| agent.hook(ArithmeticHook("doubles", 2, 0)).hook(ArithmeticHook("adds", 1, 3)).policy(seen));
     let answer = world.session.call("act", json!({"how": "ok", "n": 5})).await;
     assert_eq!(answer.outcome.success().map(|o| &o.value["steps"]), Some(&json!("*2+0*1+3")));
     assert_eq!(world.session.slice("touched").await.unwrap(), Some(json!({"how": "ok", "n": 13})));
@@ -57,7 +87,10 @@ async fn hooks_rewrite_in_order_and_policies_check_last_result() {
     assert_eq!(*row.arguments, json!({"how": "ok", "n": 13}), "what ran is what is recorded");
     assert!(row.facts.hooks.iter().all(|h| h.rewrote));
     let over = world.session.call("act", json!({"how": "ok", "n": 10})).await;
-    assert_eq!(over.outcome.error().map(|e| (&*e.code, e.message.as_str())), Some(("cap", "23 is too much")));
+    assert_eq!(
+        over.outcome.error().map(|e| (&*e.code, e.message.as_str())),
+        Some(("cap", "23 is too much"))
+    );
 }
 
 #[tokio::test]
@@ -79,14 +112,26 @@ async fn command_hook_output_decides_call() {
         ("echo '{}'", "ok"),
         ("echo '{\"decision\": \"allow\"}'", "ok"),
         ("cat", "ok"),
-        ("echo '{\"decision\": \"deny\", \"reason\": \"because\"}'", "PERMISSION hook_denied because"),
+        (
+            "echo '{\"decision\": \"deny\", \"reason\": \"because\"}'",
+            "PERMISSION hook_denied because",
+        ),
         (
             "echo '{\"decision\": \"deny\", \"reason\": \"rule 7\", \"category\": \"BUSINESS\", \"code\": \"rule_7\", \"redirectTool\": \"look\"}'",
             "BUSINESS rule_7 rule 7 -> look",
         ),
-        ("echo '{\"decision\": \"deny\", \"category\": \"TRANSIENT\"}'", "PERMISSION hook_denied denied by the hook `script`"),
-        ("echo 'over the cap; use look' >&2; exit 2", "PERMISSION hook_denied over the cap; use look"),
-        ("echo '{\"decision\": \"allow\"}'; exit 2", "PERMISSION hook_denied denied by the hook `script`"),
+        (
+            "echo '{\"decision\": \"deny\", \"category\": \"TRANSIENT\"}'",
+            "PERMISSION hook_denied denied by the hook `script`",
+        ),
+        (
+            "echo 'over the cap; use look' >&2; exit 2",
+            "PERMISSION hook_denied over the cap; use look",
+        ),
+        (
+            "echo '{\"decision\": \"allow\"}'; exit 2",
+            "PERMISSION hook_denied denied by the hook `script`",
+        ),
         ("echo '{\"decision\": \"ask\", \"reason\": \"sure?\"}'", "BUSINESS approval_required"),
         ("echo '{\"tool_input\": {\"how\": \"refuse\"}}'", "BUSINESS no_stock"),
         ("echo '{\"decision\": \"allow\", \"decision\": \"deny\"}'", "PERMISSION hook_failed"),
@@ -94,12 +139,27 @@ async fn command_hook_output_decides_call() {
             "echo '{\"hookSpecificOutput\": {\"hookEventName\": \"PreToolUse\", \"permissionDecision\": \"deny\", \"permissionDecisionReason\": \"not this\"}}'",
             "PERMISSION hook_denied not this",
         ),
-        ("echo '{\"decision\": \"deny\", \"hookSpecificOutput\": {\"permissionDecision\": \"allow\"}}'", "PERMISSION hook_denied"),
-        ("echo '{\"hookSpecificOutput\": {\"permissionDecision\": \"defer\"}}'", "PERMISSION hook_failed"),
-        ("echo '{\"hookSpecificOutput\": {\"updatedInput\": {\"how\": \"refuse\"}}}'", "BUSINESS no_stock"),
+        (
+            "echo '{\"decision\": \"deny\", \"hookSpecificOutput\": {\"permissionDecision\": \"allow\"}}'",
+            "PERMISSION hook_denied",
+        ),
+        (
+            "echo '{\"hookSpecificOutput\": {\"permissionDecision\": \"defer\"}}'",
+            "PERMISSION hook_failed",
+        ),
+        (
+            "echo '{\"hookSpecificOutput\": {\"updatedInput\": {\"how\": \"refuse\"}}}'",
+            "BUSINESS no_stock",
+        ),
         ("echo '{\"decison\": \"deny\"}'", "PERMISSION hook_failed"),
-        ("echo '{\"hookSpecificOutput\": {\"permisionDecision\": \"deny\"}}'", "PERMISSION hook_failed"),
-        ("echo '{\"decision\": \"ask\", \"hookSpecificOutput\": {\"permissionDecision\": \"allow\"}}'", "BUSINESS approval_required"),
+        (
+            "echo '{\"hookSpecificOutput\": {\"permisionDecision\": \"deny\"}}'",
+            "PERMISSION hook_failed",
+        ),
+        (
+            "echo '{\"decision\": \"ask\", \"hookSpecificOutput\": {\"permissionDecision\": \"allow\"}}'",
+            "BUSINESS approval_required",
+        ),
         ("echo '[]'", "PERMISSION hook_failed"),
         ("echo '{\"decision\": 5}'", "PERMISSION hook_failed"),
         ("head -c 3000000 /dev/zero", "PERMISSION hook_failed"),
@@ -108,7 +168,9 @@ async fn command_hook_output_decides_call() {
     for (body, expected) in cases {
         let dir = tempfile::tempdir().unwrap();
         let path = write_script(&dir, "hook", body);
-        let world = TestWorld::new(|agent| agent.hook(CommandHook::new("script", path).tools("act|other_*").before()));
+        let world = TestWorld::new(|agent| {
+            agent.hook(CommandHook::new("script", path).tools("act|other_*").before())
+        });
         let answer = world.session.call("act", json!({"how": "ok"})).await;
         let told = answer.outcome.error().map_or_else(
             || "ok".to_owned(),
@@ -140,16 +202,29 @@ impl Hook for RedirectingHook {
         tool == "act"
     }
     async fn before(&self, _: HookCall<'_>) -> Result<BeforeHookResult, HookError> {
-        let denial = HookDenial { redirect: Some(self.0.to_owned()), ..HookDenial::new("not here") };
+        let denial =
+            HookDenial { redirect: Some(self.0.to_owned()), ..HookDenial::new("not here") };
         Ok(BeforeHookResult { decision: HookDecision::Deny(denial), input: None })
     }
 }
 
 #[tokio::test]
 async fn hook_redirect_to_unreachable_tool_is_removed() {
-    for (to, paused, leads) in [("look", false, true), ("look", true, false), ("back_office", false, false), ("nowhere", false, false)] {
-        let hidden = Tool::dynamic("back_office", "Not for everybody.", json!({"type": "object"}), |_, args| async move { Ok(args) });
-        let world = TestWorld::new(|agent| agent.tool(hidden.effect(Effect::Read).visible_to(["bob"])).hook(RedirectingHook(to)));
+    for (to, paused, leads) in [
+        ("look", false, true),
+        ("look", true, false),
+        ("back_office", false, false),
+        ("nowhere", false, false),
+    ] {
+        let hidden = Tool::dynamic(
+            "back_office",
+            "Not for everybody.",
+            json!({"type": "object"}),
+            |_, args| async move { Ok(args) },
+        );
+        let world = TestWorld::new(|agent| {
+            agent.tool(hidden.effect(Effect::Read).visible_to(["bob"])).hook(RedirectingHook(to))
+        });
         if paused {
             world.gate.pause(PauseTarget::Tool(to.into()), "incident").await.unwrap();
         }
@@ -173,10 +248,16 @@ async fn command_hook_gets_only_configured_environment() {
     let path = write_script(&dir, "env", &format!("env > {}", log.display()));
     // Cargo sets plenty of variables for a test.
     assert!(std::env::var_os("CARGO_MANIFEST_DIR").is_some());
-    let hook = CommandHook::new("env", path).env("REFUND_CAP", "500").inherit("CARGO_PKG_NAME").before();
+    let hook =
+        CommandHook::new("env", path).env("REFUND_CAP", "500").inherit("CARGO_PKG_NAME").before();
     TestWorld::new(|agent| agent.hook(hook)).session.call("act", json!({"how": "ok"})).await;
     let seen = fs::read_to_string(log).unwrap();
-    assert!(seen.contains("REFUND_CAP=500") && seen.contains("CARGO_PKG_NAME=") && !seen.contains("CARGO_MANIFEST_DIR"), "{seen}");
+    assert!(
+        seen.contains("REFUND_CAP=500")
+            && seen.contains("CARGO_PKG_NAME=")
+            && !seen.contains("CARGO_MANIFEST_DIR"),
+        "{seen}"
+    );
 }
 
 #[tokio::test]
@@ -184,11 +265,18 @@ async fn hanging_hook_is_killed_with_its_children() {
     let dir = tempfile::tempdir().unwrap();
     // Nobody else sleeps for so long.
     let (nap, begun) = (format!("60.{}", std::process::id()), dir.path().join("begun"));
-    let path = write_script(&dir, "hang", &format!("(echo > {}; exec sleep {nap}) &\nsleep 60", begun.display()));
+    let path = write_script(
+        &dir,
+        "hang",
+        &format!("(echo > {}; exec sleep {nap}) &\nsleep 60", begun.display()),
+    );
     // A machine with much to do takes its time to begin.
     for seconds in [1, 4, 16] {
         let hook = CommandHook::new("hang", &path).timeout(Duration::from_secs(seconds)).before();
-        let answer = TestWorld::new(|agent| agent.hook(hook)).session.call("act", json!({"how": "ok"})).await;
+        let answer = TestWorld::new(|agent| agent.hook(hook))
+            .session
+            .call("act", json!({"how": "ok"}))
+            .await;
         assert_eq!(answer.outcome.error().map(|e| &*e.code), Some("hook_failed"));
         if begun.exists() {
             break;
@@ -196,7 +284,8 @@ async fn hanging_hook_is_killed_with_its_children() {
     }
     assert!(begun.exists(), "no child of the hook was ever there");
     let line = format!("sleep\0{nap}\0").into_bytes();
-    let is_it = |entry: fs::DirEntry| fs::read(entry.path().join("cmdline")).is_ok_and(|said| said == line);
+    let is_it =
+        |entry: fs::DirEntry| fs::read(entry.path().join("cmdline")).is_ok_and(|said| said == line);
     let lives = || fs::read_dir("/proc").unwrap().flatten().any(is_it);
     for _ in 0..500 {
         if !lives() {
@@ -210,7 +299,11 @@ async fn hanging_hook_is_killed_with_its_children() {
 #[tokio::test]
 async fn after_hook_rewrites_result() {
     let dir = tempfile::tempdir().unwrap();
-    let path = write_script(&dir, "post", r#"cat > /dev/null; echo '{"tool_result": {"done": true, "note": "checked"}}'"#);
+    let path = write_script(
+        &dir,
+        "post",
+        r#"cat > /dev/null; echo '{"tool_result": {"done": true, "note": "checked"}}'"#,
+    );
     let world = TestWorld::new(|agent| agent.hook(CommandHook::new("post", path).after()));
     let answer = world.session.call("act", json!({"how": "ok"})).await;
     assert_eq!(answer.outcome.success().map(|o| &o.value["note"]), Some(&json!("checked")));
@@ -220,7 +313,10 @@ async fn after_hook_rewrites_result() {
     let world = TestWorld::new(|agent| agent.hook(CommandHook::new("log", path).after()));
     world.session.call("act", json!({"how": "ok"})).await;
     let event: Value = serde_json::from_str(&fs::read_to_string(log).unwrap()).unwrap();
-    assert_eq!((&event["tool_name"], &event["tool_result"]), (&json!("act"), &json!({"done": true})));
+    assert_eq!(
+        (&event["tool_name"], &event["tool_result"]),
+        (&json!("act"), &json!({"done": true}))
+    );
     assert!(event["latency_ms"].is_u64());
 }
 
@@ -237,7 +333,10 @@ impl Hook for EarlyPanic {
     fn name(&self) -> &str {
         "hasty"
     }
-    fn before<'s, 'c, 'f>(&'s self, _: HookCall<'c>) -> BoxFuture<'f, Result<BeforeHookResult, HookError>>
+    fn before<'s, 'c, 'f>(
+        &'s self,
+        _: HookCall<'c>,
+    ) -> BoxFuture<'f, Result<BeforeHookResult, HookError>>
     where
         's: 'f,
         'c: 'f,
@@ -246,7 +345,12 @@ impl Hook for EarlyPanic {
         self.panic_at("before");
         Box::pin(async { Ok(BeforeHookResult::default()) })
     }
-    fn after<'s, 'c, 'r, 'f>(&'s self, _: HookCall<'c>, _: &'r Value, _: u64) -> BoxFuture<'f, Result<Option<Value>, HookError>>
+    fn after<'s, 'c, 'r, 'f>(
+        &'s self,
+        _: HookCall<'c>,
+        _: &'r Value,
+        _: u64,
+    ) -> BoxFuture<'f, Result<Option<Value>, HookError>>
     where
         's: 'f,
         'c: 'f,
@@ -259,7 +363,12 @@ impl Hook for EarlyPanic {
 }
 
 impl Handler for EarlyPanic {
-    fn run<'s, 'p, 'a, 'f>(&'s self, _: &'p Permit, _: ToolContext, _: &'a CheckedArguments) -> BoxFuture<'f, Result<Value, Failure>>
+    fn run<'s, 'p, 'a, 'f>(
+        &'s self,
+        _: &'p Permit,
+        _: ToolContext,
+        _: &'a CheckedArguments,
+    ) -> BoxFuture<'f, Result<Value, Failure>>
     where
         's: 'f,
         'p: 'f,
@@ -279,11 +388,22 @@ async fn panic_before_first_await_is_reported_like_any_panic() {
         ("after", "hook_failed", Gate::Shape, CallEffects::Done),
     ];
     for (place, code, gate, left) in cases {
-        let tool = Tool::with_handler("hasty", "Is in a hurry.", json!({"type": "object"}), Arc::new(EarlyPanic(place)));
-        let world = TestWorld::new(|agent| agent.tool(tool.effect(Effect::Write).open()).hook(EarlyPanic(place)));
+        let tool = Tool::with_handler(
+            "hasty",
+            "Is in a hurry.",
+            json!({"type": "object"}),
+            Arc::new(EarlyPanic(place)),
+        );
+        let world = TestWorld::new(|agent| {
+            agent.tool(tool.effect(Effect::Write).open()).hook(EarlyPanic(place))
+        });
         let answer = world.session.call("hasty", json!({})).await;
         let error = answer.outcome.error().unwrap_or_else(|| panic!("{place}: {answer:?}"));
-        assert_eq!((&*error.code, answer.gate, error.effects), (code, gate, left), "{place}: {error}");
+        assert_eq!(
+            (&*error.code, answer.gate, error.effects),
+            (code, gate, left),
+            "{place}: {error}"
+        );
         assert!(!error.message.contains("hunter2"), "{place}: {error}");
     }
 }

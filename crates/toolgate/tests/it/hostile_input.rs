@@ -9,7 +9,11 @@ use toolgate_json::{JsonBounds, parse, to_canonical_bytes};
 
 use crate::support::TestWorld;
 
-async fn refusal_code(world: &TestWorld, tool: &str, arguments: impl Into<toolgate::Arguments>) -> String {
+async fn refusal_code(
+    world: &TestWorld,
+    tool: &str,
+    arguments: impl Into<toolgate::Arguments>,
+) -> String {
     let start = Instant::now();
     let answer = world.session.call(tool, arguments).await;
     // Generous: a bound, not a measurement.
@@ -32,12 +36,32 @@ async fn oversized_and_malformed_arguments_are_refused() {
         ("a nesting bomb", "[".repeat(5_000_000).into(), "payload_too_large"),
         ("a nesting bomb in an argument", deep("[", 100_000).into(), "payload_too_large"),
         ("objects in objects", deep(r#"{"a":"#, 100_000).into(), "payload_too_large"),
-        ("a nested value in memory", Value::Object([("how".to_owned(), nested)].into_iter().collect()).into(), "payload_too_large"),
-        ("fifty megabytes of text", format!(r#"{{"how": "{}"}}"#, "x".repeat(50 << 20)).into(), "payload_too_large"),
-        ("fifty megabytes in memory", json!({"how": "x".repeat(50 << 20)}).into(), "payload_too_large"),
-        ("two hundred thousand values", format!(r#"{{"how": [{}0]}}"#, "0,".repeat(200_000)).into(), "payload_too_large"),
+        (
+            "a nested value in memory",
+            Value::Object([("how".to_owned(), nested)].into_iter().collect()).into(),
+            "payload_too_large",
+        ),
+        (
+            "fifty megabytes of text",
+            format!(r#"{{"how": "{}"}}"#, "x".repeat(50 << 20)).into(),
+            "payload_too_large",
+        ),
+        (
+            "fifty megabytes in memory",
+            json!({"how": "x".repeat(50 << 20)}).into(),
+            "payload_too_large",
+        ),
+        (
+            "two hundred thousand values",
+            format!(r#"{{"how": [{}0]}}"#, "0,".repeat(200_000)).into(),
+            "payload_too_large",
+        ),
         ("duplicate keys", r#"{"how": "ok", "how": "ok"}"#.into(), "invalid_arguments"),
-        ("duplicate keys by escape", r#"{"how": "ok", "h\u006fw": "fail"}"#.into(), "invalid_arguments"),
+        (
+            "duplicate keys by escape",
+            r#"{"how": "ok", "h\u006fw": "fail"}"#.into(),
+            "invalid_arguments",
+        ),
         ("duplicate keys inside", r#"{"how": {"a": 1, "a": 2}}"#.into(), "invalid_arguments"),
         ("NaN", r#"{"how": "ok", "n": NaN}"#.into(), "invalid_arguments"),
         ("nan in capitals", r#"{"how": "ok", "n": nan}"#.into(), "invalid_arguments"),
@@ -47,8 +71,16 @@ async fn oversized_and_malformed_arguments_are_refused() {
         ("a leading plus", r#"{"how": "ok", "n": +1}"#.into(), "invalid_arguments"),
         ("1e400", r#"{"how": "ok", "n": 1e400}"#.into(), "invalid_arguments"),
         ("1e-400", r#"{"how": "ok", "n": 1e-400}"#.into(), "invalid_arguments"),
-        ("an exponent of many digits", format!(r#"{{"how": "ok", "n": 1e{}}}"#, "9".repeat(100_000)).into(), "invalid_arguments"),
-        ("a number of many digits", format!(r#"{{"how": "ok", "n": {}}}"#, "9".repeat(100_000)).into(), "invalid_arguments"),
+        (
+            "an exponent of many digits",
+            format!(r#"{{"how": "ok", "n": 1e{}}}"#, "9".repeat(100_000)).into(),
+            "invalid_arguments",
+        ),
+        (
+            "a number of many digits",
+            format!(r#"{{"how": "ok", "n": {}}}"#, "9".repeat(100_000)).into(),
+            "invalid_arguments",
+        ),
         ("a fraction for an integer", r#"{"how": "ok", "n": 1.5}"#.into(), "invalid_arguments"),
         ("invalid UTF-8", b"{\"how\": \"\xff\xfe\"}".to_vec().into(), "invalid_arguments"),
         ("overlong UTF-8", b"{\"how\": \"\xc0\xaf\"}".to_vec().into(), "invalid_arguments"),
@@ -62,7 +94,11 @@ async fn oversized_and_malformed_arguments_are_refused() {
         ("an array", "[]".into(), "invalid_arguments"),
         ("a bare word", "ok".into(), "invalid_arguments"),
         ("a byte order mark", "\u{feff}{\"how\": \"ok\"}".into(), "invalid_arguments"),
-        ("serde's own magic number", r#"{"how": "ok", "n": {"$serde_json::private::Number": "1"}}"#.into(), "invalid_arguments"),
+        (
+            "serde's own magic number",
+            r#"{"how": "ok", "n": {"$serde_json::private::Number": "1"}}"#.into(),
+            "invalid_arguments",
+        ),
     ];
     for (name, arguments, code) in cases {
         assert_eq!(refusal_code(&world, "act", arguments).await, code, "{name}");
@@ -74,25 +110,35 @@ async fn oversized_and_malformed_arguments_are_refused() {
 #[tokio::test]
 async fn large_integers_are_exact() {
     let schema = json!({"type": "object", "properties": {"n": {"type": "integer"}, "x": {"type": "number"}}});
-    let echo = Tool::dynamic("echo", "Echoes.", schema, |_, args| async move { Ok(args) }).effect(Effect::Read);
+    let echo = Tool::dynamic("echo", "Echoes.", schema, |_, args| async move { Ok(args) })
+        .effect(Effect::Read);
     let world = TestWorld::new(|agent| agent.tool(echo));
     for (sent, back) in [
         (r#"{"n": 9007199254740993}"#, r#"{"n":9007199254740993}"#),
         (r#"{"n": 18446744073709551617}"#, r#"{"n":18446744073709551617}"#),
         (r#"{"n": 1.0}"#, r#"{"n":1}"#),
         (r#"{"n": 1e3}"#, r#"{"n":1000}"#),
-        (r#"{"x": 0.1000000000000000055511151231257827}"#, r#"{"x":0.1000000000000000055511151231257827}"#),
+        (
+            r#"{"x": 0.1000000000000000055511151231257827}"#,
+            r#"{"x":0.1000000000000000055511151231257827}"#,
+        ),
         (r#"{"x": -0.0}"#, r#"{"x":0}"#),
     ] {
         let answer = world.session.call("echo", sent).await;
-        assert_eq!(answer.outcome.success().map(|o| o.value.to_string()).as_deref(), Some(back), "{sent}: {answer:?}");
+        assert_eq!(
+            answer.outcome.success().map(|o| o.value.to_string()).as_deref(),
+            Some(back),
+            "{sent}: {answer:?}"
+        );
     }
 }
 
 #[tokio::test]
 async fn confusable_tool_names_are_escaped_in_errors() {
     let world = TestWorld::new(|agent| agent);
-    for name in ["\u{430}ct", "act\u{200b}", "ACT", "act\0", "\u{202e}tca", "", &"a".repeat(10_000_000)] {
+    for name in
+        ["\u{430}ct", "act\u{200b}", "ACT", "act\0", "\u{202e}tca", "", &"a".repeat(10_000_000)]
+    {
         let answer = world.session.call(name, json!({"how": "ok"})).await;
         let error = answer.outcome.error().unwrap();
         assert_eq!(error.code, "unknown_tool");
@@ -105,10 +151,13 @@ async fn confusable_tool_names_are_escaped_in_errors() {
 #[tokio::test]
 async fn argument_names_are_escaped_in_errors() {
     let schema = json!({"type": "object", "properties": {"n": {"type": "object", "additionalProperties": {"type": "integer"}}}});
-    let tool = Tool::dynamic("count", "Counts.", schema, |_, args| async move { Ok(args) }).effect(Effect::Read);
+    let tool = Tool::dynamic("count", "Counts.", schema, |_, args| async move { Ok(args) })
+        .effect(Effect::Read);
     let world = TestWorld::new(|agent| agent.tool(tool));
     for name in ["\u{430}", "n\u{200b}", "\u{202e}x", "a\u{1b}[2J", &"n".repeat(300_000)] {
-        for arguments in [json!({name: 1}), json!({"n": {name: "text"}}), json!({"n": {name: {name: 1}}})] {
+        for arguments in
+            [json!({name: 1}), json!({"n": {name: "text"}}), json!({"n": {name: {name: 1}}})]
+        {
             let answer = world.session.call("count", arguments).await;
             let error = serde_json::to_string(answer.outcome.error().unwrap()).unwrap();
             assert!(error.len() < 3_000, "{} bytes", error.len());
@@ -120,13 +169,16 @@ async fn argument_names_are_escaped_in_errors() {
 
 #[tokio::test]
 async fn catastrophic_regex_patterns_terminate() {
-    let schema =
-        |pattern: &str| json!({"type": "object", "properties": {"text": {"type": "string", "pattern": pattern}}, "required": ["text"]});
+    let schema = |pattern: &str| json!({"type": "object", "properties": {"text": {"type": "string", "pattern": pattern}}, "required": ["text"]});
     let tool = |name: &str, pattern: &str| {
-        Tool::dynamic(name, "Matches.", schema(pattern), |_, args| async move { Ok(args) }).effect(Effect::Read)
+        Tool::dynamic(name, "Matches.", schema(pattern), |_, args| async move { Ok(args) })
+            .effect(Effect::Read)
     };
     let world = TestWorld::new(|agent| {
-        agent.tool(tool("linear", "^(a+)+$")).tool(tool("backtracking", r"^(?=(a+)+$)(a+)+\1$")).tool(tool("nested", "^((a|aa)+)+(?!b)$"))
+        agent
+            .tool(tool("linear", "^(a+)+$"))
+            .tool(tool("backtracking", r"^(?=(a+)+$)(a+)+\1$"))
+            .tool(tool("nested", "^((a|aa)+)+(?!b)$"))
     });
     let text = "a".repeat(50_000) + "!";
     for name in ["linear", "backtracking", "nested"] {
@@ -140,19 +192,31 @@ async fn catastrophic_regex_patterns_terminate() {
 #[test]
 fn remote_schema_references_are_refused() {
     for reference in ["https://example.com/schema.json", "file:///etc/passwd", "other.json"] {
-        let tool = Tool::dynamic("remote", "Remote.", json!({"$ref": reference}), |_, args| async move { Ok(args) }).effect(Effect::Read);
+        let tool =
+            Tool::dynamic("remote", "Remote.", json!({"$ref": reference}), |_, args| async move {
+                Ok(args)
+            })
+            .effect(Effect::Read);
         assert!(Agent::builder("x").tool(tool).build().is_err(), "{reference}");
     }
 }
 
 fn any_json() -> impl Strategy<Value = Value> {
-    let number =
-        prop_oneof![any::<i64>().prop_map(|n| json!(n)), any::<f64>().prop_filter("finite", |f| f.is_finite()).prop_map(|f| json!(f))];
-    let leaf = prop_oneof![Just(Value::Null), any::<bool>().prop_map(Value::Bool), number, any::<String>().prop_map(Value::String)];
+    let number = prop_oneof![
+        any::<i64>().prop_map(|n| json!(n)),
+        any::<f64>().prop_filter("finite", |f| f.is_finite()).prop_map(|f| json!(f))
+    ];
+    let leaf = prop_oneof![
+        Just(Value::Null),
+        any::<bool>().prop_map(Value::Bool),
+        number,
+        any::<String>().prop_map(Value::String)
+    ];
     leaf.prop_recursive(6, 64, 8, |inner| {
         prop_oneof![
             prop::collection::vec(inner.clone(), 0..6).prop_map(Value::Array),
-            prop::collection::btree_map(any::<String>(), inner, 0..6).prop_map(|m| m.into_iter().collect())
+            prop::collection::btree_map(any::<String>(), inner, 0..6)
+                .prop_map(|m| m.into_iter().collect())
         ]
     })
 }
@@ -166,7 +230,8 @@ proptest! {
             prop_assert!(error.message.contains("the number"), "only numbers out of range are refused: {error}");
         }
         if let Ok(read) = strict {
-            // Numbers out of range are refused; everything else means the same, and has one spelling.
+            // Numbers out of range are refused; everything else means the same, and has one
+            // spelling.
             let again = parse(&to_canonical_bytes(&read), &JsonBounds::default()).unwrap();
             prop_assert_eq!(&again, &read);
             prop_assert_eq!(to_canonical_bytes(&again), to_canonical_bytes(&read));
@@ -191,8 +256,13 @@ proptest! {
 
 fn is_alike(a: &Value, b: &Value, same: &dyn Fn(&Value, &Value) -> bool) -> bool {
     match (a, b) {
-        (Value::Array(a), Value::Array(b)) => a.len() == b.len() && a.iter().zip(b).all(|(a, b)| is_alike(a, b, same)),
-        (Value::Object(a), Value::Object(b)) => a.len() == b.len() && a.iter().all(|(k, a)| b.get(k).is_some_and(|b| is_alike(a, b, same))),
+        (Value::Array(a), Value::Array(b)) => {
+            a.len() == b.len() && a.iter().zip(b).all(|(a, b)| is_alike(a, b, same))
+        }
+        (Value::Object(a), Value::Object(b)) => {
+            a.len() == b.len()
+                && a.iter().all(|(k, a)| b.get(k).is_some_and(|b| is_alike(a, b, same)))
+        }
         _ => same(a, b),
     }
 }
@@ -206,7 +276,11 @@ async fn deep_error_in_recursive_schema_is_found_quickly() {
         "$defs": {"f": {"oneOf": [node("and"), node("or"), node("not"), node("xor"), {"type": "string"}]}},
     });
     let world = TestWorld::new(|a| {
-        a.tool(Tool::dynamic("find", "Finds.", schema.clone(), |_, _| async { Ok(Value::Null) }).effect(Effect::Read)).tool(
+        a.tool(
+            Tool::dynamic("find", "Finds.", schema.clone(), |_, _| async { Ok(Value::Null) })
+                .effect(Effect::Read),
+        )
+        .tool(
             Tool::dynamic("drop", "Finds.", schema, |_, _| async { Ok(Value::Null) })
                 .effect(Effect::Read)
                 .extra(toolgate::ExtraArguments::Drop),
@@ -217,10 +291,19 @@ async fn deep_error_in_recursive_schema_is_found_quickly() {
         filter = json!({"kind": "and", "left": filter, "right": "x"});
     }
     for tool in ["find", "drop"] {
-        assert_eq!(refusal_code(&world, tool, json!({ "filter": filter })).await, "invalid_arguments");
+        assert_eq!(
+            refusal_code(&world, tool, json!({ "filter": filter })).await,
+            "invalid_arguments"
+        );
     }
-    assert_eq!(refusal_code(&world, "find", json!({"filter": {"kind": "nand"}})).await, "invalid_arguments");
-    let answer = world.session.call("find", json!({"filter": {"kind": "and", "left": {"kind": "not", "left": "x"}}})).await;
+    assert_eq!(
+        refusal_code(&world, "find", json!({"filter": {"kind": "nand"}})).await,
+        "invalid_arguments"
+    );
+    let answer = world
+        .session
+        .call("find", json!({"filter": {"kind": "and", "left": {"kind": "not", "left": "x"}}}))
+        .await;
     assert!(answer.outcome.success().is_some(), "{answer:?}");
 }
 
@@ -232,7 +315,16 @@ fn hostile_input_uses_bounded_memory() {
     }
     let tests = std::env::current_exe().unwrap();
     let script = "ulimit -v 1048576; exec \"$0\" hostile_input:: --test-threads=1";
-    let output = std::process::Command::new("/bin/sh").arg("-c").arg(script).arg(tests).env("TOOLGATE_BOUNDED", "1").output().unwrap();
+    let output = std::process::Command::new("/bin/sh")
+        .arg("-c")
+        .arg(script)
+        .arg(tests)
+        .env("TOOLGATE_BOUNDED", "1")
+        .output()
+        .unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
-    assert!(String::from_utf8_lossy(&output.stdout).contains("oversized_and_malformed_arguments_are_refused ... ok"));
+    assert!(
+        String::from_utf8_lossy(&output.stdout)
+            .contains("oversized_and_malformed_arguments_are_refused ... ok")
+    );
 }

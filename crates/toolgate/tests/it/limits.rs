@@ -24,7 +24,10 @@ fn priced_tool() -> Tool {
         "Costs something.",
         json!({"type": "object", "properties": {"cents": {"type": "integer"}}}),
         |ctx: ToolContext, args| async move {
-            ctx.spend(Cost { tokens: 10, money: Decimal::new(args["cents"].as_i64().unwrap_or(0), 2) });
+            ctx.spend(Cost {
+                tokens: 10,
+                money: Decimal::new(args["cents"].as_i64().unwrap_or(0), 2),
+            });
             Ok(json!({"left": ctx.remaining_budget().money}))
         },
     )
@@ -35,19 +38,25 @@ fn priced_tool() -> Tool {
 #[tokio::test]
 async fn budgets_of_calls_tokens_and_money_are_enforced() {
     let budget = |b: Budget| Limits { session: b, ..Limits::default() };
-    let world = TestWorld::new(|a| a.limits(budget(Budget { calls: Some(2), ..Budget::default() })));
+    let world =
+        TestWorld::new(|a| a.limits(budget(Budget { calls: Some(2), ..Budget::default() })));
     assert_eq!(call_code(&world, "look", json!({"at": "1"})).await, "ok");
     assert_eq!(call_code(&world, "look", json!({"at": "2"})).await, "ok");
     assert_eq!(call_code(&world, "look", json!({"at": "3"})).await, "budget_exhausted");
 
-    let world = TestWorld::new(|a| a.tool(priced_tool()).limits(budget(Budget { tokens: Some(25), ..Budget::default() })));
+    let world = TestWorld::new(|a| {
+        a.tool(priced_tool()).limits(budget(Budget { tokens: Some(25), ..Budget::default() }))
+    });
     assert_eq!(call_code(&world, "priced", json!({"cents": 1})).await, "ok");
     assert_eq!(call_code(&world, "priced", json!({"cents": 2})).await, "ok");
     assert_eq!(call_code(&world, "priced", json!({"cents": 3})).await, "ok", "20 used, 5 reserved");
     assert_eq!(call_code(&world, "priced", json!({"cents": 4})).await, "budget_exhausted");
 
     // 0.10 + 0.20 is 0.30 here, and 0.30 is the budget.
-    let world = TestWorld::new(|a| a.tool(priced_tool()).limits(budget(Budget { money: Some(Decimal::new(30, 2)), ..Budget::default() })));
+    let world = TestWorld::new(|a| {
+        a.tool(priced_tool())
+            .limits(budget(Budget { money: Some(Decimal::new(30, 2)), ..Budget::default() }))
+    });
     let first = world.session.call("priced", json!({"cents": 10})).await;
     assert_eq!(first.outcome.success().map(|o| &o.value["left"]), Some(&json!("0.30")));
     assert_eq!(call_code(&world, "priced", json!({"cents": 20})).await, "ok");
@@ -57,31 +66,63 @@ async fn budgets_of_calls_tokens_and_money_are_enforced() {
 #[tokio::test]
 async fn model_tokens_count_against_session_budget() {
     let world = TestWorld::new(|a| {
-        a.tool(priced_tool()).limits(Limits { session: Budget { tokens: Some(100), ..Budget::default() }, ..Limits::default() })
+        a.tool(priced_tool()).limits(Limits {
+            session: Budget { tokens: Some(100), ..Budget::default() },
+            ..Limits::default()
+        })
     });
     world.session.spend(Cost { tokens: 100, money: Decimal::ZERO }).await.unwrap();
     assert_eq!(call_code(&world, "priced", json!({})).await, "budget_exhausted");
-    assert!(world.gate.session("agent", "alice", "other").call("priced", json!({})).await.outcome.success().is_some());
+    assert!(
+        world
+            .gate
+            .session("agent", "alice", "other")
+            .call("priced", json!({}))
+            .await
+            .outcome
+            .success()
+            .is_some()
+    );
 }
 
 #[tokio::test]
 async fn principal_budget_and_rate_span_sessions() {
-    let limits = Limits { principal: Budget { calls: Some(2), ..Budget::default() }, ..Limits::default() };
+    let limits =
+        Limits { principal: Budget { calls: Some(2), ..Budget::default() }, ..Limits::default() };
     let world = TestWorld::new(|a| a.limits(limits));
     for name in ["a", "b", "c"] {
         let answer = world.gate.session("agent", "alice", name).call("look", json!({})).await;
-        assert_eq!(answer.outcome.error().map(|e| &*e.code), if name == "c" { Some("budget_exhausted") } else { None });
+        assert_eq!(
+            answer.outcome.error().map(|e| &*e.code),
+            if name == "c" { Some("budget_exhausted") } else { None }
+        );
     }
-    assert!(world.gate.session("agent", "bob", "a").call("look", json!({})).await.outcome.success().is_some());
+    assert!(
+        world
+            .gate
+            .session("agent", "bob", "a")
+            .call("look", json!({}))
+            .await
+            .outcome
+            .success()
+            .is_some()
+    );
 
-    let world =
-        TestWorld::new(|a| a.limits(Limits { rate: Some(RateLimit { calls: 2, per: Duration::from_secs(10) }), ..Limits::default() }));
+    let world = TestWorld::new(|a| {
+        a.limits(Limits {
+            rate: Some(RateLimit { calls: 2, per: Duration::from_secs(10) }),
+            ..Limits::default()
+        })
+    });
     assert_eq!(call_code(&world, "look", json!({"at": "1"})).await, "ok");
     world.advance(SignedDuration::from_secs(4));
     assert_eq!(call_code(&world, "look", json!({"at": "2"})).await, "ok");
     let limited = world.session.call("look", json!({"at": "3"})).await;
     let error = limited.outcome.error().unwrap();
-    assert_eq!((&*error.code, error.retryable, error.retry_after_ms), ("rate_limited", true, Some(6_001)));
+    assert_eq!(
+        (&*error.code, error.retryable, error.retry_after_ms),
+        ("rate_limited", true, Some(6_001))
+    );
     world.advance(SignedDuration::from_secs(6));
     assert_eq!(call_code(&world, "look", json!({"at": "3"})).await, "ok", "the window slides");
     assert_eq!(call_code(&world, "look", json!({"at": "4"})).await, "rate_limited");
@@ -95,35 +136,57 @@ async fn reservation_is_released_only_without_effects() {
     assert_eq!(call_code(&world, "act", json!({"how": "fail"})).await, "no_stock");
     assert_eq!(world.meter_value().await, 1.into());
     let pending = world.gate.pending_calls().await.unwrap();
-    assert!(world.gate.settle_pending(pending[0].call, None, "bob").await.unwrap(), "somebody looked: it never happened");
+    assert!(
+        world.gate.settle_pending(pending[0].call, None, "bob").await.unwrap(),
+        "somebody looked: it never happened"
+    );
     assert!(!world.gate.settle_pending(pending[0].call, None, "bob").await.unwrap());
-    assert_eq!((world.meter_value().await, world.gate.pending_calls().await.unwrap().len()), (0.into(), 0));
+    assert_eq!(
+        (world.meter_value().await, world.gate.pending_calls().await.unwrap().len()),
+        (0.into(), 0)
+    );
 }
 
 #[tokio::test]
 async fn reservation_of_pending_call_outlasts_window() {
     for happened in [false, true] {
-        let world =
-            TestWorld::new(|a| a.policy(Limit::calls("few", ["act"], 2).per(LimitOwner::Session).within(SignedDuration::from_mins(1))));
+        let world = TestWorld::new(|a| {
+            a.policy(
+                Limit::calls("few", ["act"], 2)
+                    .per(LimitOwner::Session)
+                    .within(SignedDuration::from_mins(1)),
+            )
+        });
         let act = async |n: u32| call_code(&world, "act", json!({"how": "ok", "n": n})).await;
         assert_eq!(call_code(&world, "act", json!({"how": "fail"})).await, "no_stock");
         world.advance(SignedDuration::from_mins(10));
         assert_eq!(act(1).await, "ok");
         let limited = world.session.call("act", json!({"how": "ok", "n": 2})).await;
-        assert_eq!(limited.outcome.error().map(|e| (&*e.code, e.retry_after_ms)), Some(("few", Some(60_001))));
+        assert_eq!(
+            limited.outcome.error().map(|e| (&*e.code, e.retry_after_ms)),
+            Some(("few", Some(60_001)))
+        );
         world.advance(SignedDuration::from_mins(10));
         assert_eq!((act(3).await.as_str(), act(4).await.as_str()), ("ok", "few"));
         // What happened counts from when that is known; what did not, not at all.
         let pending = world.gate.pending_calls().await.unwrap();
-        let outcome = happened.then(|| Outcome::Success(CallOutput::from_value(json!({"done": true}))));
+        let outcome =
+            happened.then(|| Outcome::Success(CallOutput::from_value(json!({"done": true}))));
         assert!(world.gate.settle_pending(pending[0].call, outcome, "bob").await.unwrap());
         assert_eq!(act(5).await, if happened { "few" } else { "ok" });
         world.advance(SignedDuration::from_mins(1));
-        assert_eq!((act(6).await.as_str(), act(7).await.as_str(), act(8).await.as_str()), ("ok", "ok", "few"));
+        assert_eq!(
+            (act(6).await.as_str(), act(7).await.as_str(), act(8).await.as_str()),
+            ("ok", "ok", "few")
+        );
     }
     // A rate counts attempts: when one was made is known.
-    let world =
-        TestWorld::new(|a| a.limits(Limits { rate: Some(RateLimit { calls: 1, per: Duration::from_secs(60) }), ..Limits::default() }));
+    let world = TestWorld::new(|a| {
+        a.limits(Limits {
+            rate: Some(RateLimit { calls: 1, per: Duration::from_secs(60) }),
+            ..Limits::default()
+        })
+    });
     assert_eq!(call_code(&world, "act", json!({"how": "fail"})).await, "no_stock");
     world.advance(SignedDuration::from_mins(1));
     assert_eq!(call_code(&world, "act", json!({"how": "ok"})).await, "ok");
@@ -131,7 +194,8 @@ async fn reservation_of_pending_call_outlasts_window() {
 
 #[tokio::test]
 async fn claim_is_pending_after_its_lease() {
-    let world = TestWorld::new(|a| a.tool(Tool::external("bash", "Run by the client.", None).open()));
+    let world =
+        TestWorld::new(|a| a.tool(Tool::external("bash", "Run by the client.", None).open()));
     let pass = world.session.admit("bash", json!({"command": "make"})).await.ok().unwrap();
     assert!(world.gate.pending_calls().await.unwrap().is_empty());
     world.advance(SignedDuration::from_mins(5));
@@ -144,21 +208,26 @@ async fn claim_is_pending_after_its_lease() {
 fn flaky_tool(effect: Effect, fails: u32, left: Option<CallEffects>) -> (Tool, Arc<AtomicU32>) {
     let runs = Arc::new(AtomicU32::new(0));
     let seen = Arc::clone(&runs);
-    let tool = Tool::dynamic("flaky", "Fails at first.", json!({"type": "object"}), move |ctx: ToolContext, _| {
-        let run = seen.fetch_add(1, Ordering::SeqCst) + 1;
-        async move {
-            ctx.log("runs", &run)?;
-            ctx.set_slice("run", &run)?;
-            if run > fails {
-                return Ok(json!({ "run": run }));
+    let tool = Tool::dynamic(
+        "flaky",
+        "Fails at first.",
+        json!({"type": "object"}),
+        move |ctx: ToolContext, _| {
+            let run = seen.fetch_add(1, Ordering::SeqCst) + 1;
+            async move {
+                ctx.log("runs", &run)?;
+                ctx.set_slice("run", &run)?;
+                if run > fails {
+                    return Ok(json!({ "run": run }));
+                }
+                let failure = Failure::transient("offline", "the system is offline");
+                Err(match left {
+                    Some(effects) => failure.effects(effects),
+                    None => failure,
+                })
             }
-            let failure = Failure::transient("offline", "the system is offline");
-            Err(match left {
-                Some(effects) => failure.effects(effects),
-                None => failure,
-            })
-        }
-    })
+        },
+    )
     .effect(effect)
     .open()
     .retry(2, Duration::from_millis(1));
@@ -198,7 +267,9 @@ async fn retry_after_requested_delay_is_not_a_loop() {
         let answer = world.session.call("flaky", json!({})).await;
         let error = answer.outcome.error().unwrap();
         assert_eq!((&*error.code, error.retryable), ("offline", true));
-        world.advance(SignedDuration::from_millis(i64::try_from(error.retry_after_ms.unwrap()).unwrap()));
+        world.advance(SignedDuration::from_millis(
+            i64::try_from(error.retry_after_ms.unwrap()).unwrap(),
+        ));
     }
     // Sooner than it was told to is hammering.
     assert_eq!(call_code(&world, "flaky", json!({})).await, "offline");
@@ -222,7 +293,10 @@ async fn poll_loop_depends_on_result_and_interval() {
         assert_eq!(call_code(&world, "poll", json!({})).await, "ok", "it gets somewhere: {n}");
         let soon = world.session.call("poll", json!({})).await;
         let error = soon.outcome.error().unwrap();
-        assert_eq!((&*error.code, error.retryable, error.retry_after_ms), ("rate_limited", true, Some(2_001)));
+        assert_eq!(
+            (&*error.code, error.retryable, error.retry_after_ms),
+            ("rate_limited", true, Some(2_001))
+        );
         world.advance(SignedDuration::from_secs(3));
     }
     assert_eq!(call_code(&world, "poll", json!({})).await, "ok", "the fourth of the same");
@@ -232,8 +306,10 @@ async fn poll_loop_depends_on_result_and_interval() {
 
 #[tokio::test]
 async fn clock_set_back_delays_poll_at_most_one_interval() {
-    let poll = Tool::dynamic("poll", "Polls.", json!({"type": "object"}), |_, _| async { Ok(json!({})) });
-    let world = TestWorld::new(|a| a.tool(poll.effect(Effect::Read).polling(Duration::from_secs(2), 9)));
+    let poll =
+        Tool::dynamic("poll", "Polls.", json!({"type": "object"}), |_, _| async { Ok(json!({})) });
+    let world =
+        TestWorld::new(|a| a.tool(poll.effect(Effect::Read).polling(Duration::from_secs(2), 9)));
     assert_eq!(call_code(&world, "poll", json!({})).await, "ok");
     world.advance(SignedDuration::from_secs(-86_400));
     let soon = world.session.call("poll", json!({})).await;
@@ -248,13 +324,18 @@ async fn heartbeat_keeps_declared_tool_alive() {
     let world = TestWorld::new(|a| a);
     // 400 ms of work under a time-out of 300 ms.
     assert_eq!(call_code(&world, "act", json!({"how": "beat"})).await, "timeout");
-    let alive = Tool::dynamic("alive", "Beats.", json!({"type": "object"}), |ctx: ToolContext, _| async move {
-        for _ in 0..12 {
-            tokio::time::sleep(Duration::from_millis(100)).await;
-            ctx.send_heartbeat();
-        }
-        Ok(json!({"left": ctx.time_left().is_some()}))
-    })
+    let alive = Tool::dynamic(
+        "alive",
+        "Beats.",
+        json!({"type": "object"}),
+        |ctx: ToolContext, _| async move {
+            for _ in 0..12 {
+                tokio::time::sleep(Duration::from_millis(100)).await;
+                ctx.send_heartbeat();
+            }
+            Ok(json!({"left": ctx.time_left().is_some()}))
+        },
+    )
     .effect(Effect::Read)
     .heartbeat(Duration::from_secs(1));
     let world = TestWorld::new(|a| a.tool(alive));
@@ -271,10 +352,15 @@ async fn declared_and_reported_costs_spend_budget() {
     )
     .effect(Effect::Read)
     .cost(Cost { tokens: 0, money: Decimal::ONE });
-    let cheat = Tool::dynamic("cheat", "Earns.", json!({"type": "object"}), |ctx: ToolContext, args| async move {
-        ctx.spend(Cost { tokens: 0, money: Decimal::from(-100) });
-        Ok(args)
-    })
+    let cheat = Tool::dynamic(
+        "cheat",
+        "Earns.",
+        json!({"type": "object"}),
+        |ctx: ToolContext, args| async move {
+            ctx.spend(Cost { tokens: 0, money: Decimal::from(-100) });
+            Ok(args)
+        },
+    )
     .effect(Effect::Read);
     let burns = Tool::dynamic(
         "burns",
@@ -286,23 +372,36 @@ async fn declared_and_reported_costs_spend_budget() {
         },
     )
     .effect(Effect::Read);
-    let budget = Limits { session: Budget { money: Some(Decimal::from(3)), ..Budget::default() }, ..Limits::default() };
+    let budget = Limits {
+        session: Budget { money: Some(Decimal::from(3)), ..Budget::default() },
+        ..Limits::default()
+    };
     let world = TestWorld::new(|a| a.tool(quiet).tool(cheat).tool(burns).limits(budget));
     assert_eq!(call_code(&world, "quiet", json!({"n": 1})).await, "ok");
     assert_eq!(call_code(&world, "cheat", json!({})).await, "ok");
     assert_eq!(call_code(&world, "burns", json!({"n": 1})).await, "no");
     assert_eq!(call_code(&world, "burns", json!({"n": 2})).await, "no");
-    assert_eq!(call_code(&world, "quiet", json!({"n": 2})).await, "budget_exhausted", "what is spent is spent");
+    assert_eq!(
+        call_code(&world, "quiet", json!({"n": 2})).await,
+        "budget_exhausted",
+        "what is spent is spent"
+    );
 }
 
 #[tokio::test]
 async fn failed_calls_count_and_rate_windows_are_independent() {
-    let fails = Tool::dynamic("fails", "Fails.", json!({"type": "object", "properties": {"n": {"type": "integer"}}}), |_, _| async {
-        Err::<Value, _>(Failure::business("no", "no"))
-    })
+    let fails = Tool::dynamic(
+        "fails",
+        "Fails.",
+        json!({"type": "object", "properties": {"n": {"type": "integer"}}}),
+        |_, _| async { Err::<Value, _>(Failure::business("no", "no")) },
+    )
     .effect(Effect::Read);
     let world = TestWorld::new(|a| {
-        a.tool(fails).limits(Limits { rate: Some(RateLimit { calls: 2, per: Duration::from_secs(60) }), ..Limits::default() })
+        a.tool(fails).limits(Limits {
+            rate: Some(RateLimit { calls: 2, per: Duration::from_secs(60) }),
+            ..Limits::default()
+        })
     });
     for (n, expected) in [(1, "no"), (2, "no"), (3, "rate_limited")] {
         assert_eq!(call_code(&world, "fails", json!({ "n": n })).await, expected);
@@ -319,21 +418,27 @@ async fn failed_calls_count_and_rate_windows_are_independent() {
     };
     let at = |seconds| jiff::Timestamp::UNIX_EPOCH + SignedDuration::from_secs(seconds);
     toolgate::Store::add_cost(&store, &[charge(3_600), charge(1)], at(0)).await.unwrap();
-    let room = toolgate::Store::check_charges(&store, &[charge(1), charge(3_600)], at(10)).await.unwrap();
+    let room =
+        toolgate::Store::check_charges(&store, &[charge(1), charge(3_600)], at(10)).await.unwrap();
     assert!(room[0].is_ok() && room[1].is_err());
 }
 
 #[tokio::test]
 async fn cancelled_call_neither_starts_nor_retries() {
     let (tool, runs) = flaky_tool(Effect::Read, 0, None);
-    let slow = Tool::dynamic("slow", "Hangs.", json!({"type": "object"}), |_, _| std::future::pending())
-        .effect(Effect::Read)
-        .retry(5, Duration::from_millis(1));
+    let slow =
+        Tool::dynamic("slow", "Hangs.", json!({"type": "object"}), |_, _| std::future::pending())
+            .effect(Effect::Read)
+            .retry(5, Duration::from_millis(1));
     let world = TestWorld::new(|a| a.tool(tool).tool(slow));
     let token = tokio_util::sync::CancellationToken::new();
     token.cancel();
-    let answer = world.gate.call(world.session.prepare("flaky", json!({})).cancelled_by(token)).await;
-    assert_eq!(answer.outcome.error().map(|e| (&*e.code, e.effects)), Some(("cancelled", CallEffects::None)));
+    let answer =
+        world.gate.call(world.session.prepare("flaky", json!({})).cancelled_by(token)).await;
+    assert_eq!(
+        answer.outcome.error().map(|e| (&*e.code, e.effects)),
+        Some(("cancelled", CallEffects::None))
+    );
     assert_eq!(runs.load(Ordering::SeqCst), 0);
     let token = tokio_util::sync::CancellationToken::new();
     let later = token.clone();
@@ -367,7 +472,8 @@ async fn repeatedly_refused_poll_is_a_loop() {
     let poll = Tool::dynamic("poll", "Polls.", schema, |_, args: Value| async move { Ok(args) })
         .effect(Effect::Read)
         .polling(Duration::from_secs(1), 3);
-    let closed = toolgate::policy::Deny::new("closed", ["poll"]).when("/job", toolgate::policy::Condition::one_of([json!("shut")]));
+    let closed = toolgate::policy::Deny::new("closed", ["poll"])
+        .when("/job", toolgate::policy::Condition::one_of([json!("shut")]));
     let world = TestWorld::new(|a| a.tool(poll).policy(closed));
     let mut codes = Vec::new();
     // What is said of the loop does not begin the count anew; another call does.
@@ -375,7 +481,10 @@ async fn repeatedly_refused_poll_is_a_loop() {
         codes.push(call_code(&world, "poll", json!({ "job": job })).await);
         world.advance(SignedDuration::from_secs(2));
     }
-    assert_eq!(codes, ["closed", "closed", "closed", "loop_detected", "loop_detected", "ok", "closed"]);
+    assert_eq!(
+        codes,
+        ["closed", "closed", "closed", "loop_detected", "loop_detected", "ok", "closed"]
+    );
 }
 
 #[tokio::test]
@@ -398,14 +507,26 @@ async fn retry_keeps_unknown_effects_of_earlier_run() {
     .retry(1, Duration::from_millis(1));
     let world = TestWorld::new(|a| a.tool(pay));
     let answer = world.session.call("pay", json!({})).await;
-    assert_eq!(answer.outcome.error().map(|e| (&*e.code, e.effects)), Some(("closed", CallEffects::Unknown)));
-    assert_eq!((runs.load(Ordering::SeqCst), world.gate.pending_calls().await.unwrap().len()), (2, 1));
+    assert_eq!(
+        answer.outcome.error().map(|e| (&*e.code, e.effects)),
+        Some(("closed", CallEffects::Unknown))
+    );
+    assert_eq!(
+        (runs.load(Ordering::SeqCst), world.gate.pending_calls().await.unwrap().len()),
+        (2, 1)
+    );
 }
 
 #[tokio::test]
 async fn failed_deferred_call_is_not_rolled_back() {
     let world = TestWorld::new(|a| {
-        a.tool(Tool::dynamic("edit", "Edits.", json!({"type": "object"}), |_, args| async move { Ok(args) }).local().open())
+        a.tool(
+            Tool::dynamic("edit", "Edits.", json!({"type": "object"}), |_, args| async move {
+                Ok(args)
+            })
+            .local()
+            .open(),
+        )
     });
     let pass = world.session.admit("edit", json!({})).await.ok().unwrap();
     let answer = world.session.report(&pass, Err(Failure::business("lost", "lost"))).await;
@@ -417,12 +538,20 @@ async fn failed_deferred_call_is_not_rolled_back() {
 async fn negative_charge_frees_no_limit() {
     use toolgate::limits::{Charge, ChargeUnit};
     use toolgate::policy::{Obligations, Verdict};
-    let charge =
-        |amount: i64| Charge { counter: "c".into(), amount: amount.into(), cap: 500.into(), window: None, unit: ChargeUnit::Fixed };
+    let charge = |amount: i64| Charge {
+        counter: "c".into(),
+        amount: amount.into(),
+        cap: 500.into(),
+        window: None,
+        unit: ChargeUnit::Fixed,
+    };
     let full = || toolgate::ToolError::new(toolgate::ErrorCategory::Business, "full", "full");
     let world = TestWorld::new(|a| {
         a.policy(crate::support::closure_policy("lines", move |_| {
-            Ok(Verdict::Allow(Obligations { charges: vec![(charge(499), full()), (charge(-499), full())], ..Obligations::default() }))
+            Ok(Verdict::Allow(Obligations {
+                charges: vec![(charge(499), full()), (charge(-499), full())],
+                ..Obligations::default()
+            }))
         }))
     });
     assert_eq!(call_code(&world, "act", json!({"how": "ok"})).await, "full");
@@ -434,7 +563,10 @@ async fn observed_negative_charge_has_no_effect() {
     let full = || toolgate::ToolError::new(toolgate::ErrorCategory::Business, "full", "full");
     let world = TestWorld::new(|a| {
         a.policy(observe(crate::support::closure_policy("less", move |_| {
-            Ok(Verdict::Allow(Obligations { charges: vec![(crate::support::meter_charge(-1), full())], ..Obligations::default() }))
+            Ok(Verdict::Allow(Obligations {
+                charges: vec![(crate::support::meter_charge(-1), full())],
+                ..Obligations::default()
+            }))
         })))
     });
     for n in 0..2 {
@@ -442,7 +574,12 @@ async fn observed_negative_charge_has_no_effect() {
     }
     assert_eq!(world.meter_value().await, 2.into());
     for row in world.session.rows().await.unwrap() {
-        let seen: Vec<_> = row.facts.observed.iter().map(|o| (o.rule.as_str(), o.said.as_str(), o.code.as_str())).collect();
+        let seen: Vec<_> = row
+            .facts
+            .observed
+            .iter()
+            .map(|o| (o.rule.as_str(), o.said.as_str(), o.code.as_str()))
+            .collect();
         assert_eq!(seen, [("less", "fault", "policy_fault")]);
     }
     let why = world.session.explain("act", json!({"how": "ok", "n": 2})).await.to_string();

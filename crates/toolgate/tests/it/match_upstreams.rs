@@ -6,7 +6,9 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use serde_json::{Value, json};
 use toolgate::policy::Diagnostic;
-use toolgate::{Agent, CheckedArguments, Failure, Handler, Permit, ToolContext, Toolgate, ToolgateBuilder};
+use toolgate::{
+    Agent, CheckedArguments, Failure, Handler, Permit, ToolContext, Toolgate, ToolgateBuilder,
+};
 use toolgate_config::{Backend, Config, HttpTool, RemoteToolSpec, UnusableTool, UpstreamConfig};
 
 /// What upstreams offer, by their names.
@@ -19,7 +21,12 @@ struct SucceedingHandler;
 
 #[async_trait]
 impl Handler for SucceedingHandler {
-    async fn run(&self, _: &Permit, _: ToolContext, _: &CheckedArguments) -> Result<Value, Failure> {
+    async fn run(
+        &self,
+        _: &Permit,
+        _: ToolContext,
+        _: &CheckedArguments,
+    ) -> Result<Value, Failure> {
         Ok(json!({"ran": true}))
     }
 }
@@ -46,7 +53,8 @@ fn remote_tool(name: &str, input: Value) -> RemoteToolSpec {
     RemoteToolSpec { name: name.to_owned(), description: "Does.".to_owned(), input, output: None }
 }
 
-/// Two tools that a file declares of one upstream: `x`, of which a case speaks, and `y`, of which nobody does.
+/// Two tools that a file declares of one upstream: `x`, of which a case speaks, and `y`, of which
+/// nobody does.
 fn config_with_upstream(of_x: &str, rules: &str) -> String {
     format!(
         "[upstreams.u]\ncommand = \"u\"\nprefix = \"\"\n[tools.x]\nkind = \"mcp\"\nupstream = \"u\"\n{of_x}\n\
@@ -54,13 +62,21 @@ fn config_with_upstream(of_x: &str, rules: &str) -> String {
     )
 }
 
-fn build_with_tools(text: &str, tools: Vec<RemoteToolSpec>, live: bool) -> Result<(Vec<Agent>, Vec<UnusableTool>), String> {
+fn build_with_tools(
+    text: &str,
+    tools: Vec<RemoteToolSpec>,
+    live: bool,
+) -> Result<(Vec<Agent>, Vec<UnusableTool>), String> {
     let offers = FakeUpstreams { tools: BTreeMap::from([("u", tools)]), live };
-    Config::parse("toolgate.toml", text).with_backend(&offers).build_with_upstreams(None).map_err(|error| error.render(false))
+    Config::parse("toolgate.toml", text)
+        .with_backend(&offers)
+        .build_with_upstreams(None)
+        .map_err(|error| error.render(false))
 }
 
 async fn call_code(agents: Vec<Agent>, tool: &str, arguments: Value) -> String {
-    let gate = agents.into_iter().fold(Toolgate::builder(), ToolgateBuilder::agent).build().unwrap();
+    let gate =
+        agents.into_iter().fold(Toolgate::builder(), ToolgateBuilder::agent).build().unwrap();
     let answer = gate.session("default", "alice", "s").call(tool, arguments).await;
     answer.outcome.error().map_or("ok", |error| &*error.code).to_owned()
 }
@@ -69,7 +85,9 @@ async fn call_code(agents: Vec<Agent>, tool: &str, arguments: Value) -> String {
 async fn mismatch_quarantines_only_its_tool() {
     let text = |properties: Value| json!({"type": "object", "properties": properties});
     let amount = || text(json!({"amount": {"type": "number"}}));
-    let deny = |tools: &str, what: &str| format!("[[policy]]\nname = \"cap\"\nrule = \"deny\"\ntools = {tools}\n{what}\n");
+    let deny = |tools: &str, what: &str| {
+        format!("[[policy]]\nname = \"cap\"\nrule = \"deny\"\ntools = {tools}\n{what}\n")
+    };
     let open = "policy = \"open\"";
     for (case, of_x, rules, input, why) in [
         ("no schema", open, String::new(), text(json!({"a": {"type": "strin"}})), "input schema of `x`"),
@@ -137,9 +155,12 @@ async fn mismatch_quarantines_only_its_tool() {
 async fn secret_of_quarantined_tool_is_redacted_in_ledger() {
     let rule = "[[policy]]\nname = \"cap\"\nrule = \"deny\"\ntools = [\"x\"]\nwhere = [{ argument = \"/amuont\", above = 5 }]\n";
     let input = json!({"type": "object", "properties": {"amount": {"type": "number"}, "key": {"type": "string", "writeOnly": true}}});
-    let (agents, unfit) =
-        build_with_tools(&config_with_upstream("", rule), vec![remote_tool("x", input), remote_tool("y", json!({"type": "object"}))], true)
-            .unwrap();
+    let (agents, unfit) = build_with_tools(
+        &config_with_upstream("", rule),
+        vec![remote_tool("x", input), remote_tool("y", json!({"type": "object"}))],
+        true,
+    )
+    .unwrap();
     assert_eq!(unfit.len(), 1);
     let spec = agents[0].tools().find(|spec| spec.name() == "x").unwrap();
     assert!(serde_json::to_string(spec).unwrap().contains("/key"), "{spec:?}");
@@ -150,8 +171,14 @@ async fn secret_of_quarantined_tool_is_redacted_in_ledger() {
 async fn arguments_are_redacted_if_secrets_are_unknown() {
     let input = json!({"type": "object", "properties": {"id": {"type": "string", "writeOnly": true}, "key": {"type": "string"}}});
     let text = config_with_upstream("effect = \"read\"\nentities = { customer = \"/id\" }", "");
-    let (agents, _) = build_with_tools(&text, vec![remote_tool("x", input), remote_tool("y", json!({"type": "object"}))], true).unwrap();
-    let gate = agents.into_iter().fold(Toolgate::builder(), ToolgateBuilder::agent).build().unwrap();
+    let (agents, _) = build_with_tools(
+        &text,
+        vec![remote_tool("x", input), remote_tool("y", json!({"type": "object"}))],
+        true,
+    )
+    .unwrap();
+    let gate =
+        agents.into_iter().fold(Toolgate::builder(), ToolgateBuilder::agent).build().unwrap();
     let session = gate.session("default", "alice", "s");
     let answer = session.call("x", json!({"id": "hunter2", "key": "hunter3"})).await;
     assert_eq!(answer.outcome.error().map(|error| &*error.code), Some("definition_changed"));
@@ -162,8 +189,12 @@ async fn arguments_are_redacted_if_secrets_are_unknown() {
 /// A counter has a name, and a refusal says what it has found.
 #[tokio::test]
 async fn rule_messages_hide_arguments_with_unknown_secrets() {
-    let input = json!({"type": "object", "properties": {"id": {"type": "string", "writeOnly": true}}});
-    for rule in ["rule = \"limit\"\ncalls = 3\nper = \"/id\"", "rule = \"deny\"\nwhere = [{ argument = \"/id\", in = [\"hunter2\"] }]"] {
+    let input =
+        json!({"type": "object", "properties": {"id": {"type": "string", "writeOnly": true}}});
+    for rule in [
+        "rule = \"limit\"\ncalls = 3\nper = \"/id\"",
+        "rule = \"deny\"\nwhere = [{ argument = \"/id\", in = [\"hunter2\"] }]",
+    ] {
         let limit = "[[policy]]\nname = \"most\"\nrule = \"limit\"\ntools = [\"x\"]\ncalls = 3\nper = \"/id\"\n";
         let rules = format!("{limit}[[policy]]\nname = \"cap\"\ntools = [\"x\"]\n{rule}\n");
         let (agents, _) = build_with_tools(
@@ -172,12 +203,17 @@ async fn rule_messages_hide_arguments_with_unknown_secrets() {
             true,
         )
         .unwrap();
-        let gate = agents.into_iter().fold(Toolgate::builder(), ToolgateBuilder::agent).build().unwrap();
+        let gate =
+            agents.into_iter().fold(Toolgate::builder(), ToolgateBuilder::agent).build().unwrap();
         let session = gate.session("default", "alice", "s");
         let mut written = String::new();
         for arguments in [json!("hunter2"), json!(["hunter2"]), json!({"id": "hunter2"})] {
             let answer = session.call("x", arguments).await;
-            assert_eq!(answer.outcome.error().map(|error| &*error.code), Some("definition_changed"), "{rule}");
+            assert_eq!(
+                answer.outcome.error().map(|error| &*error.code),
+                Some("definition_changed"),
+                "{rule}"
+            );
             written += &format!("{answer:?} ");
         }
         written += &format!("{:?}", session.rows().await.unwrap());
@@ -207,19 +243,27 @@ fn error_in_file_itself_prevents_loading() {
             "did you mean `amount`?",
         ),
     ] {
-        let error = build_with_tools(&config_with_upstream(of_x, rules), tools(), true).unwrap_err();
+        let error =
+            build_with_tools(&config_with_upstream(of_x, rules), tools(), true).unwrap_err();
         assert!(error.contains(why) && error.contains("--> toolgate.toml:"), "{why}: {error}");
     }
 }
 
 #[test]
 fn rule_for_undeclared_upstream_tool_is_no_error() {
-    let rule = |tool: &str| format!("[[policy]]\nname = \"r\"\nrule = \"deny\"\ntools = [\"{tool}\"]\nwhen = \"true\"\n");
+    let rule = |tool: &str| {
+        format!(
+            "[[policy]]\nname = \"r\"\nrule = \"deny\"\ntools = [\"{tool}\"]\nwhen = \"true\"\n"
+        )
+    };
     let text = |undeclared: &str, tool: &str| {
         let own = "[tools.git_status]\ninput = { type = \"object\" }\npolicy = \"open\"\n\
                    [tools.git_wipe]\ninput = { type = \"object\" }\npolicy = \"open\"\n[tools.find]\ninput = { type = \"object\" }\npolicy = \"open\"\n\
                    [tools.wipe]\nkind = \"mcp\"\nupstream = \"git\"\ntool = \"clean_all\"\npolicy = \"open\"\n";
-        format!("[upstreams.git]\ncommand = \"git\"\nundeclared = \"{undeclared}\"\n{own}{}", rule(tool))
+        format!(
+            "[upstreams.git]\ncommand = \"git\"\nundeclared = \"{undeclared}\"\n{own}{}",
+            rule(tool)
+        )
     };
     for (undeclared, tool, seen, live, expected) in [
         ("ask", "git_commit", false, false, None),
@@ -244,15 +288,28 @@ fn rule_for_undeclared_upstream_tool_is_no_error() {
         let object = || json!({"type": "object"});
         let tools = BTreeMap::from([(
             "git",
-            vec![remote_tool("commit", object()), remote_tool("log", object()), remote_tool("clean_all", object())],
+            vec![
+                remote_tool("commit", object()),
+                remote_tool("log", object()),
+                remote_tool("clean_all", object()),
+            ],
         )]);
         let offers = FakeUpstreams { tools: if seen { tools } else { BTreeMap::new() }, live };
-        let fitted = Config::parse("toolgate.toml", &text(undeclared, tool)).with_backend(&offers).build_with_upstreams(None);
+        let fitted = Config::parse("toolgate.toml", &text(undeclared, tool))
+            .with_backend(&offers)
+            .build_with_upstreams(None);
         match (fitted, expected) {
             (Ok((agents, unfit)), None) => {
                 let is_there = seen && tool == "git_log";
-                assert_eq!(unfit.iter().any(|one| one.name == tool), !is_there, "{case}: {unfit:?}");
-                let told = agents[0].warnings().iter().any(|warning| warning.message.contains(tool) && warning.span.is_some());
+                assert_eq!(
+                    unfit.iter().any(|one| one.name == tool),
+                    !is_there,
+                    "{case}: {unfit:?}"
+                );
+                let told = agents[0]
+                    .warnings()
+                    .iter()
+                    .any(|warning| warning.message.contains(tool) && warning.span.is_some());
                 assert!(told || is_there, "{case}: {:?}", agents[0].warnings());
                 // The whole upstream is quarantined, the tool that a table declares too.
                 assert_eq!(
@@ -263,7 +320,9 @@ fn rule_for_undeclared_upstream_tool_is_no_error() {
                 let held = |one: &UnusableTool| one.name == "wipe" && !one.is_awaited;
                 assert_eq!(unfit.iter().any(held), seen && tool != "git_log", "{case}: {unfit:?}");
             }
-            (Err(error), Some(why)) => assert!(error.render(false).contains(why), "{case}: {}", error.render(false)),
+            (Err(error), Some(why)) => {
+                assert!(error.render(false).contains(why), "{case}: {}", error.render(false))
+            }
             (fitted, _) => panic!("{case}: {fitted:?}"),
         }
     }
@@ -318,18 +377,36 @@ async fn hook_for_undeclared_upstream_tool_is_deferred() {
     ] {
         let case = format!("{tools} {more} {seen}");
         // Another upstream may have the same tool.
-        let upstreams = ["git", "gits"].map(|name| format!("[upstreams.{name}]\ncommand = \"x\"\nundeclared = \"open\"\n")).concat();
-        let text = format!("{upstreams}{more}[[hooks]]\nname = \"h\"\ncommand = \"./h\"\ntools = [\"{tools}\"]\n");
+        let upstreams = ["git", "gits"]
+            .map(|name| format!("[upstreams.{name}]\ncommand = \"x\"\nundeclared = \"open\"\n"))
+            .concat();
+        let text = format!(
+            "{upstreams}{more}[[hooks]]\nname = \"h\"\ncommand = \"./h\"\ntools = [\"{tools}\"]\n"
+        );
         let push = || vec![remote_tool("push", json!({"type": "object"}))];
-        let known = if seen { BTreeMap::from([("git", push()), ("gits", push())]) } else { BTreeMap::from([("gits", push())]) };
+        let known = if seen {
+            BTreeMap::from([("git", push()), ("gits", push())])
+        } else {
+            BTreeMap::from([("gits", push())])
+        };
         let known = if tools == "*" { BTreeMap::new() } else { known };
         let offers = QuarantiningUpstreams(FakeUpstreams { tools: known, live: true });
-        match (Config::parse("toolgate.toml", &text).with_backend(&offers).build_with_upstreams(None), waits) {
+        match (
+            Config::parse("toolgate.toml", &text).with_backend(&offers).build_with_upstreams(None),
+            waits,
+        ) {
             (Ok((agents, unfit)), Some(waits)) => {
                 // Nothing else is held back for it.
                 assert!(unfit.is_empty(), "{case}: {unfit:?}");
-                let told = |warning: &Diagnostic| warning.message.contains("the hook `h`") && warning.span.is_some();
-                assert_eq!(agents[0].warnings().iter().any(told), waits, "{case}: {:?}", agents[0].warnings());
+                let told = |warning: &Diagnostic| {
+                    warning.message.contains("the hook `h`") && warning.span.is_some()
+                };
+                assert_eq!(
+                    agents[0].warnings().iter().any(told),
+                    waits,
+                    "{case}: {:?}",
+                    agents[0].warnings()
+                );
                 if seen && !waits {
                     // There is no such program, so it is a fault.
                     assert_ne!(call_code(agents, "git_push", json!({})).await, "ok", "{case}");
@@ -337,7 +414,10 @@ async fn hook_for_undeclared_upstream_tool_is_deferred() {
             }
             (Err(error), None) => {
                 let said = error.render(false);
-                assert!(said.contains("matches no tool") || said.contains("has the name of another"), "{case}: {said}");
+                assert!(
+                    said.contains("matches no tool") || said.contains("has the name of another"),
+                    "{case}: {said}"
+                );
             }
             (fitted, _) => panic!("{case}: {fitted:?}"),
         }
@@ -347,32 +427,57 @@ async fn hook_for_undeclared_upstream_tool_is_deferred() {
 /// What is held back only for its name keeps its secrets by itself, and rules speak of it as ever.
 #[tokio::test]
 async fn rule_denies_tool_quarantined_by_other_rule() {
-    let upstream = |name: &str| format!("[upstreams.{name}]\ncommand = \"x\"\nundeclared = \"open\"\nprefix = \"\"\n");
-    let rule = |tool: &str| format!("[[policy]]\nname = \"no_{tool}\"\nrule = \"deny\"\ntools = [\"{tool}\"]\nwhen = \"true\"\n");
+    let upstream = |name: &str| {
+        format!("[upstreams.{name}]\ncommand = \"x\"\nundeclared = \"open\"\nprefix = \"\"\n")
+    };
+    let rule = |tool: &str| {
+        format!(
+            "[[policy]]\nname = \"no_{tool}\"\nrule = \"deny\"\ntools = [\"{tool}\"]\nwhen = \"true\"\n"
+        )
+    };
     let text = format!("{}{}{}{}", upstream("a"), upstream("b"), rule("pulll"), rule("pull"));
     let pull = vec![remote_tool("pull", json!({"type": "object"}))];
-    let offers = FakeUpstreams { tools: BTreeMap::from([("a", pull), ("b", Vec::new())]), live: true };
-    let (agents, unfit) = Config::parse("toolgate.toml", &text).with_backend(&offers).build_with_upstreams(None).unwrap();
+    let offers =
+        FakeUpstreams { tools: BTreeMap::from([("a", pull), ("b", Vec::new())]), live: true };
+    let (agents, unfit) = Config::parse("toolgate.toml", &text)
+        .with_backend(&offers)
+        .build_with_upstreams(None)
+        .unwrap();
     assert!(unfit.iter().any(|unfit| unfit.name == "pull"), "{unfit:?}");
     assert_eq!(call_code(agents, "pull", json!({})).await, "no_pull");
 }
 
 #[test]
 fn rule_with_missing_tool_quarantines_its_whole_upstream() {
-    let remotes = |names: &[&str]| names.iter().map(|name| remote_tool(name, json!({"type": "object"}))).collect::<Vec<_>>();
-    let quarantined = |prefixes: [&str; 2], seen: &[(&'static str, Vec<RemoteToolSpec>)], tool: &str| {
-        let upstream =
-            |name: &str, prefix: &str| format!("[upstreams.{name}]\ncommand = \"x\"\nundeclared = \"open\"\nprefix = \"{prefix}\"\n");
+    let remotes = |names: &[&str]| {
+        names.iter().map(|name| remote_tool(name, json!({"type": "object"}))).collect::<Vec<_>>()
+    };
+    let quarantined = |prefixes: [&str; 2],
+                       seen: &[(&'static str, Vec<RemoteToolSpec>)],
+                       tool: &str| {
+        let upstream = |name: &str, prefix: &str| {
+            format!(
+                "[upstreams.{name}]\ncommand = \"x\"\nundeclared = \"open\"\nprefix = \"{prefix}\"\n"
+            )
+        };
         let table = "[tools.wipe]\nkind = \"mcp\"\nupstream = \"b\"\ntool = \"clean_all\"\npolicy = \"open\"\n";
-        let rule = format!("[[policy]]\nname = \"r\"\nrule = \"deny\"\ntools = [\"{tool}\"]\nwhen = \"true\"\n");
-        let text = format!("{}{}{table}{rule}", upstream("a", prefixes[0]), upstream("b", prefixes[1]));
+        let rule = format!(
+            "[[policy]]\nname = \"r\"\nrule = \"deny\"\ntools = [\"{tool}\"]\nwhen = \"true\"\n"
+        );
+        let text =
+            format!("{}{}{table}{rule}", upstream("a", prefixes[0]), upstream("b", prefixes[1]));
         let offers = FakeUpstreams { tools: seen.iter().cloned().collect(), live: true };
-        let (_, unfit) = Config::parse("toolgate.toml", &text).with_backend(&offers).build_with_upstreams(None).unwrap();
-        let mut names: Vec<String> = unfit.into_iter().map(|unfit| unfit.name).filter(|name| name != tool).collect();
+        let (_, unfit) = Config::parse("toolgate.toml", &text)
+            .with_backend(&offers)
+            .build_with_upstreams(None)
+            .unwrap();
+        let mut names: Vec<String> =
+            unfit.into_iter().map(|unfit| unfit.name).filter(|name| name != tool).collect();
         names.sort();
         names
     };
-    let (a, b) = (("a", remotes(&["push", "pull"])), ("b", remotes(&["push", "merge", "clean_all"])));
+    let (a, b) =
+        (("a", remotes(&["push", "pull"])), ("b", remotes(&["push", "merge", "clean_all"])));
     let both = [a.clone(), b.clone()];
     let none: [&str; 0] = [];
     for (prefixes, seen, tool, expected) in [
@@ -381,8 +486,14 @@ fn rule_with_missing_tool_quarantines_its_whole_upstream() {
         (["git_", "gitlab_"], &both, "gitlab_clean_al", &["gitlab_merge", "gitlab_push", "wipe"]),
         (["git_", ""], &both, "gti_push", &["merge", "push", "wipe"]),
         // Either upstream could have it.
-        (["", ""], &[("a", remotes(&["pull"])), ("b", remotes(&["clean_all", "merge"]))], "drop_tables", &["merge", "pull", "wipe"]),
-        // An upstream that was never connected may have it. It keeps no other upstream from working.
+        (
+            ["", ""],
+            &[("a", remotes(&["pull"])), ("b", remotes(&["clean_all", "merge"]))],
+            "drop_tables",
+            &["merge", "pull", "wipe"],
+        ),
+        // An upstream that was never connected may have it. It keeps no other upstream from
+        // working.
         (["", ""], std::slice::from_ref(&a), "pulll", &none),
         (["git_", "gitlab_"], std::slice::from_ref(&a), "gitlab_push", &none),
     ] {

@@ -13,7 +13,9 @@ fn plain_tool(name: &str) -> Tool {
 }
 
 fn deny_policy(name: &'static str) -> impl Policy {
-    closure_policy(name, move |_: &PolicyInput<'_>| Ok(Verdict::deny(ToolError::new(ErrorCategory::Business, name, "no"))))
+    closure_policy(name, move |_: &PolicyInput<'_>| {
+        Ok(Verdict::deny(ToolError::new(ErrorCategory::Business, name, "no")))
+    })
 }
 
 #[tokio::test]
@@ -41,7 +43,10 @@ async fn closest_then_first_declared_denial_is_shown() {
         }
         let gate = crate::support::runtime_builder().agent(agent.build().unwrap()).build_checked();
         let answer = gate.session("a", "alice", "s").call("t", json!({})).await;
-        assert_eq!((answer.outcome.error().map(|e| &*e.code), answer.rule.as_deref()), (Some(shown), Some(shown)));
+        assert_eq!(
+            (answer.outcome.error().map(|e| &*e.code), answer.rule.as_deref()),
+            (Some(shown), Some(shown))
+        );
     }
 }
 
@@ -52,7 +57,8 @@ async fn section_policy_governs_only_its_tools() {
         .tool(plain_tool("outside").open())
         .build()
         .unwrap();
-    let session = crate::support::runtime_builder().agent(agent).build_checked().session("a", "alice", "s");
+    let session =
+        crate::support::runtime_builder().agent(agent).build_checked().session("a", "alice", "s");
     assert!(session.call("inside", json!({})).await.outcome.error().is_some());
     assert!(session.call("outside", json!({})).await.outcome.success().is_some());
 }
@@ -69,7 +75,10 @@ async fn deny_beats_ask_and_every_policy_is_checked() {
     let world = TestWorld::without_replay_check(|a| {
         a.policy(recording_policy("allows", Verdict::allow()))
             .policy(recording_policy("asks", Verdict::ask("?")))
-            .policy(recording_policy("denies", Verdict::deny(ToolError::new(ErrorCategory::Business, "no", "no"))))
+            .policy(recording_policy(
+                "denies",
+                Verdict::deny(ToolError::new(ErrorCategory::Business, "no", "no")),
+            ))
             .policy(recording_policy("allows_too", Verdict::allow()))
     });
     let answer = world.session.call("act", json!({"how": "ok"})).await;
@@ -79,13 +88,18 @@ async fn deny_beats_ask_and_every_policy_is_checked() {
 
 #[tokio::test]
 async fn sequence_rule_suggests_next_tool() {
-    let tools = ["lint", "build", "test", "deploy"].map(plain_tool).map(|tool| tool.effect(Effect::Write).open());
+    let tools = ["lint", "build", "test", "deploy"]
+        .map(plain_tool)
+        .map(|tool| tool.effect(Effect::Write).open());
     let agent = Agent::builder("ci")
         .tools(tools)
-        .policy(Sequence::new("pipeline").after("deploy", ["test", "build"]).after("build", ["lint"]))
+        .policy(
+            Sequence::new("pipeline").after("deploy", ["test", "build"]).after("build", ["lint"]),
+        )
         .build()
         .unwrap();
-    let session = crate::support::runtime_builder().agent(agent).build_checked().session("ci", "alice", "s");
+    let session =
+        crate::support::runtime_builder().agent(agent).build_checked().session("ci", "alice", "s");
     let mut asked = Vec::new();
     // Whatever is asked for, playing `next` reaches it.
     for _ in 0..10 {
@@ -109,7 +123,13 @@ async fn sequence_rule_suggests_next_tool() {
 
 #[test]
 fn agent_build_reports_all_errors_at_once() {
-    let bad = Tool::dynamic("Bad Name", "", json!({"type": "strange"}), |_, args| async move { Ok(args) });
+    let bad =
+        Tool::dynamic(
+            "Bad Name",
+            "",
+            json!({"type": "strange"}),
+            |_, args| async move { Ok(args) },
+        );
     let shown = Tool::dynamic(
         "shown",
         "Shown.",
@@ -154,12 +174,22 @@ fn agent_build_reports_all_errors_at_once() {
 #[test]
 fn tool_with_effects_needs_enforced_policy() {
     let write = || {
-        Tool::dynamic("write_file", "Writes.", json!({"type": "object", "properties": {"path": {"type": "string"}}}), |_, _| async {
-            Ok(json!(1))
-        })
+        Tool::dynamic(
+            "write_file",
+            "Writes.",
+            json!({"type": "object", "properties": {"path": {"type": "string"}}}),
+            |_, _| async { Ok(json!(1)) },
+        )
     };
-    let build = |tool: Tool| Agent::builder("a").tool(write()).tool(tool).policy(ReadBeforeWrite::default()).build();
-    assert!(build(plain_tool("refund")).unwrap_err().to_string().contains("has effects, but no enforced policy governs it"));
+    let build = |tool: Tool| {
+        Agent::builder("a").tool(write()).tool(tool).policy(ReadBeforeWrite::default()).build()
+    };
+    assert!(
+        build(plain_tool("refund"))
+            .unwrap_err()
+            .to_string()
+            .contains("has effects, but no enforced policy governs it")
+    );
     assert!(build(plain_tool("refund").effect(Effect::Read)).is_ok());
     assert!(build(plain_tool("refund").open()).is_ok());
 }

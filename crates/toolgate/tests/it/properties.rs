@@ -1,5 +1,5 @@
-//! What must hold whatever is called: no run without a permit, no change by a failure, one row a call,
-//! and what was judged is byte for byte what runs.
+//! What must hold whatever is called: no run without a permit, no change by a failure, one row a
+//! call, and what was judged is byte for byte what runs.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -12,7 +12,8 @@ use serde_json::{Value, json};
 use toolgate::hook::{BeforeHookResult, Hook, HookCall, HookError};
 use toolgate::policy::{Policy, PolicyError, PolicyInput, Verdict};
 use toolgate::{
-    AgentBuilder, CallId, CheckedArguments, Decision, Effect, ErrorCategory, Failure, Handler, HostFs, Permit, Tool, ToolContext, ToolError,
+    AgentBuilder, CallId, CheckedArguments, Decision, Effect, ErrorCategory, Failure, Handler,
+    HostFs, Permit, Tool, ToolContext, ToolError,
 };
 use toolgate_json::{JsonBounds, parse, to_canonical_bytes};
 
@@ -50,11 +51,23 @@ struct RecordingHandler(StepLog);
 
 #[async_trait]
 impl Handler for RecordingHandler {
-    async fn run(&self, permit: &Permit, ctx: ToolContext, arguments: &CheckedArguments) -> Result<Value, Failure> {
-        self.0.record(ObservedStep::Ran { permitted: permit.arguments().bytes().to_vec(), given: arguments.bytes().to_vec() });
+    async fn run(
+        &self,
+        permit: &Permit,
+        ctx: ToolContext,
+        arguments: &CheckedArguments,
+    ) -> Result<Value, Failure> {
+        self.0.record(ObservedStep::Ran {
+            permitted: permit.arguments().bytes().to_vec(),
+            given: arguments.bytes().to_vec(),
+        });
         assert_eq!(permit.call_id(), ctx.call_id());
         ctx.set_slice("last", arguments.value())?;
-        if arguments.value()["fail"] == true { Err(Failure::business("told_to", "told to fail")) } else { Ok(arguments.value().clone()) }
+        if arguments.value()["fail"] == true {
+            Err(Failure::business("told_to", "told to fail"))
+        } else {
+            Ok(arguments.value().clone())
+        }
     }
 }
 
@@ -66,10 +79,18 @@ impl Policy for RecordingPolicy {
     }
     fn check(&self, ask: &PolicyInput<'_>) -> Result<Verdict, PolicyError> {
         if ask.arguments.value()["deny"] == true {
-            return Ok(Verdict::deny(ToolError::new(ErrorCategory::Business, "told_to_deny", "no")));
+            return Ok(Verdict::deny(ToolError::new(
+                ErrorCategory::Business,
+                "told_to_deny",
+                "no",
+            )));
         }
         self.0.record(ObservedStep::Checked(ask.arguments.bytes().to_vec()));
-        Ok(if ask.arguments.value()["ask"] == true { Verdict::ask("told to ask") } else { Verdict::allow() })
+        Ok(if ask.arguments.value()["ask"] == true {
+            Verdict::ask("told to ask")
+        } else {
+            Verdict::allow()
+        })
     }
 }
 
@@ -83,7 +104,10 @@ impl Hook for RewritingHook {
         "rewriter"
     }
     async fn before(&self, _: HookCall<'_>) -> Result<BeforeHookResult, HookError> {
-        Ok(BeforeHookResult { input: self.0.lock().unwrap().clone(), ..BeforeHookResult::default() })
+        Ok(BeforeHookResult {
+            input: self.0.lock().unwrap().clone(),
+            ..BeforeHookResult::default()
+        })
     }
 }
 
@@ -91,7 +115,9 @@ fn recording_world(seen: &StepLog, more: impl FnOnce(AgentBuilder) -> AgentBuild
     let flag = || json!({"type": "boolean"});
     let properties = json!({"deny": flag(), "fail": flag(), "ask": flag(), "n": {"type": "integer"}, "data": {}});
     let schema = json!({"type": "object", "properties": properties});
-    let tool = Tool::with_handler("watch", "Watches.", schema, Arc::new(RecordingHandler(seen.clone()))).effect(Effect::Write);
+    let tool =
+        Tool::with_handler("watch", "Watches.", schema, Arc::new(RecordingHandler(seen.clone())))
+            .effect(Effect::Write);
     let judge = RecordingPolicy(seen.clone());
     TestWorld::without_replay_check(|agent| more(agent.tool(tool).tool_policy("watch", judge)))
 }
@@ -108,17 +134,22 @@ fn any_data() -> impl Strategy<Value = String> {
 
 /// Arguments with something after them, which may make them worthless.
 fn call_with(junk: &'static [&'static str]) -> impl Strategy<Value = (String, &'static str)> {
-    (any::<bool>(), any::<bool>(), any_data(), prop::sample::select(junk))
-        .prop_map(|(deny, fail, data, junk)| (format!(r#"{{"deny": {deny}, "fail": {fail}, "data": {data}{junk}}}"#), junk))
+    (any::<bool>(), any::<bool>(), any_data(), prop::sample::select(junk)).prop_map(
+        |(deny, fail, data, junk)| {
+            (format!(r#"{{"deny": {deny}, "fail": {fail}, "data": {data}{junk}}}"#), junk)
+        },
+    )
 }
 
 fn any_call() -> impl Strategy<Value = String> {
-    call_with(&["", ", \"unknown\": 1", ", \"fail\": 3", ", \"data\": 1", "}"]).prop_map(|(text, _)| text)
+    call_with(&["", ", \"unknown\": 1", ", \"fail\": 3", ", \"data\": 1", "}"])
+        .prop_map(|(text, _)| text)
 }
 
 /// What a hook may make of the arguments, and whether it fits the schema.
 fn any_rewrite() -> impl Strategy<Value = Option<(String, bool)>> {
-    let object = call_with(&["", "", ", \"unknown\": 1", ", \"n\": \"one\""]).prop_map(|(text, junk)| (text, junk.is_empty()));
+    let object = call_with(&["", "", ", \"unknown\": 1", ", \"n\": \"one\""])
+        .prop_map(|(text, junk)| (text, junk.is_empty()));
     prop::option::of(prop_oneof![4 => object, 1 => Just(("[1]".to_owned(), false))])
 }
 
@@ -128,14 +159,19 @@ fn canonical_bytes(text: &str) -> Vec<u8> {
 }
 
 /// The arguments in the only row of a call.
-async fn recorded_arguments(world: &TestWorld, call: CallId) -> Result<(Decision, Vec<u8>), TestCaseError> {
+async fn recorded_arguments(
+    world: &TestWorld,
+    call: CallId,
+) -> Result<(Decision, Vec<u8>), TestCaseError> {
     let rows = world.session.rows().await.unwrap();
     let row = rows.iter().filter(|row| row.call == call).collect::<Vec<_>>();
     prop_assert_eq!(row.len(), 1);
     Ok((row[0].decision, to_canonical_bytes(&row[0].arguments)))
 }
 
-pub(crate) fn block_on(work: impl Future<Output = Result<(), TestCaseError>>) -> Result<(), TestCaseError> {
+pub(crate) fn block_on(
+    work: impl Future<Output = Result<(), TestCaseError>>,
+) -> Result<(), TestCaseError> {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(work)
 }
 
@@ -163,8 +199,12 @@ async fn check_calls(calls: &[String]) -> Result<(), TestCaseError> {
         // What ran was judged just before, with the same bytes.
         let now = seen.take_new();
         if let Some(ObservedStep::Checked(judged)) = now.first() {
-            prop_assert_eq!(&to_canonical_bytes(&serde_json::from_slice::<Value>(judged).unwrap()), judged);
-            let wanted = vec![ObservedStep::Checked(judged.clone()), ObservedStep::run_with(judged)];
+            prop_assert_eq!(
+                &to_canonical_bytes(&serde_json::from_slice::<Value>(judged).unwrap()),
+                judged
+            );
+            let wanted =
+                vec![ObservedStep::Checked(judged.clone()), ObservedStep::run_with(judged)];
             prop_assert_eq!(&now, &wanted);
         } else {
             prop_assert!(now.is_empty(), "{:?}", now);
@@ -178,7 +218,8 @@ async fn check_rewrites(calls: &[(String, Option<(String, bool)>)]) -> Result<()
     let (seen, hook) = (StepLog::default(), RewritingHook::default());
     let world = recording_world(&seen, |agent| agent.hook(hook.clone()));
     for (asked, rewrite) in calls {
-        *hook.0.lock().unwrap() = rewrite.as_ref().map(|(text, _)| serde_json::from_str(text).unwrap());
+        *hook.0.lock().unwrap() =
+            rewrite.as_ref().map(|(text, _)| serde_json::from_str(text).unwrap());
         let before = world.fingerprint().await;
         let answer = world.session.call("watch", asked.as_str()).await;
         let (text, fits) = rewrite.as_ref().map_or((asked, true), |(text, fits)| (text, *fits));
@@ -188,10 +229,18 @@ async fn check_rewrites(calls: &[(String, Option<(String, bool)>)]) -> Result<()
             None | Some("told_to") => {
                 let wanted = canonical_bytes(text);
                 prop_assert!(fits, "{} ran", text);
-                prop_assert_eq!(now, vec![ObservedStep::Checked(wanted.clone()), ObservedStep::run_with(&wanted)]);
+                prop_assert_eq!(
+                    now,
+                    vec![ObservedStep::Checked(wanted.clone()), ObservedStep::run_with(&wanted)]
+                );
                 prop_assert_eq!(arguments, wanted, "the row holds something else");
             }
-            Some("told_to_deny") => prop_assert!(fits && text.contains(r#""deny": true"#) && now.is_empty(), "{} {:?}", text, now),
+            Some("told_to_deny") => prop_assert!(
+                fits && text.contains(r#""deny": true"#) && now.is_empty(),
+                "{} {:?}",
+                text,
+                now
+            ),
             Some("hook_failed") => prop_assert!(!fits && now.is_empty(), "{} {:?}", text, now),
             Some("loop_detected") => prop_assert!(now.is_empty(), "{:?}", now),
             other => return Err(TestCaseError::fail(format!("{other:?}: {asked} {rewrite:?}"))),
@@ -203,7 +252,8 @@ async fn check_rewrites(calls: &[(String, Option<(String, bool)>)]) -> Result<()
     Ok(())
 }
 
-/// One request to a person: a number, data, what the person says, and whether the call then names the request.
+/// One request to a person: a number, data, what the person says, and whether the call then names
+/// the request.
 type ApprovalCase = (i64, String, Option<bool>, bool);
 
 fn any_request() -> impl Strategy<Value = ApprovalCase> {
@@ -218,7 +268,10 @@ async fn check_approvals(requests: &[ApprovalCase]) -> Result<(), TestCaseError>
         let text = format!(r#"{{"data": {data}, "n": {n}, "ask": true}}"#);
         let asked = world.session.call("watch", text.as_str()).await;
         let approval = asked.outcome.error().and_then(|error| error.approval.clone());
-        prop_assert!(!seen.take_new().iter().any(|moment| matches!(moment, ObservedStep::Ran { .. })), "asking ran it");
+        prop_assert!(
+            !seen.take_new().iter().any(|moment| matches!(moment, ObservedStep::Ran { .. })),
+            "asking ran it"
+        );
         // It was refused for good before, or is a loop by now.
         let Some(approval) = approval else { continue };
         if let Some(yes) = *said {
@@ -226,12 +279,23 @@ async fn check_approvals(requests: &[ApprovalCase]) -> Result<(), TestCaseError>
         }
         for _ in 0..2 {
             let repeated = world.session.prepare("watch", text.as_str());
-            let named = world.session.prepare("watch", r#"{"n": 99, "data": "something else"}"#).approval(&approval.id);
+            let named = world
+                .session
+                .prepare("watch", r#"{"n": 99, "data": "something else"}"#)
+                .approval(&approval.id);
             world.gate.call(if *by_name { named } else { repeated }).await;
         }
         // One answer is one run, with what the person saw.
-        let runs: Vec<ObservedStep> = seen.take_new().into_iter().filter(|moment| matches!(moment, ObservedStep::Ran { .. })).collect();
-        let wanted = if *said == Some(true) { vec![ObservedStep::run_with(&canonical_bytes(&text))] } else { Vec::new() };
+        let runs: Vec<ObservedStep> = seen
+            .take_new()
+            .into_iter()
+            .filter(|moment| matches!(moment, ObservedStep::Ran { .. }))
+            .collect();
+        let wanted = if *said == Some(true) {
+            vec![ObservedStep::run_with(&canonical_bytes(&text))]
+        } else {
+            Vec::new()
+        };
         prop_assert_eq!(runs, wanted);
     }
     Ok(())
@@ -246,7 +310,8 @@ type FileEdits = (Vec<(&'static str, Option<String>)>, bool);
 static EDIT_PATHS: [&str; 5] = ["kept.txt", "a.txt", "b", "b/c.txt", "b/d/e.txt"];
 
 fn any_edit() -> impl Strategy<Value = FileEdits> {
-    let change = (prop::sample::select(EDIT_PATHS.as_slice()), prop::option::weighted(0.7, "[a-z\n]{0,20}"));
+    let change =
+        (prop::sample::select(EDIT_PATHS.as_slice()), prop::option::weighted(0.7, "[a-z\n]{0,20}"));
     (prop::collection::vec(change, 0..6), any::<bool>())
 }
 
@@ -263,7 +328,11 @@ fn edit_tool() -> Tool {
                 None => files.remove(path)?,
             }
         }
-        if args["fail"] == true { Err(Failure::business("told_to", "told to fail")) } else { Ok(json!("done")) }
+        if args["fail"] == true {
+            Err(Failure::business("told_to", "told to fail"))
+        } else {
+            Ok(json!("done"))
+        }
     })
     .effect(Effect::Write)
     .local()
@@ -271,7 +340,11 @@ fn edit_tool() -> Tool {
 }
 
 /// A success leaves what it wrote, and everything else leaves what was there.
-async fn check_edits(world: &TestWorld, look: impl Fn() -> FileContents, edits: &[FileEdits]) -> Result<(), TestCaseError> {
+async fn check_edits(
+    world: &TestWorld,
+    look: impl Fn() -> FileContents,
+    edits: &[FileEdits],
+) -> Result<(), TestCaseError> {
     let mut model = look();
     for (n, (changes, fail)) in edits.iter().enumerate() {
         let written = |(path, content): &(&str, Option<String>)| match content {
@@ -279,14 +352,17 @@ async fn check_edits(world: &TestWorld, look: impl Fn() -> FileContents, edits: 
             None => json!({ "path": path }),
         };
         let list: Vec<Value> = changes.iter().map(written).collect();
-        let answer = world.session.call("edit", json!({"n": n, "fail": fail, "changes": list})).await;
+        let answer =
+            world.session.call("edit", json!({"n": n, "fail": fail, "changes": list})).await;
         match answer.outcome.error() {
             Some(error) => prop_assert!(error.effects.is_clean(), "{:?}", error),
             None => {
                 prop_assert!(!fail);
                 for (path, content) in changes {
                     match content {
-                        Some(content) => drop(model.insert((*path).to_owned(), content.clone().into_bytes())),
+                        Some(content) => {
+                            drop(model.insert((*path).to_owned(), content.clone().into_bytes()))
+                        }
                         None => drop(model.remove(*path)),
                     }
                 }
@@ -304,7 +380,10 @@ fn collect_files(below: &Path, root: &Path, found: &mut FileContents) {
         if path.is_dir() {
             collect_files(&path, root, found);
         } else {
-            found.insert(path.strip_prefix(root).unwrap().to_str().unwrap().to_owned(), fs::read(&path).unwrap());
+            found.insert(
+                path.strip_prefix(root).unwrap().to_str().unwrap().to_owned(),
+                fs::read(&path).unwrap(),
+            );
         }
     }
 }

@@ -4,7 +4,9 @@ use serde_json::{Value, json};
 use toolgate::policy::Flow;
 use toolgate::{Agent, AgentBuilder, CallEffects, Effect, Failure, MemoryFs, Session, Tool};
 
-use crate::flow::{UNTRUSTED_PAGE, call_code, can_send_to, echo_tool, fixed_answer_tool, send_tool, start_session};
+use crate::flow::{
+    UNTRUSTED_PAGE, call_code, can_send_to, echo_tool, fixed_answer_tool, send_tool, start_session,
+};
 use crate::support::{InjectedFault, TestWorld};
 
 #[tokio::test]
@@ -25,7 +27,15 @@ async fn normalized_echo_of_argument_is_not_trusted() {
             .tool(send_tool())
             .policy(Flow::only_from("known", ["send"], ["/to"]).trust_tools(["check"])),
     );
-    assert_eq!(call_code(&session, "check", json!({"iban": "DE89-3704-0044-0532-0130-00", "mail": "Mallory@Evil.Example"})).await, "ok");
+    assert_eq!(
+        call_code(
+            &session,
+            "check",
+            json!({"iban": "DE89-3704-0044-0532-0130-00", "mail": "Mallory@Evil.Example"})
+        )
+        .await,
+        "ok"
+    );
     for to in ["DE89370400440532013000", "mallory@evil.example"] {
         assert!(!can_send_to(&session, to).await, "{to}");
     }
@@ -36,7 +46,9 @@ async fn normalized_echo_of_argument_is_not_trusted() {
 async fn zero_padded_echo_of_number_is_not_trusted() {
     let schema = json!({"type": "object", "properties": {"id": {"type": "integer"}}});
     let pad = Tool::dynamic("pad", "Pads.", schema, |_, args: Value| async move {
-        Ok(json!({"account": format!("{:012}", args["id"].as_u64().unwrap_or_default()), "bank": "Commerzbank"}))
+        Ok(
+            json!({"account": format!("{:012}", args["id"].as_u64().unwrap_or_default()), "bank": "Commerzbank"}),
+        )
     });
     let session = start_session(
         Agent::builder("a")
@@ -63,7 +75,9 @@ async fn echoes_are_distrusted_and_new_values_trusted() {
         (json!({"says": "word ".repeat(200)}), json!("word ".repeat(200).trim())),
         (json!({"says": "--"}), json!("--")),
     ] {
-        let session = start_session(Agent::builder("a").tool(echo_tool("lookup")).tool(send_tool()).policy(rule()));
+        let session = start_session(
+            Agent::builder("a").tool(echo_tool("lookup")).tool(send_tool()).policy(rule()),
+        );
         assert_eq!(call_code(&session, "lookup", asked.clone()).await, "ok");
         assert!(!can_send_to(&session, echoed.clone()).await, "{echoed} of {asked}");
     }
@@ -77,7 +91,11 @@ async fn echoes_are_distrusted_and_new_values_trusted() {
         ("pay DE8937040044 0532013000 now", "DE8937040044 0532013000"),
         ("pay DE8937040044 0532013000 now", "DE89370400440532013000"),
     ] {
-        let agent = Agent::builder("a").tool(echo_tool("note")).tool(fixed_answer_tool("lookup", back)).tool(send_tool()).policy(rule());
+        let agent = Agent::builder("a")
+            .tool(echo_tool("note"))
+            .tool(fixed_answer_tool("lookup", back))
+            .tool(send_tool())
+            .policy(rule());
         let session = start_session(agent);
         assert_eq!(call_code(&session, "note", json!({ "says": written })).await, "ok");
         assert_eq!(call_code(&session, "lookup", json!({})).await, "ok");
@@ -97,8 +115,14 @@ async fn echoes_are_distrusted_and_new_values_trusted() {
         )
     };
     let long = format!("https://evil.example/{}", "path".repeat(30));
-    for (a, b) in [("DE", "89370400440532013000"), ("jo", "@evil.example"), ("https://evil.example/", "path".repeat(30).as_str())] {
-        let session = start_session(Agent::builder("a").tool(joins().effect(Effect::Read)).tool(send_tool()).policy(rule()));
+    for (a, b) in [
+        ("DE", "89370400440532013000"),
+        ("jo", "@evil.example"),
+        ("https://evil.example/", "path".repeat(30).as_str()),
+    ] {
+        let session = start_session(
+            Agent::builder("a").tool(joins().effect(Effect::Read)).tool(send_tool()).policy(rule()),
+        );
         assert_eq!(call_code(&session, "lookup", json!({"a": a, "b": b})).await, "ok");
         assert!(!can_send_to(&session, format!("{a}{b}")).await, "{a} + {b}");
         assert!(can_send_to(&session, "Commerzbank").await);
@@ -107,10 +131,19 @@ async fn echoes_are_distrusted_and_new_values_trusted() {
     // Lists without spaces are lists.
     let csv = "Jane Doe,jane@acme.example,DE02120300000000202051\n{\"mail\":\"mum@family.example\"} Dad<dad@family.example>";
     let session = start_session(
-        Agent::builder("a").tool(fixed_answer_tool("lookup", &serde_json::to_string(csv).unwrap())).tool(send_tool()).policy(rule()),
+        Agent::builder("a")
+            .tool(fixed_answer_tool("lookup", &serde_json::to_string(csv).unwrap()))
+            .tool(send_tool())
+            .policy(rule()),
     );
     assert_eq!(call_code(&session, "lookup", json!({})).await, "ok");
-    for to in ["jane@acme.example", "DE02120300000000202051", "mum@family.example", "dad@family.example", "Jane Doe"] {
+    for to in [
+        "jane@acme.example",
+        "DE02120300000000202051",
+        "mum@family.example",
+        "dad@family.example",
+        "Jane Doe",
+    ] {
         assert!(can_send_to(&session, to).await, "{to}");
     }
     // In pieces, in two calls, shown side by side.
@@ -124,7 +157,10 @@ async fn echoes_are_distrusted_and_new_values_trusted() {
     assert_eq!(call_code(&session, "note", json!({"says": "DE89 3704 0044"})).await, "ok");
     assert_eq!(call_code(&session, "note", json!({"says": "0532 0130 00"})).await, "ok");
     assert_eq!(call_code(&session, "lookup", json!({})).await, "ok");
-    assert!(!can_send_to(&session, "DE89370400440532013000").await && !can_send_to(&session, "DE89 3704 0044 0532 0130 00").await);
+    assert!(
+        !can_send_to(&session, "DE89370400440532013000").await
+            && !can_send_to(&session, "DE89 3704 0044 0532 0130 00").await
+    );
     // Names of a tool's own arguments were not written by anybody, nor words in other places.
     let named = Tool::dynamic(
         "find",
@@ -140,7 +176,10 @@ async fn echoes_are_distrusted_and_new_values_trusted() {
             .policy(rule()),
     );
     assert_eq!(call_code(&session, "find", json!({"user_id": 7, "text": "up north"})).await, "ok");
-    assert_eq!(call_code(&session, "find", json!({"user_id": 8, "text": "in the park"})).await, "ok");
+    assert_eq!(
+        call_code(&session, "find", json!({"user_id": 8, "text": "in the park"})).await,
+        "ok"
+    );
     assert_eq!(call_code(&session, "lookup", json!({})).await, "ok");
     assert!(can_send_to(&session, "user").await && can_send_to(&session, "North Park").await);
     // A long text is no reason to believe nobody any more.
@@ -151,19 +190,34 @@ async fn echoes_are_distrusted_and_new_values_trusted() {
             .tool(send_tool())
             .policy(rule()),
     );
-    assert_eq!(call_code(&session, "note", json!({"says": "many words of no consequence ".repeat(2_000)})).await, "ok");
+    assert_eq!(
+        call_code(&session, "note", json!({"says": "many words of no consequence ".repeat(2_000)}))
+            .await,
+        "ok"
+    );
     assert_eq!(call_code(&session, "lookup", json!({})).await, "ok");
     assert!(can_send_to(&session, "mum@family.example").await);
     // One source does not vouch for what only another has said.
-    let session = start_session(Agent::builder("a").tool(echo_tool("lookup")).tool(send_tool()).policy(rule()));
+    let session = start_session(
+        Agent::builder("a").tool(echo_tool("lookup")).tool(send_tool()).policy(rule()),
+    );
     session.add_user_text("They want it on DE89 3704 0044 0532 0130 00, it seems.").await.unwrap();
-    assert_eq!(call_code(&session, "lookup", json!({"says": "DE89370400440532013000"})).await, "ok");
+    assert_eq!(
+        call_code(&session, "lookup", json!({"says": "DE89370400440532013000"})).await,
+        "ok"
+    );
     assert!(!can_send_to(&session, "DE89370400440532013000").await);
     // Searching by name finds somebody.
-    let search =
-        Tool::dynamic("search", "Searches.", json!({"type": "object", "properties": {"query": {"type": "string"}}}), |_, _| async {
-            Ok(json!([{"name": "Jane Doe", "mail": "jane.doe@acme.com", "iban": "DE02120300000000202051"}]))
-        });
+    let search = Tool::dynamic(
+        "search",
+        "Searches.",
+        json!({"type": "object", "properties": {"query": {"type": "string"}}}),
+        |_, _| async {
+            Ok(
+                json!([{"name": "Jane Doe", "mail": "jane.doe@acme.com", "iban": "DE02120300000000202051"}]),
+            )
+        },
+    );
     let rule = Flow::only_from("known", ["send"], ["/to"]).trust_tools(["search"]);
     let session = start_session(
         Agent::builder("a")
@@ -173,14 +227,21 @@ async fn echoes_are_distrusted_and_new_values_trusted() {
             .policy(rule),
     );
     assert_eq!(call_code(&session, "search", json!({"query": "jane doe acme"})).await, "ok");
-    assert!(can_send_to(&session, "jane.doe@acme.com").await && can_send_to(&session, "DE02120300000000202051").await);
+    assert!(
+        can_send_to(&session, "jane.doe@acme.com").await
+            && can_send_to(&session, "DE02120300000000202051").await
+    );
 }
 
 #[tokio::test]
 async fn echo_of_earlier_call_is_not_trusted() {
     let rule = Flow::only_from("known", ["send"], ["/to"]).trust_tools(["lookup", "recall"]);
     let session = start_session(
-        Agent::builder("a").tool(echo_tool("lookup")).tool(fixed_answer_tool("recall", "eve@evil.example")).tool(send_tool()).policy(rule),
+        Agent::builder("a")
+            .tool(echo_tool("lookup"))
+            .tool(fixed_answer_tool("recall", "eve@evil.example"))
+            .tool(send_tool())
+            .policy(rule),
     );
     assert_eq!(call_code(&session, "lookup", json!({"says": "eve@evil.example"})).await, "ok");
     assert!(!can_send_to(&session, "eve@evil.example").await, "an echo of the call itself");
@@ -196,26 +257,49 @@ async fn failed_write_keeps_taint_and_file_names_carry_it() {
         json!({"type": "object", "properties": {"path": {"type": "string"}, "then": {"type": "string"}}}),
         |ctx: toolgate::ToolContext, args: Value| async move {
             ctx.files()?.write(args["path"].as_str().unwrap_or_default(), b"clean")?;
-            if args["then"] == "fail" { Err(Failure::business("failed", "told to")) } else { Ok(json!(true)) }
+            if args["then"] == "fail" {
+                Err(Failure::business("failed", "told to"))
+            } else {
+                Ok(json!(true))
+            }
         },
     );
     let agent = Agent::builder("a")
         .files(MemoryFs::default())
-        .tools(toolgate::builtin::files().map(|tool| if tool.spec().name() == "write_file" { tool.open() } else { tool }))
+        .tools(
+            toolgate::builtin::files()
+                .map(|tool| if tool.spec().name() == "write_file" { tool.open() } else { tool }),
+        )
         .tool(fails.effect(Effect::Write).local().open())
         .tool(fixed_answer_tool("page", UNTRUSTED_PAGE).untrusted())
         .tool(send_tool())
-        .policy(Flow::only_from("strict", ["send"], ["/to"]).trust_tools(["read_file", "list_files"]));
+        .policy(
+            Flow::only_from("strict", ["send"], ["/to"]).trust_tools(["read_file", "list_files"]),
+        );
     let tainted = start_session(agent);
     assert_eq!(call_code(&tainted, "page", json!({})).await, "ok");
-    assert_eq!(call_code(&tainted, "write_file", json!({"path": "peggy@evil.example", "content": "quinn@evil.example"})).await, "ok");
+    assert_eq!(
+        call_code(
+            &tainted,
+            "write_file",
+            json!({"path": "peggy@evil.example", "content": "quinn@evil.example"})
+        )
+        .await,
+        "ok"
+    );
     let clean = tainted.toolgate().session("a", "alice", "clean");
-    assert_eq!(call_code(&clean, "save", json!({"path": "peggy@evil.example", "then": "fail"})).await, "failed");
+    assert_eq!(
+        call_code(&clean, "save", json!({"path": "peggy@evil.example", "then": "fail"})).await,
+        "failed"
+    );
     let third = tainted.toolgate().session("a", "alice", "third");
     assert_eq!(call_code(&third, "read_file", json!({"path": "peggy@evil.example"})).await, "ok");
     let fourth = tainted.toolgate().session("a", "alice", "fourth");
     assert_eq!(call_code(&fourth, "list_files", json!({})).await, "ok");
-    assert!(!can_send_to(&third, "quinn@evil.example").await && !can_send_to(&fourth, "peggy@evil.example").await);
+    assert!(
+        !can_send_to(&third, "quinn@evil.example").await
+            && !can_send_to(&fourth, "peggy@evil.example").await
+    );
 }
 
 #[tokio::test]
@@ -235,23 +319,37 @@ async fn taint_of_stored_data_outlives_session() {
         json!({"type": "object", "properties": {"text": {"type": "string"}, "id": {}}}),
         |_, _| async { Ok(json!({"id": "n7"})) },
     );
-    let list = Tool::dynamic("list_notes", "Lists.", json!({"type": "object", "properties": {}}), |_, _| async {
-        Ok(json!([{"text": "olga@evil.example"}]))
-    });
-    let read = Tool::dynamic("read_note", "Reads.", json!({"type": "object", "properties": {"id": {}}}), |_, _| async {
-        Ok(json!("olga@evil.example"))
-    });
+    let list = Tool::dynamic(
+        "list_notes",
+        "Lists.",
+        json!({"type": "object", "properties": {}}),
+        |_, _| async { Ok(json!([{"text": "olga@evil.example"}])) },
+    );
+    let read = Tool::dynamic(
+        "read_note",
+        "Reads.",
+        json!({"type": "object", "properties": {"id": {}}}),
+        |_, _| async { Ok(json!("olga@evil.example")) },
+    );
     let build = || {
         Agent::builder("a")
             .files(MemoryFs::default())
-            .tools(toolgate::builtin::files().map(|tool| if tool.spec().name() == "write_file" { tool.open() } else { tool }))
+            .tools(
+                toolgate::builtin::files().map(|tool| {
+                    if tool.spec().name() == "write_file" { tool.open() } else { tool }
+                }),
+            )
             .tool(download.clone().effect(Effect::Write).local().open().untrusted())
             .tool(create.clone().effect(Effect::Write).open().entity("note", "/id").keeps("note"))
             .tool(list.clone().effect(Effect::Read).entity("note", "/id"))
             .tool(read.clone().effect(Effect::Read).entity("note", "/id"))
             .tool(fixed_answer_tool("page", UNTRUSTED_PAGE).untrusted())
             .tool(send_tool())
-            .policy(Flow::only_from("strict", ["send"], ["/to"]).trust_tools(["read_file", "read_note", "list_notes"]))
+            .policy(Flow::only_from("strict", ["send"], ["/to"]).trust_tools([
+                "read_file",
+                "read_note",
+                "list_notes",
+            ]))
     };
     // A page that is saved and not shown; in another session it is what it was.
     let session = start_session(build());
@@ -263,28 +361,46 @@ async fn taint_of_stored_data_outlives_session() {
     for id in [json!("N7"), json!(["n7"]), json!(null)] {
         let session = start_session(build());
         assert_eq!(call_code(&session, "page", json!({})).await, "ok");
-        assert_eq!(call_code(&session, "create_note", json!({"text": "…", "id": null})).await, "ok");
+        assert_eq!(
+            call_code(&session, "create_note", json!({"text": "…", "id": null})).await,
+            "ok"
+        );
         let other = session.toolgate().session("a", "alice", "other");
         assert_eq!(call_code(&other, "read_note", json!({ "id": id })).await, "ok");
         assert!(!can_send_to(&other, "olga@evil.example").await, "{id}");
     }
-    // A note whose name only the result tells, read by its name and in a list; and a reset forgets nothing.
+    // A note whose name only the result tells, read by its name and in a list; and a reset forgets
+    // nothing.
     for tool in ["read_note", "list_notes"] {
         let session = start_session(build());
         assert_eq!(call_code(&session, "page", json!({})).await, "ok");
         assert_eq!(call_code(&session, "create_note", json!({"text": "…"})).await, "ok");
         session.reset().await.unwrap();
-        assert_eq!(call_code(&session, tool, if tool == "read_note" { json!({"id": "n7"}) } else { json!({}) }).await, "ok");
+        assert_eq!(
+            call_code(
+                &session,
+                tool,
+                if tool == "read_note" { json!({"id": "n7"}) } else { json!({}) }
+            )
+            .await,
+            "ok"
+        );
         assert!(!can_send_to(&session, "olga@evil.example").await, "{tool}");
         let clean = start_session(build());
         assert_eq!(call_code(&clean, tool, json!({})).await, "ok");
-        assert!(can_send_to(&clean, "olga@evil.example").await, "{tool} of what nobody strange has written");
+        assert!(
+            can_send_to(&clean, "olga@evil.example").await,
+            "{tool} of what nobody strange has written"
+        );
     }
 }
 
 #[tokio::test]
 async fn write_and_read_back_keeps_taint() {
-    let notes = std::sync::Arc::new(std::sync::Mutex::new(std::collections::BTreeMap::<String, String>::new()));
+    let notes = std::sync::Arc::new(std::sync::Mutex::new(std::collections::BTreeMap::<
+        String,
+        String,
+    >::new()));
     let (kept, held) = (notes.clone(), notes.clone());
     let note = json!({"type": "object", "properties": {"id": {"type": "string"}, "text": {"type": "string"}}});
     let write = Tool::dynamic("write_note", "Writes.", note.clone(), move |_, args: Value| {
@@ -307,26 +423,44 @@ async fn write_and_read_back_keeps_taint() {
     })
     .effect(Effect::Read)
     .entity("note", "/id");
-    let session = start_session(
-        Agent::builder("a")
-            .files(MemoryFs::new([("clean.txt", "frank@house.example")]))
-            .tools(toolgate::builtin::files().map(|tool| if tool.spec().name() == "write_file" { tool.open() } else { tool }))
-            .tool(write)
-            .tool(read)
-            .tool(fixed_answer_tool("page", UNTRUSTED_PAGE).untrusted())
-            .tool(send_tool())
-            .policy(Flow::only_from("strict", ["send"], ["/to"]).trust_tools(["read_file", "read_note"])),
-    );
+    let session =
+        start_session(
+            Agent::builder("a")
+                .files(MemoryFs::new([("clean.txt", "frank@house.example")]))
+                .tools(toolgate::builtin::files().map(|tool| {
+                    if tool.spec().name() == "write_file" { tool.open() } else { tool }
+                }))
+                .tool(write)
+                .tool(read)
+                .tool(fixed_answer_tool("page", UNTRUSTED_PAGE).untrusted())
+                .tool(send_tool())
+                .policy(
+                    Flow::only_from("strict", ["send"], ["/to"])
+                        .trust_tools(["read_file", "read_note"]),
+                ),
+        );
     assert_eq!(call_code(&session, "read_file", json!({"path": "clean.txt"})).await, "ok");
     assert!(can_send_to(&session, "frank@house.example").await);
     assert_eq!(call_code(&session, "page", json!({})).await, "ok");
     // In pieces, so that no single call holds the address.
     for (n, piece) in ["grace", "@evil", ".exam", "ple"].iter().enumerate() {
-        assert_eq!(call_code(&session, "write_note", json!({"id": "1", "text": piece})).await, "ok", "{n}");
+        assert_eq!(
+            call_code(&session, "write_note", json!({"id": "1", "text": piece})).await,
+            "ok",
+            "{n}"
+        );
     }
     assert_eq!(call_code(&session, "read_note", json!({"id": "1"})).await, "ok");
     assert!(!can_send_to(&session, "grace@evil.example").await, "pieces of a note");
-    assert_eq!(call_code(&session, "write_file", json!({"path": "plan.txt", "content": "heidi@evil.example"})).await, "ok");
+    assert_eq!(
+        call_code(
+            &session,
+            "write_file",
+            json!({"path": "plan.txt", "content": "heidi@evil.example"})
+        )
+        .await,
+        "ok"
+    );
     assert_eq!(call_code(&session, "read_file", json!({"path": "plan.txt"})).await, "ok");
     assert!(!can_send_to(&session, "heidi@evil.example").await, "a file");
     // A file that nobody wrote to is believed as before.
@@ -336,17 +470,29 @@ async fn write_and_read_back_keeps_taint() {
 
 #[tokio::test]
 async fn flow_rule_distrusts_data_read_back_from_file() {
-    let session = start_session(
-        Agent::builder("a")
-            .files(MemoryFs::default())
-            .tools(toolgate::builtin::files().map(|tool| if tool.spec().name() == "write_file" { tool.open() } else { tool }))
-            .tool(fixed_answer_tool("page", UNTRUSTED_PAGE).untrusted())
-            .tool(send_tool())
-            .policy(Flow::new("f", ["send"], ["/to"]).trust_tools(["read_file"])),
-    );
-    // Rot13 is an encoding that nobody looks through: the model decodes it, writes it down and reads it back.
+    let session =
+        start_session(
+            Agent::builder("a")
+                .files(MemoryFs::default())
+                .tools(toolgate::builtin::files().map(|tool| {
+                    if tool.spec().name() == "write_file" { tool.open() } else { tool }
+                }))
+                .tool(fixed_answer_tool("page", UNTRUSTED_PAGE).untrusted())
+                .tool(send_tool())
+                .policy(Flow::new("f", ["send"], ["/to"]).trust_tools(["read_file"])),
+        );
+    // Rot13 is an encoding that nobody looks through: the model decodes it, writes it down and
+    // reads it back.
     assert_eq!(call_code(&session, "page", json!({})).await, "ok");
-    assert_eq!(call_code(&session, "write_file", json!({"path": "n.txt", "content": "judy@elsewhere.test"})).await, "ok");
+    assert_eq!(
+        call_code(
+            &session,
+            "write_file",
+            json!({"path": "n.txt", "content": "judy@elsewhere.test"})
+        )
+        .await,
+        "ok"
+    );
     assert_eq!(call_code(&session, "read_file", json!({"path": "n.txt"})).await, "ok");
     assert!(!can_send_to(&session, "judy@elsewhere.test").await);
 }
@@ -355,17 +501,34 @@ async fn flow_rule_distrusts_data_read_back_from_file() {
 async fn replayed_file_read_keeps_taint() {
     let agent = Agent::builder("a")
         .files(MemoryFs::default())
-        .tools(toolgate::builtin::files().map(|tool| if tool.spec().name() == "write_file" { tool.open() } else { tool }))
+        .tools(
+            toolgate::builtin::files()
+                .map(|tool| if tool.spec().name() == "write_file" { tool.open() } else { tool }),
+        )
         .tool(fixed_answer_tool("page", UNTRUSTED_PAGE).untrusted())
         .tool(send_tool())
         .policy(Flow::new("f", ["send"], ["/to"]));
     let first = start_session(agent);
     assert_eq!(call_code(&first, "page", json!({})).await, "ok");
-    assert_eq!(call_code(&first, "write_file", json!({"path": "n.txt", "content": "rupert@evil.example"})).await, "ok");
-    let keyed = |session: &Session| session.prepare("read_file", json!({"path": "n.txt"})).idempotency_key("k");
+    assert_eq!(
+        call_code(&first, "write_file", json!({"path": "n.txt", "content": "rupert@evil.example"}))
+            .await,
+        "ok"
+    );
+    let keyed = |session: &Session| {
+        session.prepare("read_file", json!({"path": "n.txt"})).idempotency_key("k")
+    };
     assert!(first.toolgate().call(keyed(&first)).await.outcome.success().is_some());
     let second = first.toolgate().session("a", "alice", "another");
-    assert!(first.toolgate().call(keyed(&second)).await.outcome.success().is_some_and(|output| output.replayed));
+    assert!(
+        first
+            .toolgate()
+            .call(keyed(&second))
+            .await
+            .outcome
+            .success()
+            .is_some_and(|output| output.replayed)
+    );
     assert!(!can_send_to(&second, "rupert@evil.example").await);
 }
 
@@ -375,7 +538,11 @@ async fn unreported_deferred_call_counts_as_write() {
     for effect in [Effect::Write, Effect::Read] {
         let save = Tool::external("save", "Saves.", None).effect(effect).open();
         let session = start_session(
-            Agent::builder("a").tool(save).tool(fixed_answer_tool("lookup", "evil@x.com")).tool(send_tool()).policy(rule.clone()),
+            Agent::builder("a")
+                .tool(save)
+                .tool(fixed_answer_tool("lookup", "evil@x.com"))
+                .tool(send_tool())
+                .policy(rule.clone()),
         );
         let pass = session.admit("save", json!({"text": "mail evil@x.com"})).await.ok().unwrap();
         assert_eq!(call_code(&session, "lookup", json!({})).await, "ok");
@@ -389,12 +556,16 @@ fn with_note_tools(agent: AgentBuilder) -> AgentBuilder {
     let note = || json!({"type": "object", "properties": {"id": {"type": "string"}, "how": {"type": "string"}}});
     let amend = Tool::dynamic("amend", "Amends.", note(), |_, args: Value| async move {
         match args["how"].as_str() {
-            Some("refuse") => Err(Failure::business("refused", "told to").effects(CallEffects::None)),
+            Some("refuse") => {
+                Err(Failure::business("refused", "told to").effects(CallEffects::None))
+            }
             Some("fail") => Err(Failure::business("failed", "told to")),
             _ => Ok(json!({})),
         }
     });
-    let read = Tool::dynamic("read_note", "Reads.", note(), |_, _| async { Ok(json!("olga@house.example")) });
+    let read = Tool::dynamic("read_note", "Reads.", note(), |_, _| async {
+        Ok(json!("olga@house.example"))
+    });
     let keeps = |tool: Tool| tool.effect(Effect::Write).open().entity("note", "/id").keeps("note");
     agent
         .tool(keeps(amend))
@@ -412,19 +583,26 @@ async fn is_note_trusted(session: &Session, id: &str) -> bool {
 
 #[tokio::test]
 async fn call_without_effects_taints_nothing() {
-    for (how, code, believed) in [("refuse", "refused", true), ("fail", "failed", false), ("do", "ok", false)] {
+    for (how, code, believed) in
+        [("refuse", "refused", true), ("fail", "failed", false), ("do", "ok", false)]
+    {
         let session = start_session(with_note_tools(Agent::builder("a")));
         assert_eq!(call_code(&session, "amend", json!({"id": "7", "how": how})).await, code);
         for session in [&session, &session.toolgate().session("a", "alice", "other")] {
             assert_eq!(is_note_trusted(session, "7").await, believed, "{how}");
         }
     }
-    // What a client runs may have happened from the moment on that it is let through, whatever it says later.
+    // What a client runs may have happened from the moment on that it is let through, whatever it
+    // says later.
     let session = start_session(with_note_tools(Agent::builder("a")));
     let another = |name: &str| session.toolgate().session("a", "alice", name);
     let pass = session.admit("save", json!({"id": "7"})).await.ok().unwrap();
-    assert!(!is_note_trusted(&another("1"), "7").await && is_note_trusted(&another("2"), "8").await);
-    session.report(&pass, Err(Failure::business("refused", "told to").effects(CallEffects::None))).await;
+    assert!(
+        !is_note_trusted(&another("1"), "7").await && is_note_trusted(&another("2"), "8").await
+    );
+    session
+        .report(&pass, Err(Failure::business("refused", "told to").effects(CallEffects::None)))
+        .await;
     assert!(!is_note_trusted(&another("3"), "7").await);
 }
 
@@ -437,6 +615,9 @@ async fn unrecorded_call_still_taints_its_entity() {
         world.store.inject_faults(&[]);
         world.gate.recover_spool().await.unwrap();
         let another = |name: &str| world.gate.session("agent", "alice", name);
-        assert!(!is_note_trusted(&another("1"), "7").await && is_note_trusted(&another("2"), "8").await, "{fails:?}");
+        assert!(
+            !is_note_trusted(&another("1"), "7").await && is_note_trusted(&another("2"), "8").await,
+            "{fails:?}"
+        );
     }
 }

@@ -20,18 +20,35 @@ async fn settled_call_is_replayed_without_running() {
     for _ in 0..4 {
         let again = call_with_key(&world, "k", json!({"how": "ok"})).await;
         let output = again.outcome.success().unwrap_or_else(|| panic!("{again:?}"));
-        assert!(output.replayed && Some(&output.value) == first.outcome.success().map(|o| &o.value));
+        assert!(
+            output.replayed && Some(&output.value) == first.outcome.success().map(|o| &o.value)
+        );
     }
-    assert_eq!((world.run_count(), world.meter_value().await), (1, 1.into()), "no loop, no limit, no second run");
+    assert_eq!(
+        (world.run_count(), world.meter_value().await),
+        (1, 1.into()),
+        "no loop, no limit, no second run"
+    );
     let rows = world.session.rows().await.unwrap();
     assert_eq!(rows.iter().filter(|row| row.decision == Decision::Replayed).count(), 4);
-    // Another session of the same principal gets it too: the key names the act, not the conversation.
+    // Another session of the same principal gets it too: the key names the act, not the
+    // conversation.
     let other = world.gate.session("agent", "alice", "another");
-    let again = world.gate.call(other.prepare("act", json!({"how": "ok"})).idempotency_key("k")).await;
+    let again =
+        world.gate.call(other.prepare("act", json!({"how": "ok"})).idempotency_key("k")).await;
     assert!(again.outcome.success().unwrap().replayed);
     // Another principal does not.
     let stranger = world.gate.session("agent", "bob", "s");
-    assert!(!world.gate.call(stranger.prepare("act", json!({"how": "ok"})).idempotency_key("k")).await.outcome.success().unwrap().replayed);
+    assert!(
+        !world
+            .gate
+            .call(stranger.prepare("act", json!({"how": "ok"})).idempotency_key("k"))
+            .await
+            .outcome
+            .success()
+            .unwrap()
+            .replayed
+    );
 }
 
 #[tokio::test]
@@ -40,24 +57,35 @@ async fn running_call_is_not_started_again() {
     let world = TestWorld::with_act(|act| act.timeout(Duration::from_secs(60)));
     let other = world.gate.session("agent", "alice", "another");
     let token = CancellationToken::new();
-    let slow = world.session.prepare("act", json!({"how": "hang"})).idempotency_key("k").cancelled_by(token.clone());
+    let slow = world
+        .session
+        .prepare("act", json!({"how": "hang"}))
+        .idempotency_key("k")
+        .cancelled_by(token.clone());
     let slow = world.gate.call(slow);
     tokio::pin!(slow);
     while world.run_count() == 0 {
         assert!(tokio::time::timeout(Duration::from_millis(30), &mut slow).await.is_err());
     }
-    let again = world.gate.call(other.prepare("act", json!({"how": "hang"})).idempotency_key("k")).await;
+    let again =
+        world.gate.call(other.prepare("act", json!({"how": "hang"})).idempotency_key("k")).await;
     assert_eq!(again.outcome.error().map(|e| (&*e.code, e.retryable)), Some(("in_progress", true)));
     token.cancel();
     slow.await;
-    let later = world.gate.call(other.prepare("act", json!({"how": "hang"})).idempotency_key("k")).await;
-    assert_eq!(later.outcome.error().map(|e| (&*e.code, e.retryable)), Some(("pending_reconciliation", false)));
+    let later =
+        world.gate.call(other.prepare("act", json!({"how": "hang"})).idempotency_key("k")).await;
+    assert_eq!(
+        later.outcome.error().map(|e| (&*e.code, e.retryable)),
+        Some(("pending_reconciliation", false))
+    );
     assert_eq!(world.run_count(), 1);
     // A person looks, and says what happened.
     let pending = world.gate.pending_calls().await.unwrap();
-    let happened = toolgate::Outcome::Success(toolgate::CallOutput::from_value(json!({"done": true})));
+    let happened =
+        toolgate::Outcome::Success(toolgate::CallOutput::from_value(json!({"done": true})));
     assert!(world.gate.settle_pending(pending[0].call, Some(happened), "bob").await.unwrap());
-    let known = world.gate.call(other.prepare("act", json!({"how": "hang"})).idempotency_key("k")).await;
+    let known =
+        world.gate.call(other.prepare("act", json!({"how": "hang"})).idempotency_key("k")).await;
     assert!(known.outcome.success().unwrap().replayed);
     assert_eq!(world.run_count(), 1);
 }
@@ -66,7 +94,14 @@ async fn running_call_is_not_started_again() {
 async fn call_without_effects_may_run_again_with_same_key() {
     let world = TestWorld::new(|a| a);
     for _ in 0..2 {
-        assert_eq!(call_with_key(&world, "k", json!({"how": "refuse"})).await.outcome.error().map(|e| &*e.code), Some("no_stock"));
+        assert_eq!(
+            call_with_key(&world, "k", json!({"how": "refuse"}))
+                .await
+                .outcome
+                .error()
+                .map(|e| &*e.code),
+            Some("no_stock")
+        );
     }
     assert_eq!(world.run_count(), 2);
 }
@@ -76,7 +111,10 @@ async fn withheld_result_is_replayed_without_running() {
     let world = TestWorld::new(|a| a);
     let first = call_with_key(&world, "k", json!({"how": "junk"})).await;
     let again = call_with_key(&world, "k", json!({"how": "junk"})).await;
-    assert_eq!(first.outcome.error().map(|e| (&e.code, e.effects)), again.outcome.error().map(|e| (&e.code, e.effects)));
+    assert_eq!(
+        first.outcome.error().map(|e| (&e.code, e.effects)),
+        again.outcome.error().map(|e| (&e.code, e.effects))
+    );
     assert_eq!(world.run_count(), 1);
 }
 
@@ -118,7 +156,11 @@ async fn replay_is_withheld_after_access_is_revoked() {
         a.policy(closure_policy("access", |_| match RULE_MODE.load(Ordering::SeqCst) {
             0 => Ok(Verdict::allow()),
             1 => Ok(Verdict::deny(ToolError::new(ErrorCategory::Business, "cap", "one is enough"))),
-            _ => Ok(Verdict::deny(ToolError::new(ErrorCategory::Permission, "revoked", "access was revoked"))),
+            _ => Ok(Verdict::deny(ToolError::new(
+                ErrorCategory::Permission,
+                "revoked",
+                "access was revoked",
+            ))),
         }))
     });
     assert!(call_with_key(&world, "k", json!({"how": "ok"})).await.outcome.success().is_some());
@@ -129,14 +171,21 @@ async fn replay_is_withheld_after_access_is_revoked() {
     );
     RULE_MODE.store(2, Ordering::SeqCst);
     let withheld = call_with_key(&world, "k", json!({"how": "ok"})).await;
-    assert_eq!(withheld.outcome.error().map(|e| (&*e.code, e.effects)), Some(("revoked", toolgate::CallEffects::Done)), "it happened");
+    assert_eq!(
+        withheld.outcome.error().map(|e| (&*e.code, e.effects)),
+        Some(("revoked", toolgate::CallEffects::Done)),
+        "it happened"
+    );
 }
 
 #[tokio::test]
 async fn keyed_read_is_replayed() {
     let world = TestWorld::new(|a| a);
     for expected in [false, true] {
-        let answer = world.gate.call(world.session.prepare("look", json!({"at": "x"})).idempotency_key("k")).await;
+        let answer = world
+            .gate
+            .call(world.session.prepare("look", json!({"at": "x"})).idempotency_key("k"))
+            .await;
         assert_eq!(answer.outcome.success().map(|o| o.replayed), Some(expected));
     }
 }
@@ -144,12 +193,18 @@ async fn keyed_read_is_replayed() {
 #[tokio::test]
 async fn failed_read_is_never_pending() {
     for effects in [CallEffects::Done, CallEffects::Unknown] {
-        let tool = Tool::dynamic("fetch", "Fetches.", json!({"type": "object"}), move |_, _| async move {
-            Err::<Value, _>(Failure::transient("away", "later").effects(effects))
+        let tool =
+            Tool::dynamic("fetch", "Fetches.", json!({"type": "object"}), move |_, _| async move {
+                Err::<Value, _>(Failure::transient("away", "later").effects(effects))
+            });
+        let world = TestWorld::new(|a| {
+            a.tool(tool.effect(Effect::Read).retry(1, Duration::from_millis(1)))
         });
-        let world = TestWorld::new(|a| a.tool(tool.effect(Effect::Read).retry(1, Duration::from_millis(1))));
         for _ in 0..2 {
-            let answer = world.gate.call(world.session.prepare("fetch", json!({})).idempotency_key("k")).await;
+            let answer = world
+                .gate
+                .call(world.session.prepare("fetch", json!({})).idempotency_key("k"))
+                .await;
             assert_eq!(
                 answer.outcome.error().map(|e| (&*e.code, e.effects, e.retryable)),
                 Some(("away", CallEffects::None, true)),
@@ -157,7 +212,11 @@ async fn failed_read_is_never_pending() {
             );
         }
         let rows = world.session.rows().await.unwrap();
-        assert_eq!(rows.iter().map(|row| (row.retries, row.effects)).collect::<Vec<_>>(), [(1, CallEffects::None); 2], "{effects:?}");
+        assert_eq!(
+            rows.iter().map(|row| (row.retries, row.effects)).collect::<Vec<_>>(),
+            [(1, CallEffects::None); 2],
+            "{effects:?}"
+        );
         assert!(world.gate.pending_calls().await.unwrap().is_empty(), "{effects:?}");
     }
 }
@@ -167,7 +226,8 @@ async fn crashed_read_may_run_again_with_same_key() {
     let world = TestWorld::new(|a| a);
     world.store.inject_faults(&[InjectedFault::CommitPanics]);
     for expected in [Some("internal_fault"), None] {
-        let answer = world.gate.call(world.session.prepare("look", json!({})).idempotency_key("k")).await;
+        let answer =
+            world.gate.call(world.session.prepare("look", json!({})).idempotency_key("k")).await;
         assert_eq!(answer.outcome.error().map(|e| &*e.code), expected);
     }
     assert!(world.gate.pending_calls().await.unwrap().is_empty());
@@ -175,11 +235,16 @@ async fn crashed_read_may_run_again_with_same_key() {
 
 #[tokio::test]
 async fn once_tool_runs_once_with_any_key() {
-    let pay = toolgate::Tool::dynamic("pay", "Pays.", json!({"type": "object"}), |ctx: toolgate::ToolContext, _| async move {
-        let n: i64 = ctx.slice("paid")?.unwrap_or(0) + 1;
-        ctx.set_slice("paid", &n)?;
-        Ok(json!(n))
-    })
+    let pay = toolgate::Tool::dynamic(
+        "pay",
+        "Pays.",
+        json!({"type": "object"}),
+        |ctx: toolgate::ToolContext, _| async move {
+            let n: i64 = ctx.slice("paid")?.unwrap_or(0) + 1;
+            ctx.set_slice("paid", &n)?;
+            Ok(json!(n))
+        },
+    )
     .open()
     .once();
     let world = TestWorld::new(|a| a.tool(pay));
@@ -190,8 +255,12 @@ async fn once_tool_runs_once_with_any_key() {
     }
     assert_eq!(world.session.slice("paid").await.unwrap(), Some(json!(1)));
     // Each row says how the first call was known.
-    let by: Vec<Option<DedupKeyKind>> = world.session.rows().await.unwrap().iter().map(|row| row.facts.recalled_by).collect();
-    assert_eq!(by, [None, Some(DedupKeyKind::Once), Some(DedupKeyKind::Once), Some(DedupKeyKind::Key)]);
+    let by: Vec<Option<DedupKeyKind>> =
+        world.session.rows().await.unwrap().iter().map(|row| row.facts.recalled_by).collect();
+    assert_eq!(
+        by,
+        [None, Some(DedupKeyKind::Once), Some(DedupKeyKind::Once), Some(DedupKeyKind::Key)]
+    );
 }
 
 /// Trims what it is given, so that what is asked for and what runs differ.
@@ -202,7 +271,10 @@ impl toolgate::hook::Hook for TrimmingHook {
     fn name(&self) -> &str {
         "trims"
     }
-    async fn before(&self, call: toolgate::hook::HookCall<'_>) -> Result<toolgate::hook::BeforeHookResult, toolgate::hook::HookError> {
+    async fn before(
+        &self,
+        call: toolgate::hook::HookCall<'_>,
+    ) -> Result<toolgate::hook::BeforeHookResult, toolgate::hook::HookError> {
         let mut input = call.input.clone();
         input["how"] = json!(input["how"].as_str().unwrap_or_default().trim());
         Ok(toolgate::hook::BeforeHookResult { input: Some(input), ..Default::default() })
@@ -228,7 +300,10 @@ async fn pause_during_hooks_stops_call() {
         fn name(&self) -> &str {
             "pulls"
         }
-        async fn before(&self, _: toolgate::hook::HookCall<'_>) -> Result<toolgate::hook::BeforeHookResult, toolgate::hook::HookError> {
+        async fn before(
+            &self,
+            _: toolgate::hook::HookCall<'_>,
+        ) -> Result<toolgate::hook::BeforeHookResult, toolgate::hook::HookError> {
             self.0.get().unwrap().pause(PauseTarget::Tool("act".into()), "incident").await.unwrap();
             Ok(Default::default())
         }
@@ -237,7 +312,10 @@ async fn pause_during_hooks_stops_call() {
     let world = TestWorld::new(|a| a.hook(&PAUSING_HOOK));
     PAUSING_HOOK.0.set(world.gate.clone()).ok().unwrap();
     let answer = world.session.call("act", json!({"how": "ok"})).await;
-    assert_eq!((answer.outcome.error().map(|e| &*e.code), answer.gate), (Some("paused"), toolgate::Gate::Claim));
+    assert_eq!(
+        (answer.outcome.error().map(|e| &*e.code), answer.gate),
+        (Some("paused"), toolgate::Gate::Claim)
+    );
     assert_eq!((world.run_count(), world.meter_value().await), (0, 0.into()));
 }
 
@@ -246,15 +324,38 @@ async fn pause_by_batch_call_stops_next_call() {
     use std::sync::OnceLock;
     use toolgate::store::PauseTarget;
     static RUNTIME: OnceLock<toolgate::Toolgate> = OnceLock::new();
-    let pull = toolgate::Tool::dynamic("pull", "Pulls.", json!({"type": "object"}), |_, args| async move {
-        RUNTIME.get().unwrap().pause(PauseTarget::Tool("act".into()), "incident").await.unwrap();
-        Ok(args)
-    })
+    let pull = toolgate::Tool::dynamic(
+        "pull",
+        "Pulls.",
+        json!({"type": "object"}),
+        |_, args| async move {
+            RUNTIME
+                .get()
+                .unwrap()
+                .pause(PauseTarget::Tool("act".into()), "incident")
+                .await
+                .unwrap();
+            Ok(args)
+        },
+    )
     .open();
     let world = TestWorld::new(|a| a.tool(pull));
     RUNTIME.set(world.gate.clone()).ok().unwrap();
-    let answers = world.session.batch([("pull".to_owned(), json!({})), ("act".to_owned(), json!({"how": "ok"}))]).await;
-    assert_eq!(answers[1].outcome.error().map(|e| (&*e.code, e.effects)), Some(("paused", toolgate::CallEffects::None)));
-    assert_eq!((world.run_count(), world.meter_value().await, world.gate.pending_calls().await.unwrap().len()), (0, 0.into(), 0));
+    let answers = world
+        .session
+        .batch([("pull".to_owned(), json!({})), ("act".to_owned(), json!({"how": "ok"}))])
+        .await;
+    assert_eq!(
+        answers[1].outcome.error().map(|e| (&*e.code, e.effects)),
+        Some(("paused", toolgate::CallEffects::None))
+    );
+    assert_eq!(
+        (
+            world.run_count(),
+            world.meter_value().await,
+            world.gate.pending_calls().await.unwrap().len()
+        ),
+        (0, 0.into(), 0)
+    );
     assert_eq!(world.session.rows().await.unwrap()[1].decision, Decision::Refused);
 }

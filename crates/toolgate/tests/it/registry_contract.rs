@@ -10,7 +10,9 @@ use toolgate::{Effect, Failure, Outcome, PromptSignal, Tool, ToolContext};
 use crate::support::TestWorld;
 
 fn world_with_builtin_tools() -> TestWorld {
-    TestWorld::new(|agent| agent.tool(toolgate::builtin::calc()).tool(toolgate::builtin::json_query()))
+    TestWorld::new(|agent| {
+        agent.tool(toolgate::builtin::calc()).tool(toolgate::builtin::json_query())
+    })
 }
 
 async fn error_message(world: &TestWorld, tool: &str, arguments: Value) -> String {
@@ -40,20 +42,40 @@ async fn third_and_later_identical_calls_are_loops() {
     for turn in 1..=4 {
         let answer = world.session.call("calc", json!({"expression": "1+1"})).await;
         match turn {
-            1 | 2 => assert_eq!(answer.outcome.success().map(|o| &o.value), Some(&json!({"result": 2}))),
-            _ => assert!(answer.outcome.error().unwrap().message.starts_with("tool-call loop: `calc` was called with identical arguments")),
+            1 | 2 => {
+                assert_eq!(answer.outcome.success().map(|o| &o.value), Some(&json!({"result": 2})))
+            }
+            _ => assert!(
+                answer
+                    .outcome
+                    .error()
+                    .unwrap()
+                    .message
+                    .starts_with("tool-call loop: `calc` was called with identical arguments")
+            ),
         }
     }
     // Another spelling of the same arguments is the same call; other arguments are progress.
     let again = world.session.call("calc", "{ \"expression\" : \"1+1\" }").await;
     assert_eq!(again.outcome.error().unwrap().code, "loop_detected");
-    assert!(world.session.call("calc", json!({"expression": "1 + 1"})).await.outcome.success().is_some());
-    assert!(world.session.call("calc", json!({"expression": "1+1"})).await.outcome.success().is_some());
+    assert!(
+        world
+            .session
+            .call("calc", json!({"expression": "1 + 1"}))
+            .await
+            .outcome
+            .success()
+            .is_some()
+    );
+    assert!(
+        world.session.call("calc", json!({"expression": "1+1"})).await.outcome.success().is_some()
+    );
 }
 
 #[tokio::test]
 async fn valid_call_returns_result() {
-    let answer = world_with_builtin_tools().session.call("calc", json!({"expression": "2+2"})).await;
+    let answer =
+        world_with_builtin_tools().session.call("calc", json!({"expression": "2+2"})).await;
     assert_eq!(answer.outcome.success().map(|o| o.for_model()).as_deref(), Some(r#"{"result":4}"#));
 }
 
@@ -62,12 +84,18 @@ async fn json_query_returns_value_or_known_names() {
     let world = world_with_builtin_tools();
     let ask = |path: &str| json!({"data": r#"{"user": {"email": "a@b.c"}, "items": [{"name": "pen"}]}"#, "path": path});
     let found = world.session.call("json_query", ask("items.0.name")).await;
-    assert_eq!(found.outcome.success().map(|o| &o.value), Some(&json!({"found": true, "value": "pen"})));
+    assert_eq!(
+        found.outcome.success().map(|o| &o.value),
+        Some(&json!({"found": true, "value": "pen"}))
+    );
     let missing = world.session.call("json_query", ask("user.emial")).await;
     let output = missing.outcome.success().unwrap();
     assert_eq!(
         (&output.value, output.message.as_deref()),
-        (&json!({"found": false, "value": null}), Some("there is no `emial` here, did you mean `email`?; known names: email"))
+        (
+            &json!({"found": false, "value": null}),
+            Some("there is no `emial` here, did you mean `email`?; known names: email")
+        )
     );
     let junk = world.session.call("json_query", json!({"data": "{", "path": "a"})).await;
     assert_eq!(junk.outcome.error().map(|e| &*e.code), Some("invalid_json"));
@@ -90,28 +118,44 @@ fn deserialize_even<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result
     if n % 2 == 0 { Ok(n) } else { Err(serde::de::Error::custom("an odd number")) }
 }
 
-/// What a handler can do wrong, and what the caller is told. Nothing is ever thrown across the gate.
+/// What a handler can do wrong, and what the caller is told. Nothing is ever thrown across the
+/// gate.
 #[tokio::test]
 async fn handler_failures_map_to_documented_outcomes() {
-    let halve = Tool::typed("halve", "Halves.", |_: ToolContext, args: EvenNumber| async move { Ok(HalfResult { half: args.n / 2 }) })
-        .effect(Effect::Read);
+    let halve = Tool::typed("halve", "Halves.", |_: ToolContext, args: EvenNumber| async move {
+        Ok(HalfResult { half: args.n / 2 })
+    })
+    .effect(Effect::Read);
     let abort = Tool::dynamic("abort", "Aborts.", json!({"type": "object"}), |_, _| async {
-        Err::<Value, _>(Failure::signal(PromptSignal::Abort { reason: "the prompt cannot be evaluated".into() }))
+        Err::<Value, _>(Failure::signal(PromptSignal::Abort {
+            reason: "the prompt cannot be evaluated".into(),
+        }))
     })
     .effect(Effect::Read);
     let world = TestWorld::new(|agent| agent.tool(halve).tool(abort));
     let quiet = world.fingerprint().await;
     // A validation error of the tool's own is a failed result.
     let answer = world.session.call("act", json!({"how": "sideways"})).await;
-    assert_eq!(answer.outcome.error().map(|e| (&*e.code, e.category)), Some(("unknown_way", toolgate::ErrorCategory::Validation)));
+    assert_eq!(
+        answer.outcome.error().map(|e| (&*e.code, e.category)),
+        Some(("unknown_way", toolgate::ErrorCategory::Validation))
+    );
     // A section that must be shown first, or an evaluation that must end, passes through.
     assert!(matches!(
         world.session.call("act", json!({"how": "expand"})).await.outcome,
         Outcome::Signal(PromptSignal::ExpandSection { .. })
     ));
-    assert!(matches!(world.session.call("abort", json!({})).await.outcome, Outcome::Signal(PromptSignal::Abort { .. })));
+    assert!(matches!(
+        world.session.call("abort", json!({})).await.outcome,
+        Outcome::Signal(PromptSignal::Abort { .. })
+    ));
     // A deadline that passes is said to be one.
-    let late = world.gate.call(world.session.prepare("act", json!({"how": "hang"})).timeout(Duration::from_millis(20))).await;
+    let late = world
+        .gate
+        .call(
+            world.session.prepare("act", json!({"how": "hang"})).timeout(Duration::from_millis(20)),
+        )
+        .await;
     assert_eq!(late.outcome.error().map(|e| &*e.code), Some("deadline_exceeded"));
     // Arguments that the type refuses though the schema does not are described.
     let odd = world.session.call("halve", json!({"n": 3})).await;
@@ -120,7 +164,10 @@ async fn handler_failures_map_to_documented_outcomes() {
         Some(("invalid_arguments", "cannot read the arguments: an odd number"))
     );
     // Anything else is a failed result too.
-    assert_eq!(world.session.call("act", json!({"how": "io"})).await.outcome.error().map(|e| &*e.code), Some("upstream_unavailable"));
+    assert_eq!(
+        world.session.call("act", json!({"how": "io"})).await.outcome.error().map(|e| &*e.code),
+        Some("upstream_unavailable")
+    );
     assert_eq!(world.fingerprint().await, quiet);
     assert_eq!(world.session.rows().await.unwrap().len(), 6);
 }

@@ -22,8 +22,17 @@ impl Hook for WithholdingHook {
     fn name(&self) -> &str {
         "keeper"
     }
-    async fn after(&self, call: HookCall<'_>, _: &Value, _: u64) -> Result<Option<Value>, HookError> {
-        if call.input["how"] == "withhold" { Err(HookError("cannot write the audit log".into())) } else { Ok(None) }
+    async fn after(
+        &self,
+        call: HookCall<'_>,
+        _: &Value,
+        _: u64,
+    ) -> Result<Option<Value>, HookError> {
+        if call.input["how"] == "withhold" {
+            Err(HookError("cannot write the audit log".into()))
+        } else {
+            Ok(None)
+        }
     }
 }
 
@@ -42,7 +51,9 @@ fn world_with_result(given: &Arc<Mutex<Value>>) -> TestWorld {
         }
     });
     let tell = tell.effect(Effect::Write).max_output(MAX_CONTEXT_BYTES).open();
-    TestWorld::without_replay_check(|agent| agent.tool(tell).tool(toolgate::builtin::read_output()).hook(WithholdingHook))
+    TestWorld::without_replay_check(|agent| {
+        agent.tool(tell).tool(toolgate::builtin::read_output()).hook(WithholdingHook)
+    })
 }
 
 /// A text, alone or inside something. It is long enough to be found by chance nowhere else.
@@ -61,7 +72,9 @@ fn any_result() -> impl Strategy<Value = (String, Value)> {
 async fn read_all_pages(session: &Session, handle: &str) -> String {
     let (mut text, mut offset) = (String::new(), 0);
     loop {
-        let page = session.call("read_output", json!({"handle": handle, "offset": offset, "limit": 40})).await;
+        let page = session
+            .call("read_output", json!({"handle": handle, "offset": offset, "limit": 40}))
+            .await;
         let page = page.outcome.success().unwrap_or_else(|| panic!("{page:?}")).value.clone();
         text.push_str(page["text"].as_str().unwrap());
         match page["next"].as_u64() {
@@ -88,24 +101,47 @@ async fn check_results(calls: &[(&str, (String, Value))]) -> Result<(), TestCase
         *given.lock().unwrap() = value.clone();
         let before = world.fingerprint().await;
         let answer = world.session.call("tell", json!({"how": how, "n": n})).await;
-        let row = world.session.rows().await.unwrap().iter().find(|row| row.call == answer.call).cloned().unwrap();
+        let row = world
+            .session
+            .rows()
+            .await
+            .unwrap()
+            .iter()
+            .find(|row| row.call == answer.call)
+            .cloned()
+            .unwrap();
         if *how == "withhold" {
             let error = answer.outcome.error().map(|error| (&*error.code, error.effects));
             prop_assert_eq!(error, Some(("hook_failed", CallEffects::Done)));
-            prop_assert!(!visible_text(&answer.outcome).contains(text) && !serde_json::to_string(&*row).unwrap().contains(text));
+            prop_assert!(
+                !visible_text(&answer.outcome).contains(text)
+                    && !serde_json::to_string(&*row).unwrap().contains(text)
+            );
             prop_assert_eq!(world.fingerprint().await, before);
             continue;
         }
         let output = answer.outcome.success().unwrap_or_else(|| panic!("{answer:?}"));
         let all = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
         if *how == "hide" {
-            prop_assert!(!visible_text(&answer.outcome).contains(text), "{}", visible_text(&answer.outcome));
-            prop_assert_eq!(row.outcome.success().map(|output| &output.value), Some(value), "it is recorded all the same");
+            prop_assert!(
+                !visible_text(&answer.outcome).contains(text),
+                "{}",
+                visible_text(&answer.outcome)
+            );
+            prop_assert_eq!(
+                row.outcome.success().map(|output| &output.value),
+                Some(value),
+                "it is recorded all the same"
+            );
         } else if all.len() <= MAX_CONTEXT_BYTES {
             prop_assert_eq!((&output.value, &output.stored), (value, &None));
         } else {
             let head = output.value.as_str().unwrap();
-            prop_assert!(!head.is_empty() && head.len() <= MAX_CONTEXT_BYTES && all.starts_with(head), "{}", head);
+            prop_assert!(
+                !head.is_empty() && head.len() <= MAX_CONTEXT_BYTES && all.starts_with(head),
+                "{}",
+                head
+            );
             prop_assert!(!visible_text(&answer.outcome).contains(&all));
             let stored = output.stored.clone().unwrap();
             prop_assert_eq!(stored.bytes, all.len());

@@ -1,5 +1,5 @@
-//! Policies that cannot be right: what each is told, where, and what to do. Each file in `tests/broken` stands beside
-//! the exact text that it produces.
+//! Policies that cannot be right: what each is told, where, and what to do. Each file in
+//! `tests/broken` stands beside the exact text that it produces.
 
 use serde_json::{Value, json};
 use toolgate::policy::source::RuleSet;
@@ -27,9 +27,12 @@ pub(crate) fn refund_desk_builder() -> toolgate::AgentBuilder {
 
 /// The tools that a case needs beside the usual ones.
 fn builder_for_case(case: &str) -> toolgate::AgentBuilder {
-    let mail = Tool::dynamic("send_mail", "Sends.", json!({"type": "object", "properties": {"to": {"type": "string"}}}), |_, _| async {
-        Ok(Value::Null)
-    });
+    let mail = Tool::dynamic(
+        "send_mail",
+        "Sends.",
+        json!({"type": "object", "properties": {"to": {"type": "string"}}}),
+        |_, _| async { Ok(Value::Null) },
+    );
     // A tool with effects that is not declared open needs an enforced rule.
     refund_desk_builder().tool(if case == "only_observed" { mail } else { mail.open() })
 }
@@ -37,14 +40,16 @@ fn builder_for_case(case: &str) -> toolgate::AgentBuilder {
 #[test]
 fn broken_policy_reports_error_span_and_help() {
     let directory = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/broken");
-    let mut files: Vec<_> = std::fs::read_dir(&directory).unwrap().map(|entry| entry.unwrap().path()).collect();
+    let mut files: Vec<_> =
+        std::fs::read_dir(&directory).unwrap().map(|entry| entry.unwrap().path()).collect();
     files.retain(|path| path.extension().is_some_and(|extension| extension == "toml"));
     files.sort();
     assert!(files.len() >= 30, "{}", files.len());
     for path in files {
         let case = path.file_stem().unwrap().to_str().unwrap().to_owned();
         let text = std::fs::read_to_string(&path).unwrap();
-        let said = match builder_for_case(&case).rules(RuleSet::parse("policy.toml", &text)).build() {
+        let said = match builder_for_case(&case).rules(RuleSet::parse("policy.toml", &text)).build()
+        {
             Err(error) => error.render(false),
             Ok(agent) => {
                 assert!(!agent.warnings().is_empty(), "{case} is not broken at all");
@@ -67,14 +72,21 @@ fn any_rule_file_is_loaded_or_refused() {
     use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
     let directory = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/broken");
     let examples = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples");
-    let named = ["refund-desk", "file_editor", "deployment", "bank_transfers"].map(|name| examples.join(name).join("policy.toml"));
+    let named = ["refund-desk", "file_editor", "deployment", "bank_transfers"]
+        .map(|name| examples.join(name).join("policy.toml"));
     let files = std::fs::read_dir(directory)
         .unwrap()
         .map(|entry| entry.unwrap().path())
         .filter(|path| path.extension().is_some_and(|e| e == "toml"));
-    let texts: Vec<Vec<char>> = files.chain(named).map(|path| std::fs::read_to_string(path).unwrap().chars().collect()).collect();
+    let texts: Vec<Vec<char>> = files
+        .chain(named)
+        .map(|path| std::fs::read_to_string(path).unwrap().chars().collect())
+        .collect();
     let rounds = if std::env::var_os("TOOLGATE_SOAK").is_some() { 200_000 } else { 2_000 };
-    let mut runner = TestRunner::new_with_rng(Config::default(), TestRng::from_seed(RngAlgorithm::ChaCha, &[9; 32]));
+    let mut runner = TestRunner::new_with_rng(
+        Config::default(),
+        TestRng::from_seed(RngAlgorithm::ChaCha, &[9; 32]),
+    );
     let bits = prop::sample::select(vec![
         "\"",
         "'",
@@ -98,7 +110,10 @@ fn any_rule_file_is_loaded_or_refused() {
         "*",
         "/",
     ]);
-    let strategy = (any::<prop::sample::Index>(), prop::collection::vec((any::<prop::sample::Index>(), 0..6usize, bits), 1..5));
+    let strategy = (
+        any::<prop::sample::Index>(),
+        prop::collection::vec((any::<prop::sample::Index>(), 0..6usize, bits), 1..5),
+    );
     for _ in 0..rounds {
         let (which, edits) = strategy.new_tree(&mut runner).unwrap().current();
         let mut text = texts[which.index(texts.len())].clone();
@@ -108,7 +123,8 @@ fn any_rule_file_is_loaded_or_refused() {
             text.splice(at..end, put.chars());
         }
         let text: String = text.into_iter().collect();
-        if let Err(error) = builder_for_case("").rules(RuleSet::parse("policy.toml", &text)).build() {
+        if let Err(error) = builder_for_case("").rules(RuleSet::parse("policy.toml", &text)).build()
+        {
             assert!(!error.problems.is_empty() && !error.render(false).is_empty(), "{text}");
         }
     }
@@ -117,14 +133,18 @@ fn any_rule_file_is_loaded_or_refused() {
 #[test]
 fn broken_config_reports_error_span_and_help() {
     let directory = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/broken_config");
-    let mut files: Vec<_> = std::fs::read_dir(&directory).unwrap().map(|entry| entry.unwrap().path()).collect();
+    let mut files: Vec<_> =
+        std::fs::read_dir(&directory).unwrap().map(|entry| entry.unwrap().path()).collect();
     files.retain(|path| path.extension().is_some_and(|extension| extension == "toml"));
     files.sort();
     assert!(files.len() >= 40, "{}", files.len());
     let mut poor = String::new();
     for path in files {
         let case = path.file_stem().unwrap().to_str().unwrap().to_owned();
-        let config = toolgate_config::Config::parse("toolgate.toml", &std::fs::read_to_string(&path).unwrap());
+        let config = toolgate_config::Config::parse(
+            "toolgate.toml",
+            &std::fs::read_to_string(&path).unwrap(),
+        );
         let said = match config.build_agents(None) {
             Err(error) => error.render(false),
             Ok(_) => panic!("{case} is not broken at all"),

@@ -23,7 +23,10 @@ fn rules_attach_only_at_matching_levels() {
     assert!(built("").is_ok());
     assert!(built("level = \"tool\"").is_ok());
     let wrong = built("section = \"other\"").unwrap_err().to_string();
-    assert!(wrong.contains("p.toml:6:11") && wrong.contains("which is outside of its scope"), "{wrong}");
+    assert!(
+        wrong.contains("p.toml:6:11") && wrong.contains("which is outside of its scope"),
+        "{wrong}"
+    );
     let tool_level = "[[policy]]\nname = \"s\"\nrule = \"sequence\"\nlevel = \"tool\"\nafter = { act = [\"proof\"] }\n";
     let (s, _) = start_session(
         Agent::builder("a")
@@ -33,7 +36,11 @@ fn rules_attach_only_at_matching_levels() {
             .build()
             .unwrap(),
     );
-    let refused = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(call_code(&s, "act", json!({})));
+    let refused = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap()
+        .block_on(call_code(&s, "act", json!({})));
     assert_eq!(refused, "prerequisite_missing");
 }
 
@@ -46,8 +53,7 @@ fn unknown_paths_in_open_or_composed_schemas_are_allowed() {
     let typed = || Deny::new("r", ["act"]).when("/extra/deep", Condition::Above(1.into()));
     let cel = || Deny::new("r", ["act"]).when_cel("input.extra.deep > 1");
     let open = json!({"type": "object", "properties": {"a": {"type": "string"}}, "additionalProperties": true});
-    let composed =
-        json!({"type": "object", "properties": {"a": {"type": "string"}}, "allOf": [{"properties": {"extra": {"type": "object"}}}]});
+    let composed = json!({"type": "object", "properties": {"a": {"type": "string"}}, "allOf": [{"properties": {"extra": {"type": "object"}}}]});
     let referred = json!({"type": "object", "properties": {"extra": {"$ref": "#/$defs/e"}}, "$defs": {"e": {"type": "object", "properties": {"deep": {"type": "number"}}}}});
     let dependent = json!({"type": "object", "properties": {"a": {"type": "string"}},
         "dependentSchemas": {"a": {"properties": {"extra": {"type": "object"}}}}});
@@ -61,24 +67,39 @@ fn unknown_paths_in_open_or_composed_schemas_are_allowed() {
         assert!(build(closed.clone(), rule).unwrap_err().contains("did you mean `deap`?"));
     }
     // What may be null may be something else than what is listed.
-    let nullable =
-        json!({"type": "object", "properties": {"status": {"enum": ["open", null]}, "n": {"anyOf": [{"const": 5}, {"type": "null"}]}}});
+    let nullable = json!({"type": "object", "properties": {"status": {"enum": ["open", null]}, "n": {"anyOf": [{"const": 5}, {"type": "null"}]}}});
     for when in ["input.status != \"open\"", "input.n != 5"] {
-        assert_eq!(build(nullable.clone(), Deny::new("r", ["act"]).when_cel(when)), Ok(()), "{when}");
+        assert_eq!(
+            build(nullable.clone(), Deny::new("r", ["act"]).when_cel(when)),
+            Ok(()),
+            "{when}"
+        );
     }
     // A tangle is given up on, not untangled.
     let names: Vec<String> = (0..60).map(|n| format!("f{n}")).collect();
     let mut properties = serde_json::Map::new();
     names.iter().for_each(|name| drop(properties.insert(name.clone(), json!({"$ref": "#"}))));
     let tangle = json!({"type": "object", "properties": properties});
-    assert_eq!(build(tangle, Deny::new("r", ["act"]).when_cel("input.f1.f2.f3 == input.f4")), Ok(()));
+    assert_eq!(
+        build(tangle, Deny::new("r", ["act"]).when_cel("input.f1.f2.f3 == input.f4")),
+        Ok(())
+    );
     // What one of two tools rules out is a rule still.
     let tool = |name: &str, most: i64| {
         let schema = json!({"type": "object", "properties": {"amount": {"type": "number", "maximum": most}}});
         Tool::dynamic(name, "Acts.", schema, |_, _| async { Ok(Value::Null) })
     };
-    let rule = |tools: &[&'static str]| Deny::new("r", tools.iter().copied()).when_cel("input.amount > 500");
-    assert!(Agent::builder("a").tool(tool("large", 1_000)).tool(tool("small", 200)).policy(rule(&["large", "small"])).build().is_ok());
+    let rule = |tools: &[&'static str]| {
+        Deny::new("r", tools.iter().copied()).when_cel("input.amount > 500")
+    };
+    assert!(
+        Agent::builder("a")
+            .tool(tool("large", 1_000))
+            .tool(tool("small", 200))
+            .policy(rule(&["large", "small"]))
+            .build()
+            .is_ok()
+    );
     assert!(
         Agent::builder("a")
             .tool(tool("small", 200))
@@ -106,11 +127,22 @@ fn paths_into_text_or_list_members_are_refused() {
         let said = build(rule).unwrap_err();
         assert!(said.contains("`/items` is a list") && said.contains("`/items/*/price`"), "{said}");
     }
-    for rule in [above("/s/tier"), above("/s/0"), above("/n/*"), cel("has(input.s.tier) && input.s.tier > 1")] {
+    for rule in [
+        above("/s/tier"),
+        above("/s/0"),
+        above("/n/*"),
+        cel("has(input.s.tier) && input.s.tier > 1"),
+    ] {
         let said = build(rule).unwrap_err();
         assert!(said.contains("neither an object nor a list"), "{said}");
     }
-    for rule in [above("/items/*/price"), above("/items/0/price"), above("/either/x"), above("/any/x/0"), cel("input.either.x > 1")] {
+    for rule in [
+        above("/items/*/price"),
+        above("/items/0/price"),
+        above("/either/x"),
+        above("/any/x/0"),
+        cel("input.either.x > 1"),
+    ] {
         assert_eq!(build(rule), Ok(()));
     }
 }
@@ -119,22 +151,39 @@ fn paths_into_text_or_list_members_are_refused() {
 fn impossible_date_comparisons_are_refused() {
     let build = |when: &str| {
         let rule = Deny::new("r", ["act"]).when_cel(when);
-        Agent::builder("a").tool(tool("act")).policy(rule).build().map(|_| ()).map_err(|e| e.to_string())
+        Agent::builder("a")
+            .tool(tool("act"))
+            .policy(rule)
+            .build()
+            .map(|_| ())
+            .map_err(|e| e.to_string())
     };
-    for when in ["now.getMonth() == 12", "now.getDate() > 30", "now.getDayOfWeek() == 7", "now.getHours() == 24", "now.getMinutes() > 59"] {
+    for when in [
+        "now.getMonth() == 12",
+        "now.getDate() > 30",
+        "now.getDayOfWeek() == 7",
+        "now.getHours() == 24",
+        "now.getMinutes() > 59",
+    ] {
         assert!(build(when).is_err_and(|wrong| wrong.contains("this can never be true")), "{when}");
     }
-    for when in ["now.getMonth() == 11", "now.getDate() == 0", "now.getHours() >= 18", "now.getFullYear() == 2030"] {
+    for when in [
+        "now.getMonth() == 11",
+        "now.getDate() == 0",
+        "now.getHours() >= 18",
+        "now.getFullYear() == 2030",
+    ] {
         assert_eq!(build(when), Ok(()), "{when}");
     }
 }
 
 #[test]
 fn shadowed_rule_is_reported() {
-    let schema =
-        json!({"type": "object", "properties": {"command": {"type": "string"}, "amount": {"type": "number"}, "to": {"type": "string"}}});
-    let bash = Tool::dynamic("bash", "Runs.", schema, |_, _| async { Ok(Value::Null) }).shell("/command");
-    let runs = |names: &[&str]| Condition::Runs(names.iter().map(|name| (*name).to_owned()).collect());
+    let schema = json!({"type": "object", "properties": {"command": {"type": "string"}, "amount": {"type": "number"}, "to": {"type": "string"}}});
+    let bash =
+        Tool::dynamic("bash", "Runs.", schema, |_, _| async { Ok(Value::Null) }).shell("/command");
+    let runs =
+        |names: &[&str]| Condition::Runs(names.iter().map(|name| (*name).to_owned()).collect());
     let touches = |places: &[&str]| Condition::Touches {
         places: places.iter().map(|place| (*place).to_owned()).collect(),
         lenient: false,
@@ -161,14 +210,32 @@ fn shadowed_rule_is_reported() {
         agent = agent.policy(rule);
     }
     for n in 0..200 {
-        agent = agent.policy(deny(&format!("rule_{n}")).when("/command", runs(&[&format!("program_{n}")])));
+        agent = agent
+            .policy(deny(&format!("rule_{n}")).when("/command", runs(&[&format!("program_{n}")])));
     }
     let limit = |name: &str, most: u64| toolgate::policy::Limit::calls(name, ["bash"], most);
-    let agent = agent.policy(limit("nine", 9)).policy(limit("five", 5)).build().unwrap_or_else(|e| panic!("{}", e.render(false)));
-    let told: Vec<String> = agent.warnings().iter().map(|p| format!("{}: {}", p.rule.as_deref().unwrap_or_default(), p.message)).collect();
-    let before = |rule: &str, by: &str| format!("{rule}: the rule never applies: `{by}` always applies first");
-    let expected =
-        [("asks", "mv"), ("env", "files"), ("mv", "wide"), ("nine", "five"), ("rm", "wide"), ("some", "large"), ("zip", "large")];
+    let agent = agent
+        .policy(limit("nine", 9))
+        .policy(limit("five", 5))
+        .build()
+        .unwrap_or_else(|e| panic!("{}", e.render(false)));
+    let told: Vec<String> = agent
+        .warnings()
+        .iter()
+        .map(|p| format!("{}: {}", p.rule.as_deref().unwrap_or_default(), p.message))
+        .collect();
+    let before = |rule: &str, by: &str| {
+        format!("{rule}: the rule never applies: `{by}` always applies first")
+    };
+    let expected = [
+        ("asks", "mv"),
+        ("env", "files"),
+        ("mv", "wide"),
+        ("nine", "five"),
+        ("rm", "wide"),
+        ("some", "large"),
+        ("zip", "large"),
+    ];
     assert_eq!(told, expected.map(|(rule, by)| before(rule, by)));
 }
 
@@ -177,9 +244,14 @@ fn rule_definition_contains_only_limits_it_reads() {
     use toolgate::policy::{Limit, Policy};
     let with = |when: &str| {
         let rule = Deny::new("r", ["act"]).when_cel(when);
-        (0..300).fold(rule, |rule, n| rule.reading(&Limit::calls(&format!("limit_{n}"), ["act"], 5))).definition()
+        (0..300)
+            .fold(rule, |rule, n| rule.reading(&Limit::calls(&format!("limit_{n}"), ["act"], 5)))
+            .definition()
     };
-    assert!(!with("input.amount > 5").contains("limit_"), "a thousand rules beside a thousand limits are no million");
+    assert!(
+        !with("input.amount > 5").contains("limit_"),
+        "a thousand rules beside a thousand limits are no million"
+    );
     assert!(with("sum_of(\"limit_7\") > 5").contains("limit_7"));
 }
 
@@ -193,11 +265,17 @@ fn unsatisfiable_conditions_are_reported() {
         "named": {"type": "object", "patternProperties": {"^x-": {"type": "integer"}}, "additionalProperties": {"type": "string"}},
         "known": {"type": "object", "properties": {"n": {"type": "integer"}}, "additionalProperties": {"type": "string"}},
     }});
-    let act = |name: &str, schema: &Value| Tool::dynamic(name, "Acts.", schema.clone(), |_, _| async { Ok(Value::Null) });
+    let act = |name: &str, schema: &Value| {
+        Tool::dynamic(name, "Acts.", schema.clone(), |_, _| async { Ok(Value::Null) })
+    };
     let told = |agent: toolgate::AgentBuilder| {
         let agent = agent.build().unwrap_or_else(|e| panic!("{}", e.render(false)));
         let line = |problem: &toolgate::policy::Diagnostic| {
-            assert_eq!((problem.lint_code, problem.severity), (Some("never_true"), toolgate::policy::Severity::Warning), "{problem}");
+            assert_eq!(
+                (problem.lint_code, problem.severity),
+                (Some("never_true"), toolgate::policy::Severity::Warning),
+                "{problem}"
+            );
             format!("{}; {}", problem.message, problem.help.as_deref().unwrap_or_default())
         };
         agent.warnings().iter().map(line).collect::<Vec<_>>().join(" | ")
@@ -208,21 +286,66 @@ fn unsatisfiable_conditions_are_reported() {
     let status = "allowed by the schema: one of \"open\", \"closed\"";
     let cases = [
         ("/amount", Condition::Above(99.into()), String::new()),
-        ("/amount", Condition::Above(100.into()), format!("`/amount` of `act` is never above 100; {amount}")),
+        (
+            "/amount",
+            Condition::Above(100.into()),
+            format!("`/amount` of `act` is never above 100; {amount}"),
+        ),
         ("/amount", Condition::Below(1.into()), String::new()),
-        ("/amount", Condition::Below(0.into()), format!("`/amount` of `act` is never below 0; {amount}")),
-        ("/amount", one_of(json!([5, "5"])), format!("`/amount` of `act` is never \"5\"; {amount}")),
+        (
+            "/amount",
+            Condition::Below(0.into()),
+            format!("`/amount` of `act` is never below 0; {amount}"),
+        ),
+        (
+            "/amount",
+            one_of(json!([5, "5"])),
+            format!("`/amount` of `act` is never \"5\"; {amount}"),
+        ),
         ("/amount", one_of(json!([101])), format!("`/amount` of `act` is never 101; {amount}")),
-        ("/status", one_of(json!(["open", "closd"])), "`/status` of `act` is never \"closd\"; did you mean `closed`?".to_owned()),
-        ("/status", one_of(json!(["xyz"])), format!("`/status` of `act` is never \"xyz\"; {status}")),
+        (
+            "/status",
+            one_of(json!(["open", "closd"])),
+            "`/status` of `act` is never \"closd\"; did you mean `closed`?".to_owned(),
+        ),
+        (
+            "/status",
+            one_of(json!(["xyz"])),
+            format!("`/status` of `act` is never \"xyz\"; {status}"),
+        ),
         ("/status", none_of(json!(["open"])), String::new()),
-        ("/status", none_of(json!(["open", "closed"])), format!("`/status` of `act` is never not in \"open\", \"closed\"; {status}")),
+        (
+            "/status",
+            none_of(json!(["open", "closed"])),
+            format!("`/status` of `act` is never not in \"open\", \"closed\"; {status}"),
+        ),
         ("/status", Condition::Glob("c*".to_owned()), String::new()),
-        ("/status", Condition::Glob("x*".to_owned()), format!("`/status` of `act` is never like `x*`; {status}")),
-        ("/status", Condition::matches("^x").unwrap(), format!("`/status` of `act` is never matching `^x`; {status}")),
-        ("/flag", one_of(json!(["true"])), "`/flag` of `act` is never \"true\"; allowed by the schema: true or false".to_owned()),
-        ("/text", one_of(json!([5])), "`/text` of `act` is never 5; allowed by the schema: text".to_owned()),
-        ("/tags/*", one_of(json!(["z"])), "`/tags/*` of `act` is never \"z\"; allowed by the schema: one of \"x\", \"y\"".to_owned()),
+        (
+            "/status",
+            Condition::Glob("x*".to_owned()),
+            format!("`/status` of `act` is never like `x*`; {status}"),
+        ),
+        (
+            "/status",
+            Condition::matches("^x").unwrap(),
+            format!("`/status` of `act` is never matching `^x`; {status}"),
+        ),
+        (
+            "/flag",
+            one_of(json!(["true"])),
+            "`/flag` of `act` is never \"true\"; allowed by the schema: true or false".to_owned(),
+        ),
+        (
+            "/text",
+            one_of(json!([5])),
+            "`/text` of `act` is never 5; allowed by the schema: text".to_owned(),
+        ),
+        (
+            "/tags/*",
+            one_of(json!(["z"])),
+            "`/tags/*` of `act` is never \"z\"; allowed by the schema: one of \"x\", \"y\""
+                .to_owned(),
+        ),
         // Where nobody can tell, nothing is said.
         ("/maybe", one_of(json!(["shut"])), String::new()),
         ("/text", one_of(json!(["anything"])), String::new()),
@@ -234,12 +357,20 @@ fn unsatisfiable_conditions_are_reported() {
         ("/named/x-a", one_of(json!([5])), String::new()),
         ("/named/*", one_of(json!([5])), String::new()),
         ("/known/*", one_of(json!([5])), String::new()),
-        ("/known/m", one_of(json!([5])), "`/known/m` of `act` is never 5; allowed by the schema: text".to_owned()),
+        (
+            "/known/m",
+            one_of(json!([5])),
+            "`/known/m` of `act` is never 5; allowed by the schema: text".to_owned(),
+        ),
     ];
     for (path, condition, expected) in cases {
         let shown = format!("{path} {condition:?}");
         assert_eq!(
-            told(Agent::builder("a").tool(act("act", &schema)).policy(Deny::new("r", ["act"]).when(path, condition))),
+            told(
+                Agent::builder("a")
+                    .tool(act("act", &schema))
+                    .policy(Deny::new("r", ["act"]).when(path, condition))
+            ),
             expected,
             "{shown}"
         );
@@ -247,28 +378,58 @@ fn unsatisfiable_conditions_are_reported() {
     // A part of an expression, where the whole may well be true.
     for (when, expected) in [
         ("input.amount > 5 || input.status == \"open\"", String::new()),
-        ("input.amount > 5 || input.status == \"gone\"", format!("this can never be true; {status}")),
+        (
+            "input.amount > 5 || input.status == \"gone\"",
+            format!("this can never be true; {status}"),
+        ),
         ("input.amount > 5 || input.amount > 200", format!("this can never be true; {amount}")),
-        ("input.amount in [1, 2] || input.amount in [200, 300]", format!("this can never be true; {amount}")),
+        (
+            "input.amount in [1, 2] || input.amount in [200, 300]",
+            format!("this can never be true; {amount}"),
+        ),
         ("input.text == \"x\" || session == \"s\"", String::new()),
         ("input.pair[0] == \"write\" || session == \"s\"", String::new()),
         ("\"y\" in (input.list + [\"x\"]) || session == \"s\"", String::new()),
-        ("\"z\" in input.tags || session == \"s\"", "this can never be true; allowed by the schema: one of \"x\", \"y\"".to_owned()),
+        (
+            "\"z\" in input.tags || session == \"s\"",
+            "this can never be true; allowed by the schema: one of \"x\", \"y\"".to_owned(),
+        ),
     ] {
         let rule = Deny::new("r", ["act"]).when_cel(when);
-        assert_eq!(told(Agent::builder("a").tool(act("act", &schema)).policy(rule)), expected, "{when}");
+        assert_eq!(
+            told(Agent::builder("a").tool(act("act", &schema)).policy(rule)),
+            expected,
+            "{when}"
+        );
     }
     // What one of two tools rules out is asked of the other.
     let wider = json!({"type": "object", "properties": {"amount": {"type": "number"}, "status": {"type": "string"}}});
-    let both = |rule: Deny| told(Agent::builder("a").tool(act("act", &schema)).tool(act("other", &wider)).policy(rule));
-    assert_eq!(both(Deny::new("r", ["act", "other"]).when("/amount", Condition::Above(100.into()))), "");
-    assert_eq!(both(Deny::new("r", ["act", "other"]).when_cel("input.amount > 5 || input.status == \"gone\"")), "");
+    let both = |rule: Deny| {
+        told(Agent::builder("a").tool(act("act", &schema)).tool(act("other", &wider)).policy(rule))
+    };
+    assert_eq!(
+        both(Deny::new("r", ["act", "other"]).when("/amount", Condition::Above(100.into()))),
+        ""
+    );
+    assert_eq!(
+        both(
+            Deny::new("r", ["act", "other"])
+                .when_cel("input.amount > 5 || input.status == \"gone\"")
+        ),
+        ""
+    );
     // The condition of a `require` is one, too.
-    let require = toolgate::policy::Require::new("r", ["act"], ["other"]).only_when("/status", one_of(json!(["zzz"])));
-    let agent = Agent::builder("a").tool(act("act", &schema)).tool(act("other", &wider).effect(Effect::Read)).policy(require);
+    let require = toolgate::policy::Require::new("r", ["act"], ["other"])
+        .only_when("/status", one_of(json!(["zzz"])));
+    let agent = Agent::builder("a")
+        .tool(act("act", &schema))
+        .tool(act("other", &wider).effect(Effect::Read))
+        .policy(require);
     assert_eq!(told(agent), format!("`/status` of `act` is never \"zzz\"; {status}"));
     // So is what a field of a result must be.
-    let of = |what: &str, help: &str| format!("`/ok` in a result of `proof` is never {what}; allowed by the schema: {help}");
+    let of = |what: &str, help: &str| {
+        format!("`/ok` in a result of `proof` is never {what}; allowed by the schema: {help}")
+    };
     for (output, wanted, expected) in [
         (json!({"properties": {"ok": {"type": "boolean"}}}), json!(true), String::new()),
         (json!({"properties": {"ok": {"type": "string"}}}), json!(true), of("true", "text")),
@@ -295,14 +456,27 @@ fn unsatisfiable_conditions_are_reported() {
 #[test]
 fn unaccepted_client_reports_cause_warning() {
     use toolgate_config::Config;
-    let tools = "[tools.look]\nkind = \"client\"\neffect = \"read\"\n[tools.act]\nkind = \"client\"\n";
-    for rule in ["rule = \"require\"\ntools = [\"act\"]\nany_of = [\"look\"]", "rule = \"sequence\"\nafter = { act = [\"look\"] }"] {
+    let tools =
+        "[tools.look]\nkind = \"client\"\neffect = \"read\"\n[tools.act]\nkind = \"client\"\n";
+    for rule in [
+        "rule = \"require\"\ntools = [\"act\"]\nany_of = [\"look\"]",
+        "rule = \"sequence\"\nafter = { act = [\"look\"] }",
+    ] {
         for reported in [false, true] {
             let text = format!("{tools}[[policy]]\nname = \"r\"\n{rule}\nreported = {reported}\n");
-            let agents = Config::parse("toolgate.toml", &text).build_agents(None).unwrap_or_else(|e| panic!("{}", e.render(false)));
-            let told: Vec<&str> = agents.iter().flat_map(|agent| agent.warnings()).map(|problem| problem.message.as_str()).collect();
-            let expected: &[&str] =
-                if reported { &[] } else { &["the client runs `look`, and results that a client reports do not count here"] };
+            let agents = Config::parse("toolgate.toml", &text)
+                .build_agents(None)
+                .unwrap_or_else(|e| panic!("{}", e.render(false)));
+            let told: Vec<&str> = agents
+                .iter()
+                .flat_map(|agent| agent.warnings())
+                .map(|problem| problem.message.as_str())
+                .collect();
+            let expected: &[&str] = if reported {
+                &[]
+            } else {
+                &["the client runs `look`, and results that a client reports do not count here"]
+            };
             assert_eq!(told, expected, "{text}");
         }
     }
@@ -312,20 +486,29 @@ fn unaccepted_client_reports_cause_warning() {
 fn retention_belongs_to_file_that_names_ledger() {
     use toolgate::SignedDuration;
     use toolgate_config::Config;
-    let of = |text: &str| Config::parse("toolgate.toml", &format!("{text}[tools.look]\neffect = \"read\"\n"));
+    let of = |text: &str| {
+        Config::parse("toolgate.toml", &format!("{text}[tools.look]\neffect = \"read\"\n"))
+    };
     let days = |days: i64| Some(SignedDuration::from_hours(24 * days));
     let project = || of("store = \"project.db\"\nretention = \"30d\"\n");
     assert_eq!(project().retention, days(30));
     assert_eq!(project().merge_under_user_config(of("")).retention, days(30));
     assert_eq!(project().merge_under_user_config(of("store = \"own.db\"\n")).retention, None);
-    assert_eq!(project().merge_under_user_config(of("store = \"own.db\"\nretention = \"90d\"\n")).retention, days(90));
+    assert_eq!(
+        project()
+            .merge_under_user_config(of("store = \"own.db\"\nretention = \"90d\"\n"))
+            .retention,
+        days(90)
+    );
 }
 
 #[test]
 fn equal_rules_of_user_and_project_are_merged() {
     use toolgate_config::Config;
     let of = |file: &str, most: u32| {
-        let rule = format!("[[policy]]\nname = \"few\"\nrule = \"limit\"\ntools = [\"act\"]\ncalls = {most}\n");
+        let rule = format!(
+            "[[policy]]\nname = \"few\"\nrule = \"limit\"\ntools = [\"act\"]\ncalls = {most}\n"
+        );
         Config::parse(file, &format!("[tools.act]\nkind = \"client\"\n{rule}"))
     };
     let agents = of("project.toml", 3)
@@ -333,7 +516,11 @@ fn equal_rules_of_user_and_project_are_merged() {
         .build_agents(None)
         .unwrap_or_else(|e| panic!("{}", e.render(false)));
     assert_eq!(agents.len(), 1);
-    let said = of("project.toml", 4).merge_under_user_config(of("own.toml", 3)).build_agents(None).unwrap_err().render(false);
+    let said = of("project.toml", 4)
+        .merge_under_user_config(of("own.toml", 3))
+        .build_agents(None)
+        .unwrap_err()
+        .render(false);
     insta::assert_snapshot!(said, @r#"
     error: two policies have the name `few`
      --> project.toml:4:8
@@ -358,12 +545,20 @@ fn missing_retry_settings_use_defaults() {
         ("retry = { times = 5 }", RetrySettings { times: 5, ..usual }),
         ("retry = { times = 0 }", RetrySettings { times: 0, ..usual }),
         ("retry = { delay = \"1s\" }", RetrySettings { delay: Duration::from_secs(1), ..usual }),
-        ("retry = { times = 1, delay = \"250ms\" }", RetrySettings { times: 1, delay: Duration::from_millis(250) }),
+        (
+            "retry = { times = 1, delay = \"250ms\" }",
+            RetrySettings { times: 1, delay: Duration::from_millis(250) },
+        ),
     ] {
-        let text = format!("[tools.ask]\nkind = \"http\"\neffect = \"read\"\nurl = \"https://example.com/\"\n{written}\n");
-        let agents = Config::parse("toolgate.toml", &text).build_agents(None).unwrap_or_else(|e| panic!("{}", e.render(false)));
+        let text = format!(
+            "[tools.ask]\nkind = \"http\"\neffect = \"read\"\nurl = \"https://example.com/\"\n{written}\n"
+        );
+        let agents = Config::parse("toolgate.toml", &text)
+            .build_agents(None)
+            .unwrap_or_else(|e| panic!("{}", e.render(false)));
         let ask = agents.iter().flat_map(|agent| agent.tools()).next().unwrap();
-        let read: RetrySettings = serde_json::from_value(serde_json::to_value(ask).unwrap()["retry"].clone()).unwrap();
+        let read: RetrySettings =
+            serde_json::from_value(serde_json::to_value(ask).unwrap()["retry"].clone()).unwrap();
         assert_eq!(read, expected, "{written}");
     }
 }
@@ -398,6 +593,10 @@ fn duration_syntax_is_the_same_everywhere() {
         ("", None),
         ("99999999999999999999d", None),
     ] {
-        assert_eq!(toolgate::clock::parse_duration(text).map(|length| length.as_secs()), seconds, "{text}");
+        assert_eq!(
+            toolgate::clock::parse_duration(text).map(|length| length.as_secs()),
+            seconds,
+            "{text}"
+        );
     }
 }

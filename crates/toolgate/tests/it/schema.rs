@@ -7,8 +7,13 @@ use toolgate_config::{Config, config_schema};
 
 /// The keys that the reader knows at a place, by what it says to one that it does not know.
 fn known_keys(config: &str) -> BTreeSet<String> {
-    let said = Config::parse("toolgate.toml", config).build_agents(None).err().map(|error| error.problems).unwrap_or_default();
-    let mut told = said.iter().filter(|problem| problem.message.contains("`zzzzzzzzzz`")).peekable();
+    let said = Config::parse("toolgate.toml", config)
+        .build_agents(None)
+        .err()
+        .map(|error| error.problems)
+        .unwrap_or_default();
+    let mut told =
+        said.iter().filter(|problem| problem.message.contains("`zzzzzzzzzz`")).peekable();
     assert!(told.peek().is_some(), "{config}: {said:?}");
     let names = |help: &str| {
         let names = help.trim_start_matches("there is ").split(", ");
@@ -50,8 +55,11 @@ fn schema_keys_equal_parser_keys() {
         assert_eq!(known_keys(&config), wanted, "{name}");
     }
     let mut all = BTreeSet::new();
-    for kind in ["kind = \"command\"\ncommand = \"x\"", "kind = \"http\"\nurl = \"https://x.example/\"", "kind = \"mcp\"\nupstream = \"u\""]
-    {
+    for kind in [
+        "kind = \"command\"\ncommand = \"x\"",
+        "kind = \"http\"\nurl = \"https://x.example/\"",
+        "kind = \"mcp\"\nupstream = \"u\"",
+    ] {
         all.extend(known_keys(&format!("[tools.run]\npolicy = \"open\"\n{kind}\nzzzzzzzzzz = 1\n[upstreams.u]\ncommand = \"x\"\n")));
     }
     assert_eq!(all, at("tool"), "a tool");
@@ -67,7 +75,9 @@ fn schema_keys_equal_parser_keys() {
     ];
     let mut all = BTreeSet::new();
     for rule in rules {
-        all.extend(known_keys(&format!("{tool}[[policy]]\nname = \"r\"\n{rule}\nzzzzzzzzzz = 1\n")));
+        all.extend(known_keys(&format!(
+            "{tool}[[policy]]\nname = \"r\"\n{rule}\nzzzzzzzzzz = 1\n"
+        )));
     }
     assert_eq!(all, at("policy"));
     let condition = known_keys(&format!(
@@ -78,7 +88,8 @@ fn schema_keys_equal_parser_keys() {
 
 #[test]
 fn shipped_schema_equals_generated_schema() {
-    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../schema/toolgate.schema.json");
+    let path =
+        std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../schema/toolgate.schema.json");
     let shipped: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
     assert!(shipped == config_schema(), "run `cargo run -- schema > schema/toolgate.schema.json`");
 }
@@ -88,7 +99,13 @@ fn to_toml(value: &Value) -> String {
     let all = |parts: Vec<String>| parts.join(", ");
     match value {
         Value::Object(members) => {
-            format!("{{ {} }}", all(members.iter().map(|(key, value)| format!("{key:?} = {}", to_toml(value))).collect()))
+            format!(
+                "{{ {} }}",
+                all(members
+                    .iter()
+                    .map(|(key, value)| format!("{key:?} = {}", to_toml(value)))
+                    .collect())
+            )
         }
         Value::Array(items) => format!("[{}]", all(items.iter().map(to_toml).collect())),
         other => other.to_string(),
@@ -181,7 +198,12 @@ fn schema_and_parser_refuse_same_values() {
                 None => whole[key] = value.clone(),
             }
         }
-        let text: String = whole.as_object().unwrap().iter().map(|(key, value)| format!("{key} = {}\n", to_toml(value))).collect();
+        let text: String = whole
+            .as_object()
+            .unwrap()
+            .iter()
+            .map(|(key, value)| format!("{key} = {}\n", to_toml(value)))
+            .collect();
         let read = Config::parse("toolgate.toml", &text).build_agents(None);
         let why = read.as_ref().err().map(|error| error.render(false)).unwrap_or_default();
         assert_eq!((read.is_ok(), validator.is_valid(&whole)), (wanted, wanted), "{said}: {why}");
@@ -198,8 +220,16 @@ fn schema_accepts_valid_config() {
         "hooks": [{"name": "h", "command": "./h", "when": "both"}],
         "lint": [{"allow": "overlap", "reason": "because"}],
     });
-    assert!(validator.is_valid(&good), "{:?}", validator.iter_errors(&good).map(|e| e.to_string()).collect::<Vec<_>>());
-    for bad in [json!({"tools": {"Bash": {}}}), json!({"client": {"on_failure": "allow"}}), json!({"colour": 1})] {
+    assert!(
+        validator.is_valid(&good),
+        "{:?}",
+        validator.iter_errors(&good).map(|e| e.to_string()).collect::<Vec<_>>()
+    );
+    for bad in [
+        json!({"tools": {"Bash": {}}}),
+        json!({"client": {"on_failure": "allow"}}),
+        json!({"colour": 1}),
+    ] {
         assert!(!validator.is_valid(&bad), "{bad}");
     }
 }

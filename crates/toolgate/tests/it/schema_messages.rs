@@ -7,7 +7,8 @@ use crate::support::TestWorld;
 
 /// What a model is told of each of these arguments.
 async fn assert_messages(schema: &Value, cases: &[(Value, &str)]) {
-    let tool = Tool::dynamic("t", "A tool.", schema.clone(), |_, _| async { Ok(Value::Null) }).effect(Effect::Read);
+    let tool = Tool::dynamic("t", "A tool.", schema.clone(), |_, _| async { Ok(Value::Null) })
+        .effect(Effect::Read);
     let world = TestWorld::new(|agent| agent.tool(tool));
     for (args, expected) in cases {
         let answer = world.session.call("t", args.clone()).await;
@@ -29,7 +30,10 @@ async fn all_of_error_names_failing_part() {
     let cases = [
         (json!({"amount": 1, "order": "A", "note": "x"}), "ok"),
         // It is there, and of the wrong kind; what stands beside it is right.
-        (json!({"amount": "x", "order": "A", "note": "y"}), "t: `amount` must be an integer; got the string \"x\""),
+        (
+            json!({"amount": "x", "order": "A", "note": "y"}),
+            "t: `amount` must be an integer; got the string \"x\"",
+        ),
         (json!({"amount": 1, "note": 2}), "t: `note` must be a string; got 2"),
         (json!({"amount": 1}), "`t` requires `note` (string), which is missing"),
         (json!({"amuont": 1, "note": "x"}), "`t` has no `amuont`, did you mean `amount`?"),
@@ -46,7 +50,10 @@ async fn all_of_error_names_failing_part() {
         {"properties": {"b": {"type": "integer"}}},
     ]});
     let cases = [
-        (json!({"a": "x"}), "`t` requires `b`, which is missing; `a` must be an integer; got the string \"x\""),
+        (
+            json!({"a": "x"}),
+            "`t` requires `b`, which is missing; `a` must be an integer; got the string \"x\"",
+        ),
         (json!({"a": 1}), "`t` requires `b`, which is missing"),
     ];
     assert_messages(&twice, &cases).await;
@@ -62,15 +69,27 @@ async fn one_of_error_uses_discriminating_member() {
         let schema = json!({"type": "object", word: forms});
         let cases = [
             (json!({"kind": "card", "number": 1}), "ok"),
-            (json!({"kind": "card", "number": "x"}), "t: `number` must be an integer; got the string \"x\""),
+            (
+                json!({"kind": "card", "number": "x"}),
+                "t: `number` must be an integer; got the string \"x\"",
+            ),
             (json!({"kind": "bank", "iban": 5}), "t: `iban` must be a string; got 5"),
-            (json!({"kind": "cash", "number": 1}), "t: `kind` must be one of \"card\", \"bank\"; got \"cash\""),
+            (
+                json!({"kind": "cash", "number": 1}),
+                "t: `kind` must be one of \"card\", \"bank\"; got \"cash\"",
+            ),
             (json!({"kind": "bank"}), "`t` requires `iban` (string), which is missing"),
             (json!({"number": 1}), "`t` requires `kind`, which is missing"),
             (json!({}), "`t` requires `kind` and `number`, or `kind` and `iban`"),
             // The schema knows it, in another form.
-            (json!({"kind": "card", "number": 1, "iban": "x"}), "`t` does not accept `iban` together with the other members"),
-            (json!({"kind": "card", "number": 1, "ibn": "x"}), "`t` has no `ibn`, did you mean `iban`?"),
+            (
+                json!({"kind": "card", "number": 1, "iban": "x"}),
+                "`t` does not accept `iban` together with the other members",
+            ),
+            (
+                json!({"kind": "card", "number": 1, "ibn": "x"}),
+                "`t` has no `ibn`, did you mean `iban`?",
+            ),
         ];
         assert_messages(&schema, &cases).await;
         // The same inside of an argument, by reference.
@@ -78,8 +97,14 @@ async fn one_of_error_uses_discriminating_member() {
             "type": "object", "properties": {"by": {"$ref": "#/$defs/payment"}}, "$defs": {"payment": {"type": "object", word: forms}},
         });
         let cases = [
-            (json!({"by": {"kind": "card", "number": "x"}}), "t: `by.number` must be an integer; got the string \"x\""),
-            (json!({"by": {"kind": "cash"}}), "t: `by.kind` must be one of \"card\", \"bank\"; got \"cash\""),
+            (
+                json!({"by": {"kind": "card", "number": "x"}}),
+                "t: `by.number` must be an integer; got the string \"x\"",
+            ),
+            (
+                json!({"by": {"kind": "cash"}}),
+                "t: `by.kind` must be one of \"card\", \"bank\"; got \"cash\"",
+            ),
         ];
         assert_messages(&schema, &cases).await;
     }
@@ -94,7 +119,10 @@ async fn any_of_error_lists_alternatives() {
         (json!({"phone": "1"}), "ok"),
         (json!({"email": "a", "at": null}), "ok"),
         (json!({}), "`t` requires `email` or `phone`"),
-        (json!({"email": "a", "at": true}), "t: `at` must be a string or an integer or null; got true"),
+        (
+            json!({"email": "a", "at": true}),
+            "t: `at` must be a string or an integer or null; got true",
+        ),
         (json!({"email": 5}), "t: `email` must be a string; got 5"),
     ];
     assert_messages(&schema, &cases).await;
@@ -112,7 +140,14 @@ async fn any_of_error_lists_alternatives() {
         assert_messages(&json!({"type": "object", "oneOf": forms}), &cases).await;
     }
     let both = json!({"type": "object", "oneOf": [{"properties": {"a": text}, "required": ["a"]}, {"properties": {"b": text}, "required": ["b"]}]});
-    assert_messages(&both, &[(json!({"a": "x", "b": "y"}), "t: the value must be of exactly one of the allowed forms; got object")]).await;
+    assert_messages(
+        &both,
+        &[(
+            json!({"a": "x", "b": "y"}),
+            "t: the value must be of exactly one of the allowed forms; got object",
+        )],
+    )
+    .await;
 }
 
 #[tokio::test]
@@ -133,20 +168,38 @@ async fn errors_in_references_and_nested_lists_have_paths() {
     });
     let cases = [
         (json!({"to": {"street": 5}}), "t: `to.street` must be a string; got 5"),
-        (json!({"to": {"steet": "x"}}), "t: `to` requires `street` (string); got `steet`, did you mean `street`?"),
-        (json!({"bill": {"street": 5, "zip": "1", "vat": "x"}}), "t: `bill.street` must be a string; got 5"),
-        (json!({"bill": {"street": "x", "vatt": "x"}}), "t: `bill` has no `vatt`, did you mean `vat`?"),
+        (
+            json!({"to": {"steet": "x"}}),
+            "t: `to` requires `street` (string); got `steet`, did you mean `street`?",
+        ),
+        (
+            json!({"bill": {"street": 5, "zip": "1", "vat": "x"}}),
+            "t: `bill.street` must be a string; got 5",
+        ),
+        (
+            json!({"bill": {"street": "x", "vatt": "x"}}),
+            "t: `bill` has no `vatt`, did you mean `vat`?",
+        ),
         (
             json!({"orders": [{"lines": [{"sku": "a", "count": "x"}]}]}),
             "t: `orders[0].lines[0].count` must be an integer; got the string \"x\"",
         ),
-        (json!({"orders": [{"lines": [{"count": 1}]}]}), "t: `orders[0].lines[0]` requires `sku` (string), which is missing"),
+        (
+            json!({"orders": [{"lines": [{"count": 1}]}]}),
+            "t: `orders[0].lines[0]` requires `sku` (string), which is missing",
+        ),
         (
             json!({"orders": [{"lines": [{"sku": "a"}, {"sku": "a", "cout": 1}]}]}),
             "t: `orders[0].lines[1]` has no `cout`, did you mean `count`?",
         ),
-        (json!({"grid": [[{"sku": "a"}], [{"sku": 7}]]}), "t: `grid[1][0].sku` must be a string; got 7"),
-        (json!({"x-flag": {"on": "yes"}}), "t: `x-flag.on` must be a boolean; got the string \"yes\""),
+        (
+            json!({"grid": [[{"sku": "a"}], [{"sku": 7}]]}),
+            "t: `grid[1][0].sku` must be a string; got 7",
+        ),
+        (
+            json!({"x-flag": {"on": "yes"}}),
+            "t: `x-flag.on` must be a boolean; got the string \"yes\"",
+        ),
     ];
     assert_messages(&schema, &cases).await;
     // What is wrong inside of a part is told there, and not as if the part were unknown.

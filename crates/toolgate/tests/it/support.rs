@@ -1,4 +1,5 @@
-//! A small world to make calls in: one agent, one tool that does as it is told, a store that can fail.
+//! A small world to make calls in: one agent, one tool that does as it is told, a store that can
+//! fail.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -12,15 +13,18 @@ use rust_decimal::Decimal;
 use serde_json::{Value, json};
 use tokio::sync::Semaphore;
 use toolgate::limits::{Charge, ChargeError, ChargeUnit};
-use toolgate::policy::{DecisionFacts, FactRequest, Obligations, Policy, PolicyError, PolicyInput, Verdict};
+use toolgate::policy::{
+    DecisionFacts, FactRequest, Obligations, Policy, PolicyError, PolicyInput, Verdict,
+};
 use toolgate::session::state::{SessionEdit, SessionState};
 use toolgate::store::{
-    Approval, ClaimError, ClaimRecord, ClaimResolution, CommitConflictError, CommitRequest, PauseTarget, SessionLock, SessionRequest,
-    SessionSnapshot, StoreError,
+    Approval, ClaimError, ClaimRecord, ClaimResolution, CommitConflictError, CommitRequest,
+    PauseTarget, SessionLock, SessionRequest, SessionSnapshot, StoreError,
 };
 use toolgate::{
-    AdmissionDecision, Agent, AgentBuilder, CallEffects, CallId, Effect, ErrorCategory, Event, Failure, LazyReceipt, ManualClock, MemoryFs,
-    MemoryStore, Outcome, PromptSignal, Replay, ReplayComparison, Row, Session, SessionKey, Store, Tool, ToolContext, ToolError, Toolgate,
+    AdmissionDecision, Agent, AgentBuilder, CallEffects, CallId, Effect, ErrorCategory, Event,
+    Failure, LazyReceipt, ManualClock, MemoryFs, MemoryStore, Outcome, PromptSignal, Replay,
+    ReplayComparison, Row, Session, SessionKey, Store, Tool, ToolContext, ToolError, Toolgate,
     ToolgateBuilder,
 };
 use toolgate_json::Digest;
@@ -48,14 +52,17 @@ pub(crate) enum InjectedFault {
 pub(crate) fn test_store() -> Arc<dyn Store> {
     static NEXT_STORE: AtomicU32 = AtomicU32::new(0);
     let wanted = std::env::var("TOOLGATE_TEST_STORE").unwrap_or_default();
-    assert!(matches!(wanted.as_str(), "" | "memory" | "sqlite"), "there is no store `{wanted}` to test");
+    assert!(
+        matches!(wanted.as_str(), "" | "memory" | "sqlite"),
+        "there is no store `{wanted}` to test"
+    );
     if wanted == "sqlite" {
         static CLEAN_UP_ONCE: Once = Once::new();
         let own = std::process::id().to_string();
         let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("stores-{own}"));
         CLEAN_UP_ONCE.call_once(|| {
-            // What earlier runs left behind, one with the same number among them. A test may start this program again while the first
-            // still runs.
+            // What earlier runs left behind, one with the same number among them. A test may start
+            // this program again while the first still runs.
             for old in std::fs::read_dir(env!("CARGO_TARGET_TMPDIR")).unwrap().flatten() {
                 let name = old.file_name();
                 let owner = name.to_str().and_then(|name| name.strip_prefix("stores-"));
@@ -76,7 +83,8 @@ pub(crate) fn runtime_builder() -> ToolgateBuilder {
     Toolgate::builder().store(test_store())
 }
 
-/// Builds a runtime that looks back at each of its calls: decided again on what was recorded, it must come out the same.
+/// Builds a runtime that looks back at each of its calls: decided again on what was recorded, it
+/// must come out the same.
 pub(crate) trait BuildWithReplayCheck {
     fn build_checked(self) -> Toolgate;
 }
@@ -85,7 +93,8 @@ impl BuildWithReplayCheck for ToolgateBuilder {
     fn build_checked(self) -> Toolgate {
         let replay: Arc<OnceLock<Replay>> = Arc::default();
         let look_back = Arc::clone(&replay);
-        let gate = self.on_event(move |event| check_replay(look_back.get(), event)).build().unwrap();
+        let gate =
+            self.on_event(move |event| check_replay(look_back.get(), event)).build().unwrap();
         assert!(replay.set(Replay::from_toolgate(&gate).unwrap()).is_ok());
         gate
     }
@@ -106,7 +115,10 @@ fn check_replay(replay: Option<&Replay>, event: &Event) {
     };
     if let ReplayComparison::Differs(now) = compared {
         // A listener that panics is caught.
-        let told = format!("decided again, this call comes out as {now:?}, and was {:?}:\n{row:#?}\n", AdmissionDecision::from_row(&row));
+        let told = format!(
+            "decided again, this call comes out as {now:?}, and was {:?}:\n{row:#?}\n",
+            AdmissionDecision::from_row(&row)
+        );
         std::io::Write::write_all(&mut std::io::stderr(), told.as_bytes()).unwrap();
         std::process::abort();
     }
@@ -139,34 +151,58 @@ impl FaultyStore {
     }
 
     fn check(&self, what: InjectedFault) -> Result<(), StoreError> {
-        if self.failing.lock().unwrap().contains(&what) { Err(StoreError(format!("injected fault at {what:?}"))) } else { Ok(()) }
+        if self.failing.lock().unwrap().contains(&what) {
+            Err(StoreError(format!("injected fault at {what:?}")))
+        } else {
+            Ok(())
+        }
     }
 }
 
 #[async_trait]
 impl Store for FaultyStore {
-    async fn find_pause(&self, key: &SessionKey, tool: &Arc<str>) -> Result<Option<(PauseTarget, String)>, StoreError> {
+    async fn find_pause(
+        &self,
+        key: &SessionKey,
+        tool: &Arc<str>,
+    ) -> Result<Option<(PauseTarget, String)>, StoreError> {
         self.check(InjectedFault::Paused)?;
         self.inner.find_pause(key, tool).await
     }
-    async fn set_pause(&self, target: PauseTarget, reason: Option<String>) -> Result<(), StoreError> {
+    async fn set_pause(
+        &self,
+        target: PauseTarget,
+        reason: Option<String>,
+    ) -> Result<(), StoreError> {
         self.inner.set_pause(target, reason).await
     }
-    async fn lock_session(&self, key: &SessionKey, alone: bool, wait: Duration) -> Result<Option<SessionLock>, StoreError> {
+    async fn lock_session(
+        &self,
+        key: &SessionKey,
+        alone: bool,
+        wait: Duration,
+    ) -> Result<Option<SessionLock>, StoreError> {
         self.inner.lock_session(key, alone, wait).await
     }
-    async fn open_session(&self, enter: SessionRequest<'_>) -> Result<Option<Box<SessionSnapshot>>, StoreError> {
+    async fn open_session(
+        &self,
+        enter: SessionRequest<'_>,
+    ) -> Result<Option<Box<SessionSnapshot>>, StoreError> {
         self.check(InjectedFault::Enter)?;
         self.inner.open_session(enter).await
     }
-    async fn inspect_session(&self, enter: SessionRequest<'_>) -> Result<Box<SessionSnapshot>, StoreError> {
+    async fn inspect_session(
+        &self,
+        enter: SessionRequest<'_>,
+    ) -> Result<Box<SessionSnapshot>, StoreError> {
         self.inner.inspect_session(enter).await
     }
     fn may_be_paused(&self) -> bool {
         self.failing.lock().unwrap().contains(&InjectedFault::Paused) || self.inner.may_be_paused()
     }
     fn has_complete_snapshots(&self) -> bool {
-        !self.failing.lock().unwrap().contains(&InjectedFault::Load) && self.inner.has_complete_snapshots()
+        !self.failing.lock().unwrap().contains(&InjectedFault::Load)
+            && self.inner.has_complete_snapshots()
     }
     async fn load_facts(
         &self,
@@ -178,7 +214,11 @@ impl Store for FaultyStore {
         self.check(InjectedFault::Load)?;
         self.inner.load_facts(key, needs, at, facts).await
     }
-    async fn check_charges(&self, charges: &[Charge], now: Timestamp) -> Result<Vec<Result<Decimal, ChargeError>>, StoreError> {
+    async fn check_charges(
+        &self,
+        charges: &[Charge],
+        now: Timestamp,
+    ) -> Result<Vec<Result<Decimal, ChargeError>>, StoreError> {
         self.inner.check_charges(charges, now).await
     }
     async fn claim(
@@ -193,7 +233,10 @@ impl Store for FaultyStore {
         assert!(!dies, "injected death");
         self.inner.claim(intent, charges, approval, now).await
     }
-    async fn commit(&self, finish: Box<CommitRequest>) -> Result<Result<Option<LazyReceipt>, CommitConflictError>, StoreError> {
+    async fn commit(
+        &self,
+        finish: Box<CommitRequest>,
+    ) -> Result<Result<Option<LazyReceipt>, CommitConflictError>, StoreError> {
         self.check(InjectedFault::Commit)?;
         let once = std::mem::take(&mut *self.failing.lock().unwrap());
         assert!(!once.contains(&InjectedFault::CommitPanics), "injected death");
@@ -212,13 +255,20 @@ impl Store for FaultyStore {
         self.check(InjectedFault::TakeDeferred)?;
         self.inner.take_deferred_claim(key, client, tool).await
     }
-    async fn close_client_session(&self, key: &SessionKey, now: Timestamp) -> Result<(), StoreError> {
+    async fn close_client_session(
+        &self,
+        key: &SessionKey,
+        now: Timestamp,
+    ) -> Result<(), StoreError> {
         self.inner.close_client_session(key, now).await
     }
     async fn snapshot(&self, key: &SessionKey) -> Result<(u64, Arc<SessionState>), StoreError> {
         self.inner.snapshot(key).await
     }
-    async fn load_session(&self, key: &SessionKey) -> Result<Option<Arc<SessionState>>, StoreError> {
+    async fn load_session(
+        &self,
+        key: &SessionKey,
+    ) -> Result<Option<Arc<SessionState>>, StoreError> {
         self.inner.load_session(key).await
     }
     async fn edit_session(&self, key: &SessionKey, alter: SessionEdit) -> Result<(), StoreError> {
@@ -230,13 +280,23 @@ impl Store for FaultyStore {
     async fn create_approval(&self, approval: Approval) -> Result<(), StoreError> {
         self.inner.create_approval(approval).await
     }
-    async fn approval_for(&self, key: &SessionKey, digest: Digest) -> Result<Option<Approval>, StoreError> {
+    async fn approval_for(
+        &self,
+        key: &SessionKey,
+        digest: Digest,
+    ) -> Result<Option<Approval>, StoreError> {
         self.inner.approval_for(key, digest).await
     }
     async fn approval(&self, id: &str) -> Result<Option<Approval>, StoreError> {
         self.inner.approval(id).await
     }
-    async fn answer_approval(&self, id: &str, approved: bool, by: &str, now: Timestamp) -> Result<bool, StoreError> {
+    async fn answer_approval(
+        &self,
+        id: &str,
+        approved: bool,
+        by: &str,
+        now: Timestamp,
+    ) -> Result<bool, StoreError> {
         self.inner.answer_approval(id, approved, by, now).await
     }
     async fn pending_claims(&self, now: Timestamp) -> Result<Vec<ClaimRecord>, StoreError> {
@@ -253,7 +313,11 @@ impl Store for FaultyStore {
     ) -> Result<bool, StoreError> {
         self.inner.settle_claim(call, settle, outcome, shown, by, now).await
     }
-    async fn load_output(&self, key: &SessionKey, handle: &str) -> Result<Option<Arc<str>>, StoreError> {
+    async fn load_output(
+        &self,
+        key: &SessionKey,
+        handle: &str,
+    ) -> Result<Option<Arc<str>>, StoreError> {
         self.inner.load_output(key, handle).await
     }
     async fn rows(&self, key: &SessionKey) -> Result<Vec<Arc<Row>>, StoreError> {
@@ -287,7 +351,13 @@ impl Store for FaultyStore {
 pub(crate) struct MeterPolicy;
 
 pub(crate) fn meter_charge(amount: i64) -> Charge {
-    Charge { counter: "meter".into(), amount: amount.into(), cap: 100.into(), window: None, unit: ChargeUnit::Fixed }
+    Charge {
+        counter: "meter".into(),
+        amount: amount.into(),
+        cap: 100.into(),
+        window: None,
+        unit: ChargeUnit::Fixed,
+    }
 }
 
 impl Policy for MeterPolicy {
@@ -299,7 +369,10 @@ impl Policy for MeterPolicy {
     }
     fn check(&self, _: &PolicyInput<'_>) -> Result<Verdict, PolicyError> {
         let error = ToolError::new(ErrorCategory::Business, "meter_full", "the meter is full");
-        Ok(Verdict::Allow(Obligations { charges: vec![(meter_charge(1), error)], ..Obligations::default() }))
+        Ok(Verdict::Allow(Obligations {
+            charges: vec![(meter_charge(1), error)],
+            ..Obligations::default()
+        }))
     }
 }
 
@@ -345,8 +418,13 @@ impl TestWorld {
         build: impl FnOnce(ToolgateBuilder) -> Toolgate,
     ) -> Self {
         let (ran, go) = (Arc::new(AtomicU32::new(0)), Arc::new(Semaphore::new(0)));
-        let (files, store) = (MemoryFs::new([("kept.txt", "as it was")]), Arc::new(FaultyStore::default()));
-        let agent = Agent::builder("agent").files(files.clone()).tool(is(act_tool(&ran, &go))).tool(look_tool()).policy(MeterPolicy);
+        let (files, store) =
+            (MemoryFs::new([("kept.txt", "as it was")]), Arc::new(FaultyStore::default()));
+        let agent = Agent::builder("agent")
+            .files(files.clone())
+            .tool(is(act_tool(&ran, &go)))
+            .tool(look_tool())
+            .policy(MeterPolicy);
         let agent = more(agent).build().unwrap();
         let spool = tempfile::tempdir().unwrap();
         let clock = Arc::new(ManualClock::at(Timestamp::from_second(1_800_000_000).unwrap()));
@@ -369,13 +447,15 @@ impl TestWorld {
     }
 
     pub(crate) async fn meter_value(&self) -> Decimal {
-        self.store.inner.check_charges(&[meter_charge(0)], Timestamp::UNIX_EPOCH).await.unwrap()[0].unwrap()
+        self.store.inner.check_charges(&[meter_charge(0)], Timestamp::UNIX_EPOCH).await.unwrap()[0]
+            .unwrap()
     }
 
     /// Everything that a failed call must leave alone.
     pub(crate) async fn fingerprint(&self) -> (String, Digest) {
         let state = self.session.state().await.unwrap();
-        let mut lines: Vec<String> = state.slices.iter().map(|(k, v)| format!("slice {k} {v}")).collect();
+        let mut lines: Vec<String> =
+            state.slices.iter().map(|(k, v)| format!("slice {k} {v}")).collect();
         lines.extend(state.marks.iter().map(|(k, v)| format!("mark {k} {v}")));
         lines.extend(state.evidence.iter().map(|(k, v)| format!("evidence {k:?} {v:?}")));
         lines.extend(state.revocations.iter().map(|(k, v)| format!("revoked {k:?} {v}")));
@@ -394,7 +474,8 @@ impl TestWorld {
 
     /// Rows that wait in the spool, as they are written there.
     pub(crate) fn spooled_lines(&self) -> Vec<String> {
-        let text = std::fs::read_to_string(self.spool.path().join("rows.jsonl")).unwrap_or_default();
+        let text =
+            std::fs::read_to_string(self.spool.path().join("rows.jsonl")).unwrap_or_default();
         text.lines().filter(|line| !line.is_empty()).map(str::to_owned).collect()
     }
 }
@@ -431,7 +512,9 @@ async fn run_scripted(ctx: &ToolContext, how: &str, go: &Semaphore) -> Result<Va
     match how {
         "ok" | "read" => Ok(json!({"done": true})),
         "fail" => Err(Failure::business("no_stock", "there is none left")),
-        "refuse" => Err(Failure::business("no_stock", "there is none left").effects(CallEffects::None)),
+        "refuse" => {
+            Err(Failure::business("no_stock", "there is none left").effects(CallEffects::None))
+        }
         "io" => Err(std::io::Error::from(std::io::ErrorKind::ConnectionReset).into()),
         "http" => Err(Failure::http(503, "try later")),
         "panic" => panic!("the handler has a fault"),
@@ -459,27 +542,35 @@ async fn run_scripted(ctx: &ToolContext, how: &str, go: &Semaphore) -> Result<Va
         "junk" => Ok(json!({"undone": "yes"})),
         "dated" => Ok(json!({"done": true, "at": "soon"})),
         "nothing" => Ok(Value::Null),
-        "expand" => Err(Failure::signal(PromptSignal::ExpandSection { section: "refunds".into(), reason: "needed".into() })),
+        "expand" => Err(Failure::signal(PromptSignal::ExpandSection {
+            section: "refunds".into(),
+            reason: "needed".into(),
+        })),
         other => Err(Failure::validation("unknown_way", format!("no such way: {other}"))),
     }
 }
 
 pub(crate) fn look_tool() -> Tool {
     let schema = json!({"type": "object", "properties": {"at": {"type": "string"}}});
-    Tool::dynamic("look", "Looks at something.", schema, |_, args| async move { Ok(args) }).effect(Effect::Read)
+    Tool::dynamic("look", "Looks at something.", schema, |_, args| async move { Ok(args) })
+        .effect(Effect::Read)
 }
 
 /// A policy from a closure.
 pub(crate) struct ClosurePolicy<F>(&'static str, F);
 
-pub(crate) fn closure_policy<F: Fn(&PolicyInput<'_>) -> Result<Verdict, PolicyError> + Send + Sync>(
+pub(crate) fn closure_policy<
+    F: Fn(&PolicyInput<'_>) -> Result<Verdict, PolicyError> + Send + Sync,
+>(
     name: &'static str,
     check: F,
 ) -> ClosurePolicy<F> {
     ClosurePolicy(name, check)
 }
 
-impl<F: Fn(&PolicyInput<'_>) -> Result<Verdict, PolicyError> + Send + Sync> Policy for ClosurePolicy<F> {
+impl<F: Fn(&PolicyInput<'_>) -> Result<Verdict, PolicyError> + Send + Sync> Policy
+    for ClosurePolicy<F>
+{
     fn name(&self) -> &str {
         self.0
     }

@@ -54,7 +54,13 @@ struct CustomerOrder {
 
 #[tokio::test]
 async fn typed_arguments_round_trip_and_unknown_names_fail() {
-    let echo = Tool::typed("echo", "Echoes.", |_: ToolContext, order: CustomerOrder| async move { Ok(order) }).effect(Effect::Read);
+    let echo =
+        Tool::typed(
+            "echo",
+            "Echoes.",
+            |_: ToolContext, order: CustomerOrder| async move { Ok(order) },
+        )
+        .effect(Effect::Read);
     let world = TestWorld::new(|a| a.tool(echo));
     let order = json!({"key": 9_007_199_254_740_993_u64, "weight": 1.25, "paid": {"kind": "cash", "amount": 0.1}, "lines": [{"sku": "x", "price": 19.99, "tags": {"a": {"kind": "card", "last4": "1234"}}}]});
     assert_eq!(call_value(&world, "echo", order.clone()).await, order);
@@ -68,7 +74,10 @@ async fn typed_arguments_round_trip_and_unknown_names_fail() {
 async fn unserializable_result_reports_effects() {
     // A name in JSON is text, and a pair is none.
     let made = || {
-        Tool::typed("make", "Makes something.", |_: ToolContext, _: OrderLine| async { Ok(BTreeMap::from([((1_u8, 2_u8), 3_u8)])) }).open()
+        Tool::typed("make", "Makes something.", |_: ToolContext, _: OrderLine| async {
+            Ok(BTreeMap::from([((1_u8, 2_u8), 3_u8)]))
+        })
+        .open()
     };
     let cases = [
         ("an effect", made().effect(Effect::Write), CallEffects::Done),
@@ -79,8 +88,16 @@ async fn unserializable_result_reports_effects() {
         let world = TestWorld::new(|a| a.tool(tool));
         let answer = world.session.call("make", json!({"sku": "x", "price": 1})).await;
         let error = answer.outcome.error().unwrap_or_else(|| panic!("{what}: {answer:?}"));
-        assert_eq!((&*error.code, error.retryable, error.effects), ("invalid_result", false, left), "{what}: {error}");
-        assert_eq!(world.gate.pending_calls().await.unwrap().len(), 0, "{what}: nobody need settle it");
+        assert_eq!(
+            (&*error.code, error.retryable, error.effects),
+            ("invalid_result", false, left),
+            "{what}: {error}"
+        );
+        assert_eq!(
+            world.gate.pending_calls().await.unwrap().len(),
+            0,
+            "{what}: nobody need settle it"
+        );
     }
 }
 
@@ -88,19 +105,32 @@ async fn unserializable_result_reports_effects() {
 async fn extra_arguments_follow_extra_setting() {
     let tool = |name: &str, extra: ExtraArguments| {
         let schema = json!({"type": "object", "properties": {"a": {"type": "object", "properties": {"b": {"type": "integer"}}}}, "allOf": [{"properties": {"c": {"type": "integer"}}}]});
-        Tool::dynamic(name, "Echoes.", schema, |_, args| async move { Ok(args) }).effect(Effect::Read).extra(extra)
+        Tool::dynamic(name, "Echoes.", schema, |_, args| async move { Ok(args) })
+            .effect(Effect::Read)
+            .extra(extra)
     };
     let world = TestWorld::new(|a| {
-        a.tool(tool("refuse", ExtraArguments::Refuse)).tool(tool("drop", ExtraArguments::Drop)).tool(tool("pass", ExtraArguments::Pass))
+        a.tool(tool("refuse", ExtraArguments::Refuse))
+            .tool(tool("drop", ExtraArguments::Drop))
+            .tool(tool("pass", ExtraArguments::Pass))
     });
     let args = json!({"a": {"b": 1, "x": 2}, "c": 3, "y": 4});
-    assert_eq!(world.session.call("refuse", args.clone()).await.outcome.error().map(|e| e.errors.len()), Some(2));
+    assert_eq!(
+        world.session.call("refuse", args.clone()).await.outcome.error().map(|e| e.errors.len()),
+        Some(2)
+    );
     assert_eq!(call_value(&world, "drop", args.clone()).await, json!({"a": {"b": 1}, "c": 3}));
     assert_eq!(call_value(&world, "pass", args.clone()).await, args);
-    assert_eq!(call_value(&world, "refuse", json!({"a": {"b": 1}, "c": 3})).await, json!({"a": {"b": 1}, "c": 3}));
+    assert_eq!(
+        call_value(&world, "refuse", json!({"a": {"b": 1}, "c": 3})).await,
+        json!({"a": {"b": 1}, "c": 3})
+    );
     // What was dropped was never judged and is not recorded.
     let rows = world.session.rows().await.unwrap();
-    assert_eq!(*rows.iter().find(|r| &*r.tool == "drop").unwrap().arguments, json!({"a": {"b": 1}, "c": 3}));
+    assert_eq!(
+        *rows.iter().find(|r| &*r.tool == "drop").unwrap().arguments,
+        json!({"a": {"b": 1}, "c": 3})
+    );
 }
 
 #[tokio::test]
@@ -111,9 +141,11 @@ async fn secret_is_absent_from_errors_and_rows() {
             "password": {"type": "string", "writeOnly": true, "minLength": 8},
             "pins": {"type": "array", "items": {"type": "object", "properties": {"pin": {"type": "integer", "writeOnly": true, "maximum": 999_999_999_999_u64}}}},
         }, "required": ["user", "password"]});
-        Tool::dynamic(name, "Logs in.", schema, |_, _| async move { Ok(json!({"token": "hunter2-token", "ok": true})) })
-            .effect(Effect::Read)
-            .secret("/token")
+        Tool::dynamic(name, "Logs in.", schema, |_, _| async move {
+            Ok(json!({"token": "hunter2-token", "ok": true}))
+        })
+        .effect(Effect::Read)
+        .secret("/token")
     };
     let world = TestWorld::new(|a| a.tool(login("login")));
     let mut said = String::new();
@@ -149,7 +181,10 @@ async fn secret_member_names_are_redacted() {
         "open": {"type": "object", "additionalProperties": {"type": "object", "properties": {"n": {"type": "integer"}}}},
         "user": {"type": "string"},
     }});
-    let pay = Tool::dynamic("pay", "Pays.", schema, |_, _| async { Ok(Value::Null) }).effect(Effect::Read).secret("/card").secret("/open");
+    let pay = Tool::dynamic("pay", "Pays.", schema, |_, _| async { Ok(Value::Null) })
+        .effect(Effect::Read)
+        .secret("/card")
+        .secret("/open");
     let world = TestWorld::new(|a| a.tool(pay));
     let mut said = String::new();
     for args in [
@@ -163,7 +198,11 @@ async fn secret_member_names_are_redacted() {
         assert_eq!(answer.outcome.error().unwrap().code, "invalid_arguments");
         said.push_str(&serde_json::to_string(&answer).unwrap());
     }
-    assert!(said.contains("has 2 unknown member(s), not shown (it takes `number`)") && said.contains("`card.number` must be"), "{said}");
+    assert!(
+        said.contains("has 2 unknown member(s), not shown (it takes `number`)")
+            && said.contains("`card.number` must be"),
+        "{said}"
+    );
     assert!(said.contains("open.(hidden).n"), "{said}");
     for text in [r#"{"card": {"hunter2": 1, "hunter2": 2}}"#, r#"{"card": {"hunter2" 1}}"#] {
         said.push_str(&serde_json::to_string(&world.session.call("pay", text).await).unwrap());
@@ -192,10 +231,18 @@ async fn large_result_is_stored_and_read_in_pages() {
     let output = answer.outcome.success().unwrap();
     let stored = output.stored.clone().unwrap();
     assert_eq!(stored.bytes, whole.len());
-    assert!(output.for_model().len() < 8_000 && output.message.as_ref().unwrap().contains(&stored.handle));
+    assert!(
+        output.for_model().len() < 8_000
+            && output.message.as_ref().unwrap().contains(&stored.handle)
+    );
     let mut read = output.value.as_str().unwrap().to_owned();
     loop {
-        let page = call_value(&world, "read_output", json!({"handle": stored.handle, "offset": read.len()})).await;
+        let page = call_value(
+            &world,
+            "read_output",
+            json!({"handle": stored.handle, "offset": read.len()}),
+        )
+        .await;
         read.push_str(page["text"].as_str().unwrap());
         if page.get("next").is_none() {
             break;
@@ -203,23 +250,38 @@ async fn large_result_is_stored_and_read_in_pages() {
     }
     assert_eq!(read, whole);
     // It belongs to the session that made it.
-    let other = world.gate.session("agent", "bob", "s").call("read_output", json!({"handle": stored.handle})).await;
+    let other = world
+        .gate
+        .session("agent", "bob", "s")
+        .call("read_output", json!({"handle": stored.handle}))
+        .await;
     assert_eq!(other.outcome.error().map(|e| &*e.code), Some("unknown_handle"));
 }
 
 #[tokio::test]
 async fn hidden_value_is_not_sent_to_model() {
-    let fetch = Tool::dynamic("fetch", "Fetches.", json!({"type": "object"}), |ctx: ToolContext, _| async move {
-        ctx.set_message("3 rows are ready");
-        ctx.hide_value();
-        Ok(json!([1, 2, 3]))
-    })
+    let fetch = Tool::dynamic(
+        "fetch",
+        "Fetches.",
+        json!({"type": "object"}),
+        |ctx: ToolContext, _| async move {
+            ctx.set_message("3 rows are ready");
+            ctx.hide_value();
+            Ok(json!([1, 2, 3]))
+        },
+    )
     .effect(Effect::Read);
     let world = TestWorld::new(|a| a.tool(fetch));
     let answer = world.session.call("fetch", json!({})).await;
     let output = answer.outcome.success().unwrap();
-    assert_eq!((output.for_model().as_str(), &output.value), ("3 rows are ready", &json!([1, 2, 3])));
-    assert_eq!(answer.outcome.to_json(), json!({"isError": false, "message": "3 rows are ready", "hidden": true}));
+    assert_eq!(
+        (output.for_model().as_str(), &output.value),
+        ("3 rows are ready", &json!([1, 2, 3]))
+    );
+    assert_eq!(
+        answer.outcome.to_json(),
+        json!({"isError": false, "message": "3 rows are ready", "hidden": true})
+    );
     assert_eq!(
         world.session.rows().await.unwrap()[0].outcome.success().map(|o| o.value.clone()),
         Some(json!([1, 2, 3])),
@@ -244,8 +306,7 @@ async fn results_are_normalized_before_use() {
     .normalize(NormalizationRule::default_value("/tier", json!("standard")))
     .normalize(NormalizationRule::keep("", ["order_id", "created_at", "status", "total", "vip", "tier"]));
     let world = TestWorld::new(|a| a.tool(lookup));
-    let expected =
-        json!({"order_id": "A-7", "created_at": "2023-11-14T22:13:20Z", "status": "PAID", "total": 19.99, "vip": true, "tier": "standard"});
+    let expected = json!({"order_id": "A-7", "created_at": "2023-11-14T22:13:20Z", "status": "PAID", "total": 19.99, "vip": true, "tier": "standard"});
     assert_eq!(call_value(&world, "lookup", json!({})).await, expected);
 }
 
@@ -253,7 +314,15 @@ async fn results_are_normalized_before_use() {
 fn description_override_needs_consent_of_tool() {
     let build = |tool: Tool| Agent::builder("a").tool(tool).describe("calc", "Adds.").build();
     assert!(build(toolgate::builtin::calc()).is_err());
-    assert_eq!(build(toolgate::builtin::calc().accepts_overrides()).unwrap().tools().next().unwrap().description(), "Adds.");
+    assert_eq!(
+        build(toolgate::builtin::calc().accepts_overrides())
+            .unwrap()
+            .tools()
+            .next()
+            .unwrap()
+            .description(),
+        "Adds."
+    );
 }
 
 #[derive(Deserialize, JsonSchema)]
@@ -267,22 +336,41 @@ async fn useless_settings_are_refused_at_build() {
     let agent = || Agent::builder("a");
     let no_arguments = "the arguments of `ping` are `null`";
     let cases = [
-        (agent().tool(Tool::typed("ping", "Pings.", |_: ToolContext, _: ()| async { Ok(true) }).effect(Effect::Read)), no_arguments),
         (
-            agent().tool(Tool::typed("ping", "Pings.", |_: ToolContext, _: UnitArguments| async { Ok(true) }).effect(Effect::Read)),
+            agent().tool(
+                Tool::typed("ping", "Pings.", |_: ToolContext, _: ()| async { Ok(true) })
+                    .effect(Effect::Read),
+            ),
             no_arguments,
         ),
         (
-            agent().limits(Limits { rate: Some(RateLimit { calls: 5, per: std::time::Duration::ZERO }), ..Limits::default() }),
+            agent().tool(
+                Tool::typed("ping", "Pings.", |_: ToolContext, _: UnitArguments| async {
+                    Ok(true)
+                })
+                .effect(Effect::Read),
+            ),
+            no_arguments,
+        ),
+        (
+            agent().limits(Limits {
+                rate: Some(RateLimit { calls: 5, per: std::time::Duration::ZERO }),
+                ..Limits::default()
+            }),
             "`per` of a rate limit must be longer than zero",
         ),
-        (agent().resource(7_u32).resource("other").resource(8_u32), "two resources have the type `u32`"),
+        (
+            agent().resource(7_u32).resource("other").resource(8_u32),
+            "two resources have the type `u32`",
+        ),
     ];
     for (builder, told) in cases {
         let error = builder.build().unwrap_err();
         assert!(error.problems.len() == 1 && error.to_string().contains(told), "{error}");
     }
-    let ping = Tool::typed("ping", "Pings.", |_: ToolContext, _: EmptyArguments| async { Ok(true) }).effect(Effect::Read);
+    let ping =
+        Tool::typed("ping", "Pings.", |_: ToolContext, _: EmptyArguments| async { Ok(true) })
+            .effect(Effect::Read);
     let world = TestWorld::new(|a| a.tool(ping).resource(7_u32).resource(8_u64));
     assert_eq!(call_value(&world, "ping", json!({})).await, json!(true));
 }
@@ -299,13 +387,19 @@ fn builtin_tools_have_complete_declarations() {
         .unwrap();
     assert_eq!(agent.tools().count(), 6);
     for tool in agent.tools() {
-        assert_eq!(tool.description().lines().count(), 4, "{}: what, when, edge cases, ordering", tool.name());
+        assert_eq!(
+            tool.description().lines().count(),
+            4,
+            "{}: what, when, edge cases, ordering",
+            tool.name()
+        );
     }
 }
 
 #[tokio::test]
 async fn misplaced_secret_is_redacted() {
-    // Inside a condition, inside a type that holds itself, as text where an object should be, in another branch.
+    // Inside a condition, inside a type that holds itself, as text where an object should be, in
+    // another branch.
     let schema = json!({
         "type": "object",
         "properties": {
@@ -317,7 +411,8 @@ async fn misplaced_secret_is_redacted() {
         "then": {"properties": {"key": {"type": "string", "writeOnly": true}}, "required": ["key"]},
         "$defs": {"tree": {"type": "object", "properties": {"pin": {"type": "string", "writeOnly": true}, "next": {"$ref": "#/$defs/tree"}}}},
     });
-    let tool = Tool::dynamic("open", "Opens.", schema, |_, _| async { Ok(Value::Null) }).effect(Effect::Read);
+    let tool = Tool::dynamic("open", "Opens.", schema, |_, _| async { Ok(Value::Null) })
+        .effect(Effect::Read);
     let world = TestWorld::new(|a| a.tool(tool));
     let mut said = String::new();
     for args in [
@@ -338,10 +433,16 @@ async fn misplaced_secret_is_redacted() {
 #[tokio::test]
 async fn many_argument_errors_give_short_message() {
     let world = TestWorld::new(|a| a);
-    let many: serde_json::Map<String, Value> = (0..50_000).map(|n| (format!("unknown_{n}"), json!(n))).collect();
+    let many: serde_json::Map<String, Value> =
+        (0..50_000).map(|n| (format!("unknown_{n}"), json!(n))).collect();
     let answer = world.session.call("act", Value::Object(many)).await;
     let error = answer.outcome.error().unwrap();
-    assert!(error.message.len() < 4_000 && error.errors.len() <= 40, "{} {}", error.message.len(), error.errors.len());
+    assert!(
+        error.message.len() < 4_000 && error.errors.len() <= 40,
+        "{} {}",
+        error.message.len(),
+        error.errors.len()
+    );
 }
 
 #[tokio::test]
@@ -360,8 +461,12 @@ async fn composed_schemas_reject_unknown_members() {
             "shipping": {"properties": {"speed": {"type": "string"}}},
         },
     });
-    let world =
-        TestWorld::new(|a| a.tool(Tool::dynamic("order", "Orders.", schema, |_, _| async { Ok(Value::Null) }).effect(Effect::Read)));
+    let world = TestWorld::new(|a| {
+        a.tool(
+            Tool::dynamic("order", "Orders.", schema, |_, _| async { Ok(Value::Null) })
+                .effect(Effect::Read),
+        )
+    });
     let cases = [
         (json!({"bill": {"city": "x", "vat": "y"}}), true),
         (json!({"bill": {"city": "x", "vatt": "y"}}), false),
@@ -383,14 +488,20 @@ async fn composed_schemas_reject_unknown_members() {
 fn normalization_without_effect_is_refused() {
     for (rule, expected) in [
         (NormalizationRule::rename("/items/*", "x"), Some("`/items/*` ends in `*`")),
-        (NormalizationRule::Default { path: "/items/*".into(), value: json!(1) }, Some("`/items/*` ends in `*`")),
+        (
+            NormalizationRule::Default { path: "/items/*".into(), value: json!(1) },
+            Some("`/items/*` ends in `*`"),
+        ),
         (NormalizationRule::first_of("", [], "x"), Some("has no `names`")),
         (NormalizationRule::Keep { within: "".into(), names: Vec::new() }, Some("has no `names`")),
         (NormalizationRule::codes("/code", []), Some("every code would fail")),
         (NormalizationRule::rename("/items/*/a", "x"), None),
     ] {
-        let tool = Tool::dynamic("t", "A tool.", json!({"type": "object"}), |_, _| async { Ok(Value::Null) });
-        let built = Agent::builder("a").tool(tool.effect(Effect::Read).normalize(rule.clone())).build();
+        let tool = Tool::dynamic("t", "A tool.", json!({"type": "object"}), |_, _| async {
+            Ok(Value::Null)
+        });
+        let built =
+            Agent::builder("a").tool(tool.effect(Effect::Read).normalize(rule.clone())).build();
         let wrong = built.err().map(|e| e.to_string());
         assert_eq!(wrong.is_some(), expected.is_some(), "{rule:?}: {wrong:?}");
         assert!(wrong.unwrap_or_default().contains(expected.unwrap_or_default()), "{rule:?}");

@@ -30,13 +30,25 @@ fn a_signal_to_the_agent_ends_its_gateway() {
     };
     for signal in ["-HUP", "-TERM", "-INT"] {
         // A gateway that never becomes ready, for example because of slow upstreams.
-        let script = "#!/bin/sh\ntrap 'touch ended; exit' TERM\ntouch begun\nwhile :; do sleep 0.1; done\n";
+        let script =
+            "#!/bin/sh\ntrap 'touch ended; exit' TERM\ntouch begun\nwhile :; do sleep 0.1; done\n";
         let (home, gateway) = install_fake_gateway(&format!("ends{signal}"), script).unwrap();
         let mut command = Command::new(env!("CARGO_BIN_EXE_refund-agent"));
-        command.arg(&gateway).arg("toolgate.toml").current_dir(&home).stdout(Stdio::null()).stderr(Stdio::null());
+        command
+            .arg(&gateway)
+            .arg("toolgate.toml")
+            .current_dir(&home)
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
         let mut agent = command.spawn().unwrap();
         until("the gateway has begun", &mut || home.join("begun").exists());
-        assert!(Command::new("kill").args([signal, &agent.id().to_string()]).status().unwrap().success());
+        assert!(
+            Command::new("kill")
+                .args([signal, &agent.id().to_string()])
+                .status()
+                .unwrap()
+                .success()
+        );
         until("the agent has ended", &mut || agent.try_wait().unwrap().is_some());
         assert!(home.join("ended").exists(), "{signal}: the gateway is still there");
     }
@@ -57,7 +69,11 @@ fn no_work_starts_on_an_unhealthy_gateway() {
             for mut stream in listener.incoming().flatten() {
                 let mut text = [0; 4096];
                 let read = stream.read(&mut text).unwrap_or_default();
-                let line = String::from_utf8_lossy(text.get(..read).unwrap_or_default()).lines().next().unwrap_or_default().to_owned();
+                let line = String::from_utf8_lossy(text.get(..read).unwrap_or_default())
+                    .lines()
+                    .next()
+                    .unwrap_or_default()
+                    .to_owned();
                 let (status, said) = match line.as_str() {
                     "GET /readyz HTTP/1.1" => (ready, "the canary was not refused\n".to_owned()),
                     "GET /metrics HTTP/1.1" => (
@@ -69,18 +85,31 @@ fn no_work_starts_on_an_unhealthy_gateway() {
                     _ => ("404 No", String::new()),
                 };
                 heard.lock().unwrap().push(line);
-                let head = format!("HTTP/1.1 {status}\r\nconnection: close\r\ncontent-length: {}\r\n\r\n", said.len());
+                let head = format!(
+                    "HTTP/1.1 {status}\r\nconnection: close\r\ncontent-length: {}\r\n\r\n",
+                    said.len()
+                );
                 let _ = stream.write_all((head + &said).as_bytes());
             }
         });
-        let script = format!("#!/bin/sh\ntrap exit TERM\necho toolgate serves at http://{address}/mcp\nwhile :; do sleep 0.1; done\n");
+        let script = format!(
+            "#!/bin/sh\ntrap exit TERM\necho toolgate serves at http://{address}/mcp\nwhile :; do sleep 0.1; done\n"
+        );
         let (home, gateway) = install_fake_gateway(name, &script).unwrap();
         let mut command = Command::new(env!("CARGO_BIN_EXE_refund-agent"));
-        let output = command.arg(&gateway).args(["toolgate.toml", "--once"]).current_dir(&home).output().unwrap();
+        let output = command
+            .arg(&gateway)
+            .args(["toolgate.toml", "--once"])
+            .current_dir(&home)
+            .output()
+            .unwrap();
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(!output.status.success() && said.contains(why), "{name}: {said}");
         // The agent only read the status pages.
         let asked = asked.lock().unwrap();
-        assert!(!asked.is_empty() && asked.iter().all(|line| line.starts_with("GET ")), "{name}: {asked:?}");
+        assert!(
+            !asked.is_empty() && asked.iter().all(|line| line.starts_with("GET ")),
+            "{name}: {asked:?}"
+        );
     }
 }

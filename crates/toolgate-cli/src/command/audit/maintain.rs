@@ -6,12 +6,15 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use serde_json::{Value, json};
-use toolgate::{AgentDefinition, CallOutput, Outcome, Receipt, SignedDuration, Timestamp, Toolgate};
+use toolgate::{
+    AgentDefinition, CallOutput, Outcome, Receipt, SignedDuration, Timestamp, Toolgate,
+};
 use toolgate_store::{Ledger, LedgerAnchor, RowFilter, SqliteStore, TrustRoots, check_receipt};
 
 use super::CallIdArg;
 use crate::command::common::{
-    BOLD, DIM, GREEN, IgnoreBrokenPipe, RED, format_count, format_time, ledger_path, open_ledger, progress_bar, sanitize,
+    BOLD, DIM, GREEN, IgnoreBrokenPipe, RED, format_count, format_time, ledger_path, open_ledger,
+    progress_bar, sanitize,
 };
 use toolgate_hook::effective_config;
 use toolgate_hook::effective_config::{EffectiveConfig, UserStateDir};
@@ -26,14 +29,23 @@ fn open_store(store: Option<&Path>) -> io::Result<SqliteStore> {
     SqliteStore::open(ledger_path(store)?).map_err(io::Error::other)
 }
 
-pub(crate) fn verify(anchor: Option<LedgerAnchor>, key: Option<String>, json: bool, store: Option<&Path>) -> io::Result<ExitCode> {
+pub(crate) fn verify(
+    anchor: Option<LedgerAnchor>,
+    key: Option<String>,
+    json: bool,
+    store: Option<&Path>,
+) -> io::Result<ExitCode> {
     let path = ledger_path(store)?;
     if !path.is_file() {
         // Opening the path returns an error that says what it is.
         open_ledger(store)?;
     }
     let checked = Ledger::open_to_verify(path).and_then(|ledger| {
-        let rows = if io::stderr().is_terminal() { ledger.count(&RowFilter::default()).unwrap_or(0) } else { 0 };
+        let rows = if io::stderr().is_terminal() {
+            ledger.count(&RowFilter::default()).unwrap_or(0)
+        } else {
+            0
+        };
         let bar = progress_bar(rows, "verifying");
         let checked = ledger.verify(&TrustRoots { anchor, key }, |count| bar.set_position(count));
         bar.finish_and_clear();
@@ -42,27 +54,49 @@ pub(crate) fn verify(anchor: Option<LedgerAnchor>, key: Option<String>, json: bo
     let mut out = IgnoreBrokenPipe(anstream::stdout().lock());
     match checked {
         // The ledger is unreadable, or a key is missing. It may still be intact.
-        Err(flaw) if flaw.unchecked => return Err(io::Error::other(format!("cannot check the ledger: {flaw}"))),
-        Ok(verified) if json => writeln!(out, "{}", json!({ "holds": true, "verified": verified }))?,
+        Err(flaw) if flaw.unchecked => {
+            return Err(io::Error::other(format!("cannot check the ledger: {flaw}")));
+        }
+        Ok(verified) if json => {
+            writeln!(out, "{}", json!({ "holds": true, "verified": verified }))?
+        }
         Ok(verified) => {
             let (rows, sessions, signatures) = (
                 format_count(verified.rows, "row"),
                 format_count(verified.sessions, "session"),
                 format_count(verified.checkpoints, "signature"),
             );
-            writeln!(out, "{GREEN}the ledger is intact{GREEN:#}: {rows} of {sessions}, {signatures}")?;
+            writeln!(
+                out,
+                "{GREEN}the ledger is intact{GREEN:#}: {rows} of {sessions}, {signatures}"
+            )?;
             if verified.pruned > 0 {
-                writeln!(out, "{DIM}pruned{DIM:#}   {} before them", format_count(verified.pruned, "row"))?;
+                writeln!(
+                    out,
+                    "{DIM}pruned{DIM:#}   {} before them",
+                    format_count(verified.pruned, "row")
+                )?;
             }
-            writeln!(out, "{DIM}signed{DIM:#}   up to row {} of {}", verified.signed_to, verified.anchor.seq)?;
+            writeln!(
+                out,
+                "{DIM}signed{DIM:#}   up to row {} of {}",
+                verified.signed_to, verified.anchor.seq
+            )?;
             writeln!(out, "{DIM}key{DIM:#}      {}", verified.keys.join("\n         "))?;
             writeln!(out, "{DIM}anchor{DIM:#}   {}", verified.anchor)?;
-            writeln!(out, "{DIM}         save it elsewhere: `verify --anchor` detects an older copy of the ledger{DIM:#}")?;
+            writeln!(
+                out,
+                "{DIM}         save it elsewhere: `verify --anchor` detects an older copy of the ledger{DIM:#}"
+            )?;
         }
         Err(flaw) => {
             match json {
                 true => writeln!(out, "{}", json!({ "holds": false, "flaw": flaw }))?,
-                false => writeln!(out, "{RED}the ledger is not intact{RED:#}: {}", sanitize(&flaw.to_string()))?,
+                false => writeln!(
+                    out,
+                    "{RED}the ledger is not intact{RED:#}: {}",
+                    sanitize(&flaw.to_string())
+                )?,
             }
             return Ok(ExitCode::FAILURE);
         }
@@ -79,22 +113,30 @@ const DEFAULT_RETENTION: SignedDuration = SignedDuration::from_hours(24 * 90);
 /// deleted too early.
 fn configured_retention() -> io::Result<Option<SignedDuration>> {
     let say = "set the maximum age of rows with `--older-than`";
-    let is_there = effective_config::find_project_config(&effective_config::project_dir()?).is_some()
+    let is_there = effective_config::find_project_config(&effective_config::project_dir()?)
+        .is_some()
         || effective_config::user_config_path().is_some_and(|own| own.exists());
     if !is_there {
         return Ok(None);
     }
-    let untold = |error: io::Error| io::Error::new(error.kind(), format!("cannot determine how long rows are kept: {error}; {say}"));
-    let found = UserStateDir::without_opening().and_then(|state| EffectiveConfig::load_untrusted(&state)).map_err(untold)?;
+    let untold = |error: io::Error| {
+        io::Error::new(
+            error.kind(),
+            format!("cannot determine how long rows are kept: {error}; {say}"),
+        )
+    };
+    let found = UserStateDir::without_opening()
+        .and_then(|state| EffectiveConfig::load_untrusted(&state))
+        .map_err(untold)?;
     let config = &found.config;
     // `retention` applies only to the ledger of the same configuration.
     let named = config.store.as_ref().and_then(|path| std::path::absolute(path).ok());
     let is_other = config.is_store_known() && named.as_ref() != Some(&found.store);
     let is_unsaid = config.is_retention_known() && config.retention.is_none();
     match config.check() {
-        Err(_) if !is_other && !is_unsaid => {
-            Err(io::Error::other(format!("the configuration does not load, so its `retention` is unknown; fix it, or {say}")))
-        }
+        Err(_) if !is_other && !is_unsaid => Err(io::Error::other(format!(
+            "the configuration does not load, so its `retention` is unknown; fix it, or {say}"
+        ))),
         _ => Ok(found.retention()),
     }
 }
@@ -114,15 +156,22 @@ pub(crate) fn prune(
     let (rows_before, sealed_before) = (before(older_than)?, before(sealed_older_than)?);
     if dry_run {
         let ledger = open_ledger(store)?;
-        let first_kept = RowFilter { since: Some(rows_before), limit: Some(1), ..RowFilter::default() };
+        let first_kept =
+            RowFilter { since: Some(rows_before), limit: Some(1), ..RowFilter::default() };
         let kept = ledger.find(&first_kept).map_err(io::Error::other)?;
         let all = ledger.count(&RowFilter::default()).map_err(io::Error::other)?;
         let stay = match kept.first() {
-            Some(entry) => ledger.count(&RowFilter { after_seq: Some(entry.seq - 1), ..RowFilter::default() }).map_err(io::Error::other)?,
+            Some(entry) => ledger
+                .count(&RowFilter { after_seq: Some(entry.seq - 1), ..RowFilter::default() })
+                .map_err(io::Error::other)?,
             None => 0,
         };
         if json {
-            writeln!(io::stdout().lock(), "{}", json!({ "would_prune": all - stay, "would_keep": stay }))?;
+            writeln!(
+                io::stdout().lock(),
+                "{}",
+                json!({ "would_prune": all - stay, "would_keep": stay })
+            )?;
         } else {
             writeln!(
                 io::stdout().lock(),
@@ -156,12 +205,19 @@ pub(crate) fn list_pending(json: bool, store: Option<&Path>) -> io::Result<ExitC
         let asked = intent.row.as_ref().map(|row| Arc::clone(&row.arguments)).unwrap_or_default();
         if json {
             let at = intent.row.as_ref().map(|row| row.at);
-            writeln!(out, "{}", json!({ "call": intent.call, "key": intent.key, "tool": intent.tool, "arguments": asked, "at": at }))?;
+            writeln!(
+                out,
+                "{}",
+                json!({ "call": intent.call, "key": intent.key, "tool": intent.tool, "arguments": asked, "at": at })
+            )?;
             continue;
         }
         let at = intent.row.as_ref().map(|row| format_time(row.at)).unwrap_or_default();
-        let (key, store, call) =
-            (&intent.key, toolgate_hook::client_hooks::shell_quote(&ledger_path(store)?.display().to_string()), intent.call);
+        let (key, store, call) = (
+            &intent.key,
+            toolgate_hook::client_hooks::shell_quote(&ledger_path(store)?.display().to_string()),
+            intent.call,
+        );
         writeln!(out, "{BOLD}{}{BOLD:#} {}", sanitize(&intent.tool), sanitize(&asked.to_string()))?;
         writeln!(
             out,
@@ -189,18 +245,29 @@ pub(crate) fn settle(
 ) -> io::Result<ExitCode> {
     let happened = match (happened, never) {
         (Some(result), false) => {
-            let value: Value = serde_json::from_str(result).map_err(|e| io::Error::other(format!("the result is not valid JSON: {e}")))?;
+            let value: Value = serde_json::from_str(result)
+                .map_err(|e| io::Error::other(format!("the result is not valid JSON: {e}")))?;
             Some(Outcome::Success(CallOutput::from_value(value)))
         }
         (None, true) => None,
-        _ => return Err(io::Error::other("missing outcome: pass `--happened RESULT` or `--never`")),
+        _ => {
+            return Err(io::Error::other("missing outcome: pass `--happened RESULT` or `--never`"));
+        }
     };
-    let by = by.ok_or_else(|| io::Error::other("missing `--by NAME`: the ledger records who settled the call"))?;
+    let by = by.ok_or_else(|| {
+        io::Error::other("missing `--by NAME`: the ledger records who settled the call")
+    })?;
     let ledger = open_ledger(store)?;
     let call = call.resolve(&ledger)?;
-    let open = ledger.pending_claims(Timestamp::now()).map_err(io::Error::other)?.into_iter().find(|intent| intent.call == call);
+    let open = ledger
+        .pending_claims(Timestamp::now())
+        .map_err(io::Error::other)?
+        .into_iter()
+        .find(|intent| intent.call == call);
     let Some(intent) = open else {
-        return Err(io::Error::other(format!("{call} is not pending; list pending calls with `toolgate audit settle`")));
+        return Err(io::Error::other(format!(
+            "{call} is not pending; list pending calls with `toolgate audit settle`"
+        )));
     };
     // The definition says which parts of the result are secret.
     let definition = match &intent.row {
@@ -220,35 +287,47 @@ pub(crate) fn settle(
     let mut out = anstream::stdout().lock();
     match (json, done, repeatable) {
         (true, ..) => writeln!(out, "{}", json!({ "call": call, "happened": done, "by": by }))?,
-        (_, true, true) => writeln!(out, "{call} is settled: it happened. A repeated call gets this result")?,
+        (_, true, true) => {
+            writeln!(out, "{call} is settled: it happened. A repeated call gets this result")?
+        }
         (_, true, false) => writeln!(
             out,
             "{call} is settled: it happened. It has no idempotency key and its tool is not `once`, so a repeated call will run"
         )?,
-        (_, false, _) => writeln!(out, "{call} is settled: it never happened. Its reserved limits are released, and it may be made again")?,
+        (_, false, _) => writeln!(
+            out,
+            "{call} is settled: it never happened. Its reserved limits are released, and it may be made again"
+        )?,
     }
     Ok(ExitCode::SUCCESS)
 }
 
-pub(crate) fn verify_receipt(file: &Path, key: Option<&str>, store: Option<&Path>) -> io::Result<ExitCode> {
+pub(crate) fn verify_receipt(
+    file: &Path,
+    key: Option<&str>,
+    store: Option<&Path>,
+) -> io::Result<ExitCode> {
     let mut text = String::new();
     if file == Path::new("-") {
         io::stdin().take(1 << 20).read_to_string(&mut text)?;
     } else {
-        text = std::fs::read_to_string(file).map_err(|e| io::Error::new(e.kind(), format!("{}: {e}", file.display())))?;
+        text = std::fs::read_to_string(file)
+            .map_err(|e| io::Error::new(e.kind(), format!("{}: {e}", file.display())))?;
     }
     let wrong = |why: String| match file == Path::new("-") {
         true => io::Error::other(why),
         false => io::Error::other(format!("{}: {why}", file.display())),
     };
-    let value: Value = serde_json::from_str(&text).map_err(|e| wrong(format!("not valid JSON: {e}")))?;
+    let value: Value =
+        serde_json::from_str(&text).map_err(|e| wrong(format!("not valid JSON: {e}")))?;
     // The receipt alone, or an answer that contains one.
     let value = ["receipt", "toolgate/receipt"]
         .iter()
         .find_map(|name| value.get(name))
         .or_else(|| value.get("_meta")?.get("toolgate/receipt"))
         .unwrap_or(&value);
-    let receipt: Receipt = serde_json::from_value(value.clone()).map_err(|e| wrong(format!("not a receipt: {e}")))?;
+    let receipt: Receipt =
+        serde_json::from_value(value.clone()).map_err(|e| wrong(format!("not a receipt: {e}")))?;
     let ledger = store.map(|path| open_ledger(Some(path))).transpose()?;
     let mut out = IgnoreBrokenPipe(anstream::stdout().lock());
     let keys = match (key, &ledger) {
@@ -256,16 +335,24 @@ pub(crate) fn verify_receipt(file: &Path, key: Option<&str>, store: Option<&Path
             // Trust the keys of a ledger only if the ledger is intact.
             match ledger.verify(&TrustRoots { key: key.map(str::to_owned), anchor: None }, |_| ()) {
                 Ok(verified) => verified.keys,
-                Err(flaw) if flaw.unchecked => return Err(io::Error::other(format!("cannot check the ledger: {flaw}"))),
+                Err(flaw) if flaw.unchecked => {
+                    return Err(io::Error::other(format!("cannot check the ledger: {flaw}")));
+                }
                 Err(flaw) => {
-                    writeln!(out, "{RED}the ledger is not intact{RED:#}: {}", sanitize(&flaw.to_string()))?;
+                    writeln!(
+                        out,
+                        "{RED}the ledger is not intact{RED:#}: {}",
+                        sanitize(&flaw.to_string())
+                    )?;
                     return Ok(ExitCode::FAILURE);
                 }
             }
         }
         (Some(key), None) => vec![key.to_owned()],
         (None, None) => {
-            return Err(io::Error::other("no ledger to check against; pass its public key with `--key`, or the ledger with `--store`"));
+            return Err(io::Error::other(
+                "no ledger to check against; pass its public key with `--key`, or the ledger with `--store`",
+            ));
         }
     };
     if !keys.iter().any(|key| check_receipt(&receipt, key)) {
@@ -287,7 +374,9 @@ pub(crate) fn verify_receipt(file: &Path, key: Option<&str>, store: Option<&Path
             writeln!(out, "{RED}its row in the ledger was changed{RED:#}")?;
             return Ok(ExitCode::FAILURE);
         }
-        None if ledger.last_pruned_seq().map_err(io::Error::other)? >= receipt.seq => writeln!(out, "its row was pruned since")?,
+        None if ledger.last_pruned_seq().map_err(io::Error::other)? >= receipt.seq => {
+            writeln!(out, "its row was pruned since")?
+        }
         None => {
             writeln!(out, "{RED}its row is missing from the ledger{RED:#}")?;
             return Ok(ExitCode::FAILURE);

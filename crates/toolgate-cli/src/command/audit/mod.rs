@@ -71,7 +71,9 @@ enum AuditCommand {
         json: bool,
     },
     /// Write rows as JSON lines, oldest first.
-    #[command(after_help = "Examples:\n  toolgate audit export --store ledger.db --since 30d --out october.jsonl")]
+    #[command(
+        after_help = "Examples:\n  toolgate audit export --store ledger.db --since 30d --out october.jsonl"
+    )]
     Export {
         #[command(flatten)]
         wanted: RowFilterArgs,
@@ -131,7 +133,9 @@ enum AuditCommand {
         json: bool,
     },
     /// Show the newest calls, and follow new ones.
-    #[command(after_help = "Examples:\n  toolgate audit tail -f --store ledger.db --decision refused")]
+    #[command(
+        after_help = "Examples:\n  toolgate audit tail -f --store ledger.db --decision refused"
+    )]
     Tail {
         #[command(flatten)]
         wanted: RowFilterArgs,
@@ -157,7 +161,9 @@ enum AuditCommand {
         key: Option<String>,
     },
     /// Print the public key of the ledger, which verifies its receipts.
-    #[command(after_help = "Examples:\n  toolgate audit key --store ledger.db\n  toolgate audit key --rotate --store ledger.db")]
+    #[command(
+        after_help = "Examples:\n  toolgate audit key --store ledger.db\n  toolgate audit key --rotate --store ledger.db"
+    )]
     Key {
         /// Create a new signing key. Old signatures stay valid.
         #[arg(long)]
@@ -200,11 +206,22 @@ impl CallIdArg {
         };
         let mut found = ledger.find_calls(&part.text).map_err(io::Error::other)?;
         // An abandoned call may have no row yet.
-        let pending = ledger.pending_claims(toolgate::Timestamp::now()).map_err(io::Error::other)?;
-        found.extend(pending.into_iter().map(|intent| intent.call).filter(|call| part.matches(&call.to_string())));
+        let pending =
+            ledger.pending_claims(toolgate::Timestamp::now()).map_err(io::Error::other)?;
+        found.extend(
+            pending
+                .into_iter()
+                .map(|intent| intent.call)
+                .filter(|call| part.matches(&call.to_string())),
+        );
         found.sort();
         found.dedup();
-        let missing = || io::Error::other(format!("the ledger has no call `{}`; list calls with `toolgate audit query`", part.text));
+        let missing = || {
+            io::Error::other(format!(
+                "the ledger has no call `{}`; list calls with `toolgate audit query`",
+                part.text
+            ))
+        };
         at_most_one(found, "calls")?.ok_or_else(missing)
     }
 }
@@ -212,13 +229,20 @@ impl CallIdArg {
 fn parse_public_key(text: &str) -> Result<String, String> {
     let key = text.trim().to_ascii_lowercase();
     let right = key.len() == 64 && key.bytes().all(|byte| byte.is_ascii_hexdigit());
-    if right { Ok(key) } else { Err("not a public key: expected 64 hexadecimal digits, as `toolgate audit key` prints it".to_owned()) }
+    if right {
+        Ok(key)
+    } else {
+        Err("not a public key: expected 64 hexadecimal digits, as `toolgate audit key` prints it"
+            .to_owned())
+    }
 }
 
 pub(crate) fn run(args: Args, store: Option<&Path>) -> io::Result<ExitCode> {
     // Errors of files and of the ledger name them. A bare "disk full" is from standard output.
     let named = |error: io::Error| match error.kind() {
-        io::ErrorKind::StorageFull => io::Error::other(format!("cannot write to standard output: {error}")),
+        io::ErrorKind::StorageFull => {
+            io::Error::other(format!("cannot write to standard output: {error}"))
+        }
         _ => error,
     };
     dispatch(args, store).map_err(named)
@@ -226,20 +250,49 @@ pub(crate) fn run(args: Args, store: Option<&Path>) -> io::Result<ExitCode> {
 
 fn dispatch(args: Args, store: Option<&Path>) -> io::Result<ExitCode> {
     match args.verb {
-        AuditCommand::Query { wanted, limit, json } => crate::command::audit::query::query(&wanted, limit, json, store),
-        AuditCommand::Show { call, receipt, json } => crate::command::audit::query::show(&call, receipt, json, store),
-        AuditCommand::Export { wanted, out } => crate::command::audit::query::export(&wanted, out.as_deref(), store),
-        AuditCommand::Stats { wanted, json } => crate::command::audit::query::stats(&wanted, json, store),
-        AuditCommand::Tail { wanted, follow, limit, json } => crate::command::audit::query::tail(&wanted, follow, limit, json, store),
-        AuditCommand::Verify { anchor, key, json } => crate::command::audit::maintain::verify(anchor, key, json, store),
+        AuditCommand::Query { wanted, limit, json } => {
+            crate::command::audit::query::query(&wanted, limit, json, store)
+        }
+        AuditCommand::Show { call, receipt, json } => {
+            crate::command::audit::query::show(&call, receipt, json, store)
+        }
+        AuditCommand::Export { wanted, out } => {
+            crate::command::audit::query::export(&wanted, out.as_deref(), store)
+        }
+        AuditCommand::Stats { wanted, json } => {
+            crate::command::audit::query::stats(&wanted, json, store)
+        }
+        AuditCommand::Tail { wanted, follow, limit, json } => {
+            crate::command::audit::query::tail(&wanted, follow, limit, json, store)
+        }
+        AuditCommand::Verify { anchor, key, json } => {
+            crate::command::audit::maintain::verify(anchor, key, json, store)
+        }
         AuditCommand::Prune { older_than, sealed_older_than, dry_run, json } => {
-            crate::command::audit::maintain::prune(older_than, sealed_older_than, dry_run, json, store)
+            crate::command::audit::maintain::prune(
+                older_than,
+                sealed_older_than,
+                dry_run,
+                json,
+                store,
+            )
         }
-        AuditCommand::Settle { call: None, json, .. } => crate::command::audit::maintain::list_pending(json, store),
+        AuditCommand::Settle { call: None, json, .. } => {
+            crate::command::audit::maintain::list_pending(json, store)
+        }
         AuditCommand::Settle { call: Some(call), happened, never, by, json } => {
-            crate::command::audit::maintain::settle(&call, happened.as_deref(), never, by.as_deref(), json, store)
+            crate::command::audit::maintain::settle(
+                &call,
+                happened.as_deref(),
+                never,
+                by.as_deref(),
+                json,
+                store,
+            )
         }
-        AuditCommand::Receipt { file, key } => crate::command::audit::maintain::verify_receipt(&file, key.as_deref(), store),
+        AuditCommand::Receipt { file, key } => {
+            crate::command::audit::maintain::verify_receipt(&file, key.as_deref(), store)
+        }
         AuditCommand::Key { rotate } => crate::command::audit::maintain::print_key(rotate, store),
     }
 }

@@ -15,13 +15,23 @@ use toolgate_store::{LatencyPercentiles, Ledger, LedgerEntry, RowFilter};
 
 use super::CallIdArg;
 use crate::command::common::{
-    BOLD, DIM, RowFilterArgs, TextTable, decision_style, describe_reason, format_count, format_nanos, format_time, indent_lines, is_narrow,
-    open_ledger, progress_bar, sanitize, to_safe_json,
+    BOLD, DIM, RowFilterArgs, TextTable, decision_style, describe_reason, format_count,
+    format_nanos, format_time, indent_lines, is_narrow, open_ledger, progress_bar, sanitize,
+    to_safe_json,
 };
 
-pub(crate) fn query(wanted: &RowFilterArgs, limit: usize, json: bool, store: Option<&Path>) -> io::Result<ExitCode> {
+pub(crate) fn query(
+    wanted: &RowFilterArgs,
+    limit: usize,
+    json: bool,
+    store: Option<&Path>,
+) -> io::Result<ExitCode> {
     let ledger = open_ledger(store)?;
-    let filter = RowFilter { newest_first: true, limit: Some(limit.saturating_add(1)), ..wanted.to_filter() };
+    let filter = RowFilter {
+        newest_first: true,
+        limit: Some(limit.saturating_add(1)),
+        ..wanted.to_filter()
+    };
     let mut entries = ledger.find(&filter).map_err(io::Error::other)?;
     let more = entries.len() > limit;
     entries.truncate(limit);
@@ -49,19 +59,24 @@ fn print_entries(out: &mut impl Write, entries: &[LedgerEntry]) -> io::Result<()
     let several = entries.iter().any(|entry| Some(who(&entry.row)) != first);
     // If all rows are from one day, print the date once.
     let day = |row: &Row| format_time(row.at).split(' ').next().unwrap_or_default().to_owned();
-    let today = entries.first().map(|entry| day(&entry.row)).filter(|first| entries.iter().all(|entry| day(&entry.row) == *first));
+    let today = entries
+        .first()
+        .map(|entry| day(&entry.row))
+        .filter(|first| entries.iter().all(|entry| day(&entry.row) == *first));
     let clock = |row: &Row| match &today {
         Some(_) => format_time(row.at).split(' ').nth(1).unwrap_or_default().to_owned(),
         None => format_time(row.at),
     };
     let (when, narrow) = (today.as_deref().unwrap_or("time"), is_narrow());
     let mut table = match several {
-        true => TextTable::new(&[when, "tool", "decision", "why", "session", "caller", "about", "call"])
-            .with_cut_column(1, 12)
-            .with_cut_column(3, 8)
-            .with_cut_column(4, 6)
-            .with_cut_column(5, 8)
-            .with_cut_column(6, 10),
+        true => {
+            TextTable::new(&[when, "tool", "decision", "why", "session", "caller", "about", "call"])
+                .with_cut_column(1, 12)
+                .with_cut_column(3, 8)
+                .with_cut_column(4, 6)
+                .with_cut_column(5, 8)
+                .with_cut_column(6, 10)
+        }
         false => TextTable::new(&[when, "tool", "decision", "why", "session", "about", "call"])
             .with_cut_column(1, 12)
             .with_cut_column(3, 8)
@@ -80,7 +95,11 @@ fn print_entries(out: &mut impl Write, entries: &[LedgerEntry]) -> io::Result<()
         cells.extend(several.then(|| plain(who(row))));
         // In a narrow terminal, print the end of the call id, which `show` accepts.
         let call = row.call.to_string();
-        let call = if narrow { call.get(call.len().saturating_sub(12)..).unwrap_or(&call).to_owned() } else { call };
+        let call = if narrow {
+            call.get(call.len().saturating_sub(12)..).unwrap_or(&call).to_owned()
+        } else {
+            call
+        };
         cells.extend([plain(describe_arguments(row)), plain(call)]);
         table.push_row(cells);
     }
@@ -95,17 +114,30 @@ pub(crate) fn describe_arguments(row: &Row) -> String {
     // Without entities, show the most telling argument.
     if row.entities.is_empty() {
         let wanted = ["command", "file_path", "filePath", "path", "url", "pattern"];
-        let said = wanted.iter().find_map(|name| row.arguments.get(name).and_then(serde_json::Value::as_str));
+        let said = wanted
+            .iter()
+            .find_map(|name| row.arguments.get(name).and_then(serde_json::Value::as_str));
         return sanitize(&said.unwrap_or_default().chars().take(60).collect::<String>());
     }
-    let plain = |value: &serde_json::Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
-    sanitize(&row.entities.iter().map(|(name, value)| format!("{name}={}", plain(value))).collect::<Vec<_>>().join(" "))
+    let plain =
+        |value: &serde_json::Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+    sanitize(
+        &row.entities
+            .iter()
+            .map(|(name, value)| format!("{name}={}", plain(value)))
+            .collect::<Vec<_>>()
+            .join(" "),
+    )
 }
 
 /// Returns the row of a call, or the draft row of a call whose outcome is unknown.
 pub(crate) fn find_row(call: &CallIdArg, ledger: &Ledger) -> io::Result<Row> {
     let call = call.resolve(ledger)?;
-    let own = ledger.rows_of_call(call).map_err(io::Error::other)?.into_iter().find(|entry| entry.row.call == call);
+    let own = ledger
+        .rows_of_call(call)
+        .map_err(io::Error::other)?
+        .into_iter()
+        .find(|entry| entry.row.call == call);
     if let Some(entry) = own {
         return Ok(entry.row);
     }
@@ -124,19 +156,29 @@ fn pending_row(call: CallId, ledger: &Ledger) -> io::Result<Option<Arc<Row>>> {
 /// Returns the error for a call that has no row.
 fn no_such_call_error(call: CallId, pruned: Option<u64>) -> io::Error {
     io::Error::other(match pruned {
-        Some(seq) => format!("the ledger has no call {call}; rows up to {seq} were pruned since then, and it may be one of them"),
+        Some(seq) => format!(
+            "the ledger has no call {call}; rows up to {seq} were pruned since then, and it may be one of them"
+        ),
         None => format!("the ledger has no call {call}; list calls with `toolgate audit query`"),
     })
 }
 
-pub(crate) fn show(call: &CallIdArg, receipt: bool, json: bool, store: Option<&Path>) -> io::Result<ExitCode> {
+pub(crate) fn show(
+    call: &CallIdArg,
+    receipt: bool,
+    json: bool,
+    store: Option<&Path>,
+) -> io::Result<ExitCode> {
     let ledger = open_ledger(store)?;
     let call = call.resolve(&ledger)?;
     let entries = ledger.rows_of_call(call).map_err(io::Error::other)?;
     let own = entries.first().filter(|entry| entry.row.call == call);
-    let pruned = if own.is_none() { ledger.pruned_since(call).map_err(io::Error::other)? } else { None };
+    let pruned =
+        if own.is_none() { ledger.pruned_since(call).map_err(io::Error::other)? } else { None };
     if receipt {
-        let receipt = ledger.sign_receipt(own.ok_or_else(|| no_such_call_error(call, pruned))?).map_err(io::Error::other)?;
+        let receipt = ledger
+            .sign_receipt(own.ok_or_else(|| no_such_call_error(call, pruned))?)
+            .map_err(io::Error::other)?;
         writeln!(io::stdout().lock(), "{}", json!(receipt))?;
         return Ok(ExitCode::SUCCESS);
     }
@@ -147,7 +189,11 @@ pub(crate) fn show(call: &CallIdArg, receipt: bool, json: bool, store: Option<&P
             if json {
                 return writeln!(out, "{}", json!({ "row": &*row })).map(|()| ExitCode::SUCCESS);
             }
-            let why = if pruned.is_some() { "no longer in the ledger, or not yet" } else { "not in the ledger yet" };
+            let why = if pruned.is_some() {
+                "no longer in the ledger, or not yet"
+            } else {
+                "not in the ledger yet"
+            };
             writeln!(out, "{DIM}{why}: the outcome is unknown{DIM:#}")?;
             return writeln!(out, "{}", to_safe_json(&*row)?).map(|()| ExitCode::SUCCESS);
         }
@@ -170,10 +216,16 @@ pub(crate) fn show(call: &CallIdArg, receipt: bool, json: bool, store: Option<&P
 fn print_entry(out: &mut impl Write, entry: &LedgerEntry) -> io::Result<()> {
     let row = &entry.row;
     let style = decision_style(row.decision);
-    let place = if row.decision == Decision::Refused { format!(" at {}", row.gate) } else { String::new() };
+    let place =
+        if row.decision == Decision::Refused { format!(" at {}", row.gate) } else { String::new() };
     let why = describe_reason(row);
     let why = if why.is_empty() { String::new() } else { format!(" {DIM}({why}){DIM:#}") };
-    writeln!(out, "{BOLD}{}{BOLD:#} {style}{}{style:#}{place}{why}", sanitize(&row.tool), row.decision)?;
+    writeln!(
+        out,
+        "{BOLD}{}{BOLD:#} {style}{}{style:#}{place}{why}",
+        sanitize(&row.tool),
+        row.decision
+    )?;
     let key = &row.key;
     writeln!(out, "  {DIM}when{DIM:#}       {}, in {}", row.at, format_nanos(row.latency.total()))?;
     writeln!(
@@ -184,7 +236,11 @@ fn print_entry(out: &mut impl Write, entry: &LedgerEntry) -> io::Result<()> {
         sanitize(&key.session)
     )?;
     writeln!(out, "  {DIM}call{DIM:#}       {}", row.call)?;
-    writeln!(out, "  {DIM}row{DIM:#}        {} of the ledger, {} of its session", entry.seq, entry.n)?;
+    writeln!(
+        out,
+        "  {DIM}row{DIM:#}        {} of the ledger, {} of its session",
+        entry.seq, entry.n
+    )?;
     writeln!(out, "  {DIM}config{DIM:#}     {}", row.config)?;
     if let Some(settled) = &row.settles {
         writeln!(out, "  {DIM}settles{DIM:#}    {}, by {}", settled.call, sanitize(&settled.by))?;
@@ -195,8 +251,10 @@ fn print_entry(out: &mut impl Write, entry: &LedgerEntry) -> io::Result<()> {
         other => to_safe_json(&other.to_json())?,
     };
     writeln!(out, "{BOLD}outcome{BOLD:#}\n{}", indent_lines(&what))?;
-    let facts: Vec<String> =
-        to_safe_json(&row.facts)?.lines().map(|line| describe_counter_line(line).unwrap_or_else(|| line.to_owned())).collect();
+    let facts: Vec<String> = to_safe_json(&row.facts)?
+        .lines()
+        .map(|line| describe_counter_line(line).unwrap_or_else(|| line.to_owned()))
+        .collect();
     writeln!(out, "{BOLD}facts{BOLD:#}\n{}", indent_lines(&facts.join("\n")))?;
     if row.latency.total() > 0 {
         writeln!(out, "{BOLD}time by gate{BOLD:#}")?;
@@ -213,11 +271,19 @@ fn describe_counter_line(line: &str) -> Option<String> {
     let indent: String = line.chars().take_while(|c| *c == ' ').collect();
     let (text, comma) = line.strip_suffix(',').map_or((line, ""), |text| (text, ","));
     let text: String = serde_json::from_str(text.trim()).ok()?;
-    let within = |currency: &str| if currency.is_empty() { String::new() } else { format!(" in {currency}") };
+    let within = |currency: &str| {
+        if currency.is_empty() { String::new() } else { format!(" in {currency}") }
+    };
     let said = match text.split('\u{1f}').collect::<Vec<_>>().as_slice() {
-        ["limit", _, rule, "entity", value, currency] => format!("{rule} for {value}{}", within(currency)),
-        ["limit", _, rule, "principal", principal, currency] => format!("{rule} for `{principal}`{}", within(currency)),
-        ["limit", _, rule, "session", _, session, currency] => format!("{rule} for session `{session}`{}", within(currency)),
+        ["limit", _, rule, "entity", value, currency] => {
+            format!("{rule} for {value}{}", within(currency))
+        }
+        ["limit", _, rule, "principal", principal, currency] => {
+            format!("{rule} for `{principal}`{}", within(currency))
+        }
+        ["limit", _, rule, "session", _, session, currency] => {
+            format!("{rule} for session `{session}`{}", within(currency))
+        }
         ["budget", scope, what, ..] => format!("{what} of the {scope}"),
         ["rate", principal] => format!("rate of `{principal}`"),
         _ => return None,
@@ -225,27 +291,45 @@ fn describe_counter_line(line: &str) -> Option<String> {
     Some(format!("{indent}{}{comma}", sanitize(&said)))
 }
 
-pub(crate) fn export(wanted: &RowFilterArgs, out: Option<&Path>, store: Option<&Path>) -> io::Result<ExitCode> {
+pub(crate) fn export(
+    wanted: &RowFilterArgs,
+    out: Option<&Path>,
+    store: Option<&Path>,
+) -> io::Result<ExitCode> {
     let ledger = open_ledger(store)?;
     // An export is complete, so it includes the rows of the canary.
     let filter = RowFilter { excluded_agent: None, ..wanted.to_filter() };
     let Some(path) = out else {
-        let (mut stdout, _) = write_rows(&ledger, &filter, io::stdout().lock(), &ProgressBar::hidden())?;
+        let (mut stdout, _) =
+            write_rows(&ledger, &filter, io::stdout().lock(), &ProgressBar::hidden())?;
         return stdout.flush().map(|()| ExitCode::SUCCESS);
     };
     // A broken pipe is an error here: the reader of a named pipe did not get all rows.
     let named = |e: io::Error| io::Error::other(format!("{}: {e}", path.display()));
     check_export_target(path, store)?;
     let is_straight = is_written_in_place(path).map_err(named)?;
-    let total = if io::stderr().is_terminal() { ledger.count(&filter).map_err(io::Error::other)? } else { 0 };
+    let total = if io::stderr().is_terminal() {
+        ledger.count(&filter).map_err(io::Error::other)?
+    } else {
+        0
+    };
     let bar = progress_bar(total, "exporting");
     let count = if is_straight {
-        let file = std::fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path).map_err(named)?;
+        let file = std::fs::OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .mode(0o600)
+            .open(path)
+            .map_err(named)?;
         write_rows(&ledger, &filter, file, &bar).map_err(named)?.1
     } else {
         // Write atomically, readable by the owner only. A symbolic link stays a link.
         let target = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
-        let beside = target.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let beside = target
+            .parent()
+            .filter(|parent| !parent.as_os_str().is_empty())
+            .unwrap_or(Path::new("."));
         std::fs::metadata(beside).map_err(named)?;
         let draft = tempfile::NamedTempFile::new_in(beside).map_err(named)?;
         let (draft, count) = write_rows(&ledger, &filter, draft, &bar).map_err(named)?;
@@ -262,13 +346,20 @@ fn is_written_in_place(path: &Path) -> io::Result<bool> {
     match std::fs::metadata(path) {
         Ok(there) if there.is_dir() => Err(io::Error::other("is a directory; name a file")),
         Ok(there) => Ok(!there.is_file()),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(std::fs::symlink_metadata(path).is_ok()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            Ok(std::fs::symlink_metadata(path).is_ok())
+        }
         Err(error) => Err(error),
     }
 }
 
 /// Writes the matching rows. Returns the writer and the number of rows.
-fn write_rows<W: Write>(ledger: &Ledger, filter: &RowFilter, file: W, bar: &ProgressBar) -> io::Result<(W, u64)> {
+fn write_rows<W: Write>(
+    ledger: &Ledger,
+    filter: &RowFilter,
+    file: W,
+    bar: &ProgressBar,
+) -> io::Result<(W, u64)> {
     let (mut file, mut count, mut failed) = (BufWriter::new(file), 0_u64, None);
     ledger
         .query(filter, |entry| {
@@ -293,10 +384,16 @@ fn write_entry(file: &mut impl Write, entry: &LedgerEntry) -> io::Result<()> {
 
 /// Checks that an export does not overwrite the ledger, its state directory or a configuration.
 fn check_export_target(out: &Path, store: Option<&Path>) -> io::Result<()> {
-    let is_config = |path: &Path| path.file_name().is_some_and(|name| name == toolgate_hook::effective_config::CONFIG_FILE_NAME);
+    let is_config = |path: &Path| {
+        path.file_name()
+            .is_some_and(|name| name == toolgate_hook::effective_config::CONFIG_FILE_NAME)
+    };
     let there = resolve_links(out);
     if is_config(out) || there.as_deref().is_some_and(is_config) {
-        return Err(io::Error::other(format!("{} is a configuration; name another file", out.display())));
+        return Err(io::Error::other(format!(
+            "{} is a configuration; name another file",
+            out.display()
+        )));
     }
     let (Some(store), Some(there)) = (store, there) else { return Ok(()) };
     let store = std::fs::canonicalize(store)?;
@@ -308,7 +405,10 @@ fn check_export_target(out: &Path, store: Option<&Path>) -> io::Result<()> {
     let state = toolgate_store::state_dir_for(&store);
     let state = std::fs::canonicalize(&state).unwrap_or(state);
     if ["", "-wal", "-shm", "-journal"].into_iter().any(is_named) || there.starts_with(state) {
-        return Err(io::Error::other(format!("{} is the ledger itself; name another file", out.display())));
+        return Err(io::Error::other(format!(
+            "{} is the ledger itself; name another file",
+            out.display()
+        )));
     }
     Ok(())
 }
@@ -321,7 +421,8 @@ fn resolve_links(path: &Path) -> Option<PathBuf> {
         if let Ok(there) = std::fs::canonicalize(&path) {
             return Some(there);
         }
-        let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let parent =
+            path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
         match std::fs::read_link(&path) {
             Ok(to) => path = parent.join(to),
             Err(_) => return Some(std::fs::canonicalize(parent).ok()?.join(path.file_name()?)),
@@ -330,7 +431,11 @@ fn resolve_links(path: &Path) -> Option<PathBuf> {
     None
 }
 
-pub(crate) fn stats(wanted: &RowFilterArgs, json: bool, store: Option<&Path>) -> io::Result<ExitCode> {
+pub(crate) fn stats(
+    wanted: &RowFilterArgs,
+    json: bool,
+    store: Option<&Path>,
+) -> io::Result<ExitCode> {
     let stats = open_ledger(store)?.compute_stats(&wanted.to_filter()).map_err(io::Error::other)?;
     let mut out = anstream::stdout().lock();
     if json {
@@ -341,15 +446,31 @@ pub(crate) fn stats(wanted: &RowFilterArgs, json: bool, store: Option<&Path>) ->
         writeln!(out, "no matching rows")?;
         return Ok(ExitCode::SUCCESS);
     };
-    writeln!(out, "{BOLD}{}{BOLD:#} from {} to {}", format_count(stats.rows, "row"), format_time(from), format_time(to))?;
-    let decisions: Vec<String> = stats.decisions.iter().map(|(name, count)| format!("{count} {name}")).collect();
+    writeln!(
+        out,
+        "{BOLD}{}{BOLD:#} from {} to {}",
+        format_count(stats.rows, "row"),
+        format_time(from),
+        format_time(to)
+    )?;
+    let decisions: Vec<String> =
+        stats.decisions.iter().map(|(name, count)| format!("{count} {name}")).collect();
     writeln!(out, "{}\n", decisions.join(", "))?;
     let mut tools = TextTable::new(&["tool", "calls", "refused", "failed"]);
     for (tool, (calls, refused, failed)) in &stats.tools {
-        tools.push_plain([sanitize(tool), calls.to_string(), refused.to_string(), failed.to_string()]);
+        tools.push_plain([
+            sanitize(tool),
+            calls.to_string(),
+            refused.to_string(),
+            failed.to_string(),
+        ]);
     }
     print_table(&mut out, &tools)?;
-    for (title, counts) in [("refused by", &stats.refused_by), ("code", &stats.codes), ("would be refused by", &stats.observed)] {
+    for (title, counts) in [
+        ("refused by", &stats.refused_by),
+        ("code", &stats.codes),
+        ("would be refused by", &stats.observed),
+    ] {
         if !counts.is_empty() {
             let mut rows = TextTable::new(&[title, "calls"]);
             let mut sorted: Vec<_> = counts.iter().collect();
@@ -362,8 +483,14 @@ pub(crate) fn stats(wanted: &RowFilterArgs, json: bool, store: Option<&Path>) ->
     }
     let mut times = TextTable::new(&["gate", "median", "95 %", "99 %"]);
     for gate in Gate::ALL {
-        if let Some(LatencyPercentiles { p50_ns, p95_ns, p99_ns }) = stats.latency.get(gate.name()) {
-            times.push_plain([gate.name().to_owned(), format_nanos(*p50_ns), format_nanos(*p95_ns), format_nanos(*p99_ns)]);
+        if let Some(LatencyPercentiles { p50_ns, p95_ns, p99_ns }) = stats.latency.get(gate.name())
+        {
+            times.push_plain([
+                gate.name().to_owned(),
+                format_nanos(*p50_ns),
+                format_nanos(*p95_ns),
+                format_nanos(*p99_ns),
+            ]);
         }
     }
     print_table(&mut out, &times)?;
@@ -375,7 +502,13 @@ fn print_table(out: &mut impl Write, table: &TextTable) -> io::Result<()> {
     writeln!(out)
 }
 
-pub(crate) fn tail(wanted: &RowFilterArgs, follow: bool, limit: usize, json: bool, store: Option<&Path>) -> io::Result<ExitCode> {
+pub(crate) fn tail(
+    wanted: &RowFilterArgs,
+    follow: bool,
+    limit: usize,
+    json: bool,
+    store: Option<&Path>,
+) -> io::Result<ExitCode> {
     let ledger = open_ledger(store)?;
     let first = RowFilter { newest_first: true, limit: Some(limit), ..wanted.to_filter() };
     let mut after = ledger.last_seq().map_err(io::Error::other)?;

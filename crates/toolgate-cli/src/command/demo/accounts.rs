@@ -39,7 +39,12 @@ impl Default for DeskAccounts {
     fn default() -> Self {
         Self {
             now: 1_794_700_800,
-            orders: BTreeMap::from([("A-7", "C-1001"), ("B-1", "C-2002"), ("B-2", "C-2002"), ("D-4", "C-3003")]),
+            orders: BTreeMap::from([
+                ("A-7", "C-1001"),
+                ("B-1", "C-2002"),
+                ("B-2", "C-2002"),
+                ("D-4", "C-3003"),
+            ]),
             active: BTreeSet::from(["C-1001", "C-2002", "C-3003"]),
             verified: Vec::new(),
             looked_up: Vec::new(),
@@ -61,15 +66,29 @@ impl DeskAccounts {
         let cap = Decimal::from(500);
         let forbidden = |(index, paid): &(usize, &DeskPayment)| {
             let earlier = || self.payments.iter().take(*index);
-            let verified = self
-                .verified
+            let verified = self.verified.iter().any(|(who, session, at)| {
+                *who == paid.customer
+                    && *session == paid.session
+                    && *at <= paid.at
+                    && paid.at - at <= 15 * 60
+            });
+            let looked_up = self
+                .looked_up
                 .iter()
-                .any(|(who, session, at)| *who == paid.customer && *session == paid.session && *at <= paid.at && paid.at - at <= 15 * 60);
-            let looked_up = self.looked_up.iter().any(|(order, session)| *order == paid.order && *session == paid.session);
-            let own = self.orders.get(paid.order.as_str()).is_some_and(|owner| *owner == paid.customer);
-            let today: Decimal = earlier().filter(|p| p.customer == paid.customer && paid.at - p.at < day).map(|p| p.amount).sum();
+                .any(|(order, session)| *order == paid.order && *session == paid.session);
+            let own =
+                self.orders.get(paid.order.as_str()).is_some_and(|owner| *owner == paid.customer);
+            let today: Decimal = earlier()
+                .filter(|p| p.customer == paid.customer && paid.at - p.at < day)
+                .map(|p| p.amount)
+                .sum();
             let twice = earlier().any(|p| p.order == paid.order);
-            !verified || !looked_up || !own || twice || paid.amount > cap || today + paid.amount > cap
+            !verified
+                || !looked_up
+                || !own
+                || twice
+                || paid.amount > cap
+                || today + paid.amount > cap
         };
         self.payments.iter().enumerate().filter(forbidden).map(|(_, paid)| paid).collect()
     }
@@ -99,7 +118,8 @@ mod tests {
             at,
         };
         let verified = || vec![("C-2002".into(), "monday".into(), 50)];
-        let looked_up = || ["B-1", "A-7", "Z-9", "D-4"].map(|order| (order.into(), "monday".into())).to_vec();
+        let looked_up =
+            || ["B-1", "A-7", "Z-9", "D-4"].map(|order| (order.into(), "monday".into())).to_vec();
         let cases = [
             ("fine", pay("C-2002", "B-1", 499, 100), 0),
             ("too much", pay("C-2002", "B-1", 501, 100), 1),
@@ -108,17 +128,31 @@ mod tests {
             ("order of another customer", pay("C-2002", "A-7", 5, 100), 1),
             ("unknown order", pay("C-2002", "Z-9", 5, 100), 1),
             ("order not looked up", pay("C-2002", "B-2", 5, 100), 1),
-            ("in another conversation", DeskPayment { session: "tuesday".into(), ..pay("C-2002", "B-1", 5, 100) }, 1),
+            (
+                "in another conversation",
+                DeskPayment { session: "tuesday".into(), ..pay("C-2002", "B-1", 5, 100) },
+                1,
+            ),
         ];
         for (name, payment, leaked) in cases {
-            let books = DeskAccounts { verified: verified(), looked_up: looked_up(), payments: vec![payment], ..DeskAccounts::default() };
+            let books = DeskAccounts {
+                verified: verified(),
+                looked_up: looked_up(),
+                payments: vec![payment],
+                ..DeskAccounts::default()
+            };
             assert_eq!(books.forbidden_payments().len(), leaked, "{name}");
         }
         let twice = vec![pay("C-2002", "B-1", 10, 100), pay("C-2002", "B-1", 10, 110)];
         let sum = vec![pay("C-2002", "B-1", 499, 100), pay("C-2002", "B-2", 2, 110)];
         for payments in [twice, sum] {
             let both = looked_up().into_iter().chain([("B-2".into(), "monday".into())]).collect();
-            let books = DeskAccounts { verified: verified(), looked_up: both, payments, ..DeskAccounts::default() };
+            let books = DeskAccounts {
+                verified: verified(),
+                looked_up: both,
+                payments,
+                ..DeskAccounts::default()
+            };
             assert_eq!(books.forbidden_payments().len(), 1);
         }
     }

@@ -56,8 +56,10 @@ struct DemoSummary {
 }
 
 pub(crate) fn run(args: &Args, store: Option<&Path>) -> io::Result<ExitCode> {
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
-    let (played, books) = runtime.block_on(run_script(crate::command::demo::policy::RuleEnforcement::Yes, store))?;
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
+    let (played, books) =
+        runtime.block_on(run_script(crate::command::demo::policy::RuleEnforcement::Yes, store))?;
     let summary = summarize(&played, &books);
     if args.json {
         print_json(&played, &summary)?;
@@ -82,7 +84,8 @@ async fn run_script(
     if let Some(path) = store {
         let kept = SqliteStore::open(path).map_err(io::Error::other)?;
         // A kept ledger needs real times. Another run is another agent, with its own accounts.
-        books.lock().now = toolgate::Timestamp::now().as_second() - 30 * i64::try_from(script::STEPS.len()).unwrap_or(0);
+        books.lock().now = toolgate::Timestamp::now().as_second()
+            - 30 * i64::try_from(script::STEPS.len()).unwrap_or(0);
         let runs = Ledger::open(path)
             .and_then(|ledger| ledger.sessions(script::STEPS.first().map(|step| step.session)))
             .map_err(io::Error::other)?
@@ -92,7 +95,8 @@ async fn run_script(
         }
         gate = gate.store(Arc::new(kept));
     }
-    let agent = crate::command::demo::tools::build_agent(&name, &books, enforced).map_err(io::Error::other)?;
+    let agent = crate::command::demo::tools::build_agent(&name, &books, enforced)
+        .map_err(io::Error::other)?;
     let gate = gate.agent(agent).build()?;
     let mut played = Vec::new();
     for step in script::STEPS {
@@ -103,7 +107,11 @@ async fn run_script(
     Ok((played, books))
 }
 
-async fn run_step(gate: &Toolgate, session: &Session, step: &'static DemoStep) -> io::Result<DemoStepResult> {
+async fn run_step(
+    gate: &Toolgate,
+    session: &Session,
+    step: &'static DemoStep,
+) -> io::Result<DemoStepResult> {
     let answer = gate.call(session.prepare(step.tool, step.arguments)).await;
     // Without the ledger the demo is meaningless.
     if let Some(error) = answer.outcome.error().filter(|error| error.code == "store_unavailable") {
@@ -111,8 +119,15 @@ async fn run_step(gate: &Toolgate, session: &Session, step: &'static DemoStep) -
     }
     let rows = session.rows().await.map_err(io::Error::other)?;
     let decision = rows.iter().find(|row| row.call == answer.call).map(|row| row.decision);
-    let ran = matches!(decision, Some(Decision::Succeeded | Decision::Failed | Decision::Signalled));
-    Ok(DemoStepResult { step, rule: answer.rule.clone(), answer, ran, replayed: decision == Some(Decision::Replayed) })
+    let ran =
+        matches!(decision, Some(Decision::Succeeded | Decision::Failed | Decision::Signalled));
+    Ok(DemoStepResult {
+        step,
+        rule: answer.rule.clone(),
+        answer,
+        ran,
+        replayed: decision == Some(Decision::Replayed),
+    })
 }
 
 fn summarize(played: &[DemoStepResult], books: &SharedDeskAccounts) -> DemoSummary {
@@ -131,7 +146,8 @@ fn print_json(played: &[DemoStepResult], summary: &DemoSummary) -> io::Result<()
     let mut out = io::stdout().lock();
     for DemoStepResult { step, answer, ran, .. } in played {
         // Invalid JSON, for example with duplicate keys, is printed as a string.
-        let strict = toolgate_json::parse(step.arguments.as_bytes(), &toolgate_json::JsonBounds::default());
+        let strict =
+            toolgate_json::parse(step.arguments.as_bytes(), &toolgate_json::JsonBounds::default());
         let arguments = strict.unwrap_or_else(|_| Value::String(step.arguments.to_owned()));
         let line = json!({
             "step": step.name,
@@ -157,10 +173,12 @@ mod tests {
 
     #[tokio::test]
     async fn without_rules_the_accounts_show_forbidden_payments() {
-        let (played, books) = run_script(policy::RuleEnforcement::No, None).await.expect("the demo runs");
+        let (played, books) =
+            run_script(policy::RuleEnforcement::No, None).await.expect("the demo runs");
         let summary = summarize(&played, &books);
         assert!(summary.leaked >= 4, "without rules, payments leak: {}", summary.leaked);
-        let (played, books) = run_script(policy::RuleEnforcement::Yes, None).await.expect("the demo runs");
+        let (played, books) =
+            run_script(policy::RuleEnforcement::Yes, None).await.expect("the demo runs");
         let summary = summarize(&played, &books);
         let (all, told) = (script::STEPS.len(), summary.ran + summary.refused + summary.replayed);
         assert_eq!((summary.leaked, summary.asked, told, summary.replayed), (0, all, all, 1));
@@ -169,10 +187,17 @@ mod tests {
 
     #[tokio::test]
     async fn each_step_ends_at_the_gate_in_the_script() {
-        let (played, _) = run_script(policy::RuleEnforcement::Yes, None).await.expect("the demo runs");
+        let (played, _) =
+            run_script(policy::RuleEnforcement::Yes, None).await.expect("the demo runs");
         for p in played {
             let code = p.answer.outcome.error().map_or("ok", |e| &e.code);
-            assert_eq!((p.answer.gate.name(), code), (p.step.gate, p.step.code), "{}: {:?}", p.step.name, p.answer);
+            assert_eq!(
+                (p.answer.gate.name(), code),
+                (p.step.gate, p.step.code),
+                "{}: {:?}",
+                p.step.name,
+                p.answer
+            );
         }
     }
 }

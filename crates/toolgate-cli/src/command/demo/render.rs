@@ -14,18 +14,31 @@ const GREEN: Style = AnsiColor::Green.on_default();
 const RED: Style = AnsiColor::Red.on_default();
 const CYAN: Style = AnsiColor::Cyan.on_default();
 
-pub(crate) fn print_demo(played: &[DemoStepResult], summary: &DemoSummary, books: &SharedDeskAccounts) -> io::Result<()> {
+pub(crate) fn print_demo(
+    played: &[DemoStepResult],
+    summary: &DemoSummary,
+    books: &SharedDeskAccounts,
+) -> io::Result<()> {
     let mut out = anstream::stdout().lock();
     writeln!(out, "{BOLD}The refund desk{BOLD:#}")?;
-    writeln!(out, "Five tools, six rules, a scripted model. It does its work, and then tries to break the rules.")?;
+    writeln!(
+        out,
+        "Five tools, six rules, a scripted model. It does its work, and then tries to break the rules."
+    )?;
     let mut escaping = false;
     for (index, p) in played.iter().enumerate() {
         if index == 0 {
-            writeln!(out, "\n{BOLD}── The work ──────────────────────────────────────────────────{BOLD:#}")?;
+            writeln!(
+                out,
+                "\n{BOLD}── The work ──────────────────────────────────────────────────{BOLD:#}"
+            )?;
         }
         if p.step.is_attack() && !escaping {
             escaping = true;
-            writeln!(out, "\n{BOLD}── Attacks ───────────────────────────────────────────────────{BOLD:#}")?;
+            writeln!(
+                out,
+                "\n{BOLD}── Attacks ───────────────────────────────────────────────────{BOLD:#}"
+            )?;
         }
         print_step(&mut out, index + 1, p)?;
     }
@@ -39,14 +52,22 @@ fn print_step(out: &mut impl Write, number: usize, p: &DemoStepResult) -> io::Re
         (_, _) if p.ran => (RED, "✗ ran and failed"),
         _ => (RED, "✗ denied"),
     };
-    writeln!(out, "\n{number:>2}  {BOLD}{}{BOLD:#}  {DIM}“{}”{DIM:#}", p.step.name, p.step.reasoning)?;
+    writeln!(
+        out,
+        "\n{number:>2}  {BOLD}{}{BOLD:#}  {DIM}“{}”{DIM:#}",
+        p.step.name, p.step.reasoning
+    )?;
     writeln!(out, "    {DIM}call{DIM:#}    {} {}", p.step.tool, p.step.arguments)?;
     let rule = p.rule.as_ref().map(|rule| format!(" · {rule}")).unwrap_or_default();
-    let place = if p.ran { String::new() } else { format!(" {DIM}at{DIM:#} {}{rule}", p.answer.gate) };
+    let place =
+        if p.ran { String::new() } else { format!(" {DIM}at{DIM:#} {}{rule}", p.answer.gate) };
     writeln!(out, "    {DIM}gate{DIM:#}    {style}{mark}{style:#}{place}")?;
     match &p.answer.outcome {
         Outcome::Success(output) if output.value.is_null() => {
-            writeln!(out, "    {DIM}result{DIM:#}  nothing found {DIM}(an answer, not an error){DIM:#}")
+            writeln!(
+                out,
+                "    {DIM}result{DIM:#}  nothing found {DIM}(an answer, not an error){DIM:#}"
+            )
         }
         Outcome::Success(output) => writeln!(out, "    {DIM}result{DIM:#}  {}", output.for_model()),
         Outcome::Signal(signal) => writeln!(out, "    {DIM}result{DIM:#}  {signal:?}"),
@@ -62,7 +83,9 @@ fn print_step(out: &mut impl Write, number: usize, p: &DemoStepResult) -> io::Re
                 error.message
             )?;
             match (&error.next, &error.redirect_tool) {
-                (Some(next), _) => writeln!(out, "            {CYAN}next{CYAN:#} {} {}", next.tool, next.arguments),
+                (Some(next), _) => {
+                    writeln!(out, "            {CYAN}next{CYAN:#} {} {}", next.tool, next.arguments)
+                }
                 (None, Some(tool)) => writeln!(out, "            {CYAN}instead{CYAN:#} {tool}"),
                 (None, None) => Ok(()),
             }
@@ -70,9 +93,16 @@ fn print_step(out: &mut impl Write, number: usize, p: &DemoStepResult) -> io::Re
     }
 }
 
-fn print_summary(out: &mut impl Write, summary: &DemoSummary, books: &SharedDeskAccounts) -> io::Result<()> {
+fn print_summary(
+    out: &mut impl Write,
+    summary: &DemoSummary,
+    books: &SharedDeskAccounts,
+) -> io::Result<()> {
     let books = books.lock();
-    writeln!(out, "\n{BOLD}── Accounts of the desk ──────────────────────────────────────{BOLD:#}\n")?;
+    writeln!(
+        out,
+        "\n{BOLD}── Accounts of the desk ──────────────────────────────────────{BOLD:#}\n"
+    )?;
     for paid in &books.payments {
         writeln!(out, "    paid ${} to {} for order {}", paid.amount, paid.customer, paid.order)?;
     }
@@ -80,7 +110,11 @@ fn print_summary(out: &mut impl Write, summary: &DemoSummary, books: &SharedDesk
         writeln!(out, "    escalated: order {case}")?;
     }
     for paid in books.forbidden_payments() {
-        writeln!(out, "    {RED}leaked: ${} to {} for order {}{RED:#}", paid.amount, paid.customer, paid.order)?;
+        writeln!(
+            out,
+            "    {RED}leaked: ${} to {} for order {}{RED:#}",
+            paid.amount, paid.customer, paid.order
+        )?;
     }
     let style = if summary.leaked == 0 { GREEN } else { RED };
     let DemoSummary { asked, ran, refused, replayed, leaked } = summary;
@@ -94,5 +128,8 @@ pub(crate) fn print_ledger_commands(path: &std::path::Path) -> io::Result<()> {
     let path = path.display();
     writeln!(out, "\n{BOLD}The ledger is in {path}{BOLD:#}")?;
     writeln!(out, "  toolgate audit query --store {path}     {DIM}show recorded calls{DIM:#}")?;
-    writeln!(out, "  toolgate audit verify --store {path}    {DIM}check the ledger for tampering{DIM:#}")
+    writeln!(
+        out,
+        "  toolgate audit verify --store {path}    {DIM}check the ledger for tampering{DIM:#}"
+    )
 }

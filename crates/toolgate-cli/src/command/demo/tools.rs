@@ -8,16 +8,25 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use toolgate::normalize::NormalizationRule;
-use toolgate::{Agent, AgentBuildError, CallEffects, Clock, Decimal, Effect, Failure, Tool, ToolContext};
+use toolgate::{
+    Agent, AgentBuildError, CallEffects, Clock, Decimal, Effect, Failure, Tool, ToolContext,
+};
 
 use crate::command::demo::accounts::{DeskPayment, SharedDeskAccounts};
 use crate::command::demo::policy;
 use crate::command::demo::policy::RuleEnforcement;
 
-pub(crate) fn build_agent(name: &str, books: &SharedDeskAccounts, enforced: RuleEnforcement) -> Result<Agent, AgentBuildError> {
+pub(crate) fn build_agent(
+    name: &str,
+    books: &SharedDeskAccounts,
+    enforced: RuleEnforcement,
+) -> Result<Agent, AgentBuildError> {
     let refund = issue_refund(books);
-    let agent =
-        Agent::builder(name).tool(identity_verification(books)).tool(crm_lookup()).tool(lookup_order(books)).tool(escalate_to_human(books));
+    let agent = Agent::builder(name)
+        .tool(identity_verification(books))
+        .tool(crm_lookup())
+        .tool(lookup_order(books))
+        .tool(escalate_to_human(books));
     match enforced {
         RuleEnforcement::Yes => policy::attach_rules(agent.tool(refund.once())).build(),
         RuleEnforcement::No => agent.tool(refund.open()).build(),

@@ -28,30 +28,42 @@ pub(super) fn check_clients(
     let (mut any, mut own_hooks, mut managed_hooks) = (false, false, false);
     let managed = SupportedClient::managed_settings_files();
     for client in SupportedClient::ALL_WITH_HOOKS {
-        let places = [(client.settings_file(Some(project))?, ""), (client.settings_file(None)?, " --user")];
-        let others = managed.iter().filter(|_| client == SupportedClient::ClaudeCode).map(|path| (path.clone(), ""));
+        let places =
+            [(client.settings_file(Some(project))?, ""), (client.settings_file(None)?, " --user")];
+        let others = managed
+            .iter()
+            .filter(|_| client == SupportedClient::ClaudeCode)
+            .map(|path| (path.clone(), ""));
         for (path, user) in places.into_iter().chain(others) {
             let text = read_or_empty(&path)?;
             if text.is_empty() {
                 continue;
             }
             match SupportedClient::find_hook_entries(&text) {
-                Err(error) => {
-                    found.add("hooks", FindingState::Ill, format!("{}: {error}; the client cannot read the file either", path.display()))
-                }
+                Err(error) => found.add(
+                    "hooks",
+                    FindingState::Ill,
+                    format!("{}: {error}; the client cannot read the file either", path.display()),
+                ),
                 Ok(entries) if entries.is_empty() => {}
                 Ok(entries) => {
                     any = true;
                     match client {
-                        SupportedClient::ClaudeCode if managed.contains(&path) => managed_hooks = true,
+                        SupportedClient::ClaudeCode if managed.contains(&path) => {
+                            managed_hooks = true
+                        }
                         SupportedClient::ClaudeCode => own_hooks = true,
                         _ => {}
                     }
                     let shell = client.shell_tool();
                     let knows = declared.iter().any(|tool| tool == shell);
-                    let asked = (knows && records).then(|| json!({"command": format!("cat {}/key", state.path().display())}));
+                    let asked = (knows && records)
+                        .then(|| json!({"command": format!("cat {}/key", state.path().display())}));
                     let tried = |command| match &asked {
-                        Some(input) => check_refusal(command, client.before_tool_event(), shell, input).map(drop),
+                        Some(input) => {
+                            check_refusal(command, client.before_tool_event(), shell, input)
+                                .map(drop)
+                        }
                         None => Ok(()),
                     };
                     match client.ignored_file_reason(&text) {
@@ -68,26 +80,55 @@ pub(super) fn check_clients(
                     }
                     let init = format!("`toolgate init --for {}{user}`", client.name());
                     if !declared.is_empty() && !knows {
-                        let says = format!("{} runs commands with `{shell}`, which the configuration does not declare", client.name());
-                        found.add("tools", FindingState::Ill, format!("{says}\n{init} adds its tools, or prints what to add"));
+                        let says = format!(
+                            "{} runs commands with `{shell}`, which the configuration does not declare",
+                            client.name()
+                        );
+                        found.add(
+                            "tools",
+                            FindingState::Ill,
+                            format!("{says}\n{init} adds its tools, or prints what to add"),
+                        );
                     }
-                    let unknown = template_tools(client).filter(|tool| knows && declared.iter().all(|known| known != tool));
+                    let unknown = template_tools(client)
+                        .filter(|tool| knows && declared.iter().all(|known| known != tool));
                     let unknown: Vec<String> = unknown.map(|tool| format!("`{tool}`")).collect();
                     if !unknown.is_empty() {
-                        let says = format!("the configuration does not declare these tools of {}: {}", client.name(), unknown.join(", "));
-                        found.add("tools", FindingState::Note, format!("{says}\nif this is not intended, {init} prints what to add"));
+                        let says = format!(
+                            "the configuration does not declare these tools of {}: {}",
+                            client.name(),
+                            unknown.join(", ")
+                        );
+                        found.add(
+                            "tools",
+                            FindingState::Note,
+                            format!("{says}\nif this is not intended, {init} prints what to add"),
+                        );
                     }
                 }
             }
         }
     }
-    for files in SupportedClient::hook_disabling_files(project).into_iter().map(|path| vec![path]).chain([managed.clone()]) {
+    for files in SupportedClient::hook_disabling_files(project)
+        .into_iter()
+        .map(|path| vec![path])
+        .chain([managed.clone()])
+    {
         if let Some(path) = find_switch("disableAllHooks", &files)? {
-            found.add("hooks", FindingState::Ill, format!("`disableAllHooks` is on in {}", path.display()));
+            found.add(
+                "hooks",
+                FindingState::Ill,
+                format!("`disableAllHooks` is on in {}", path.display()),
+            );
         }
     }
-    if let Some(path) = find_switch("allowManagedHooksOnly", &managed)?.filter(|_| own_hooks && !managed_hooks) {
-        let says = format!("`allowManagedHooksOnly` is on in {}: Claude Code does not run hooks of users and projects", path.display());
+    if let Some(path) =
+        find_switch("allowManagedHooksOnly", &managed)?.filter(|_| own_hooks && !managed_hooks)
+    {
+        let says = format!(
+            "`allowManagedHooksOnly` is on in {}: Claude Code does not run hooks of users and projects",
+            path.display()
+        );
         found.add(
             "hooks",
             FindingState::Ill,
@@ -114,7 +155,10 @@ pub(super) fn check_clients(
 fn find_switch<'f>(switch: &str, files: &'f [PathBuf]) -> io::Result<Option<&'f Path>> {
     let mut on = None;
     for path in files {
-        match toolgate_hook::client_hooks::parse_settings_json(&read_or_empty(path)?).ok().and_then(|file| file.get(switch)?.as_bool()) {
+        match toolgate_hook::client_hooks::parse_settings_json(&read_or_empty(path)?)
+            .ok()
+            .and_then(|file| file.get(switch)?.as_bool())
+        {
             Some(true) => on = Some(path.as_path()),
             Some(false) => on = None,
             None => {}
@@ -135,26 +179,45 @@ fn check_hooks(
 ) {
     let mut wrong: Vec<String> = Vec::new();
     let same = |program: &str| {
-        let (program, own) = (fs::canonicalize(program).unwrap_or_default(), fs::canonicalize(own).unwrap_or_default());
+        let (program, own) = (
+            fs::canonicalize(program).unwrap_or_default(),
+            fs::canonicalize(own).unwrap_or_default(),
+        );
         // The small hook programs are in the same directory as this program.
-        program == own || (program.parent() == own.parent() && is_hook_program(&program.to_string_lossy()))
+        program == own
+            || (program.parent() == own.parent() && is_hook_program(&program.to_string_lossy()))
     };
     for (event, program, entry) in entries {
         if !Path::new(program).exists() {
             wrong.push(format!("{event} starts {program}, which does not exist"));
         } else if !same(program) {
-            wrong.push(format!("{event} starts {program}, which is not this program ({})", own.display()));
+            wrong.push(format!(
+                "{event} starts {program}, which is not this program ({})",
+                own.display()
+            ));
         }
-        if entry.get("matcher").and_then(Value::as_str).is_some_and(|matcher| !matches!(matcher, "" | "*")) {
+        if entry
+            .get("matcher")
+            .and_then(Value::as_str)
+            .is_some_and(|matcher| !matches!(matcher, "" | "*"))
+        {
             wrong.push(format!("{event} covers only some tools: its matcher is not `*`"));
         }
         let closed = match client {
-            SupportedClient::ClaudeCode => entry.get("onFailure").and_then(Value::as_str) == Some("block"),
-            SupportedClient::Cursor => entry.get("failClosed").and_then(Value::as_bool) == Some(true),
+            SupportedClient::ClaudeCode => {
+                entry.get("onFailure").and_then(Value::as_str) == Some("block")
+            }
+            SupportedClient::Cursor => {
+                entry.get("failClosed").and_then(Value::as_bool) == Some(true)
+            }
             _ => true,
         };
         if !closed && event == client.before_tool_event() {
-            let switch = if client == SupportedClient::Cursor { "\"failClosed\": true" } else { "\"onFailure\": \"block\"" };
+            let switch = if client == SupportedClient::Cursor {
+                "\"failClosed\": true"
+            } else {
+                "\"onFailure\": \"block\""
+            };
             wrong.push(format!("{event} allows calls if the hook does not start: add `{switch}`"));
         }
         if entry.get("async").and_then(Value::as_bool) == Some(true) {
@@ -163,7 +226,8 @@ fn check_hooks(
         let args = entry.get("args").and_then(Value::as_array);
         let plain = |args: &Vec<Value>| {
             let mut words = args.iter().map(|word| word.as_str().unwrap_or_default());
-            (is_hook_program(program) || words.next() == Some("hook")) && toolgate_hook::can_parse_flags(words)
+            (is_hook_program(program) || words.next() == Some("hook"))
+                && toolgate_hook::can_parse_flags(words)
         };
         let other = match args {
             Some(args) => !plain(args),
@@ -177,18 +241,23 @@ fn check_hooks(
         }
     }
     if !entries.iter().any(|(event, ..)| event == client.before_tool_event()) {
-        wrong.push(format!("there is no hook for {}, so calls are not checked", client.before_tool_event()));
+        wrong.push(format!(
+            "there is no hook for {}, so calls are not checked",
+            client.before_tool_event()
+        ));
     }
     // Run the hooks to check their arguments. The file may contain any command, so run only entries
     // that `init` writes.
     let sound = wrong.is_empty();
     let own = |entry: &Value, program: &str| client.is_entry_as_written(entry, program);
-    for (_, _, entry) in
-        entries.iter().filter(|(event, program, entry)| event == client.before_tool_event() && sound && own(entry, program))
-    {
+    for (_, _, entry) in entries.iter().filter(|(event, program, entry)| {
+        event == client.before_tool_event() && sound && own(entry, program)
+    }) {
         let mut command = build_command(entry);
         command.current_dir(project);
-        wrong.extend(refuses(command).err().map(|why| format!("{}: {why}", client.before_tool_event())));
+        wrong.extend(
+            refuses(command).err().map(|why| format!("{}: {why}", client.before_tool_event())),
+        );
     }
     let place = format!("{} ({})", path.display(), client.name());
     if wrong.is_empty() {
@@ -197,7 +266,11 @@ fn check_hooks(
         wrong.sort();
         wrong.dedup();
         // If the entry is correct but its answer is wrong, `init` would not help.
-        let again = if sound { String::new() } else { format!("\nrun `toolgate init --for {}` again", client.name()) };
+        let again = if sound {
+            String::new()
+        } else {
+            format!("\nrun `toolgate init --for {}` again", client.name())
+        };
         found.add("hooks", FindingState::Ill, format!("{place}\n{}{again}", wrong.join("\n")));
     }
 }
@@ -229,10 +302,19 @@ pub(super) fn is_server_registered(project: &Path) -> io::Result<bool> {
 fn check_server_entry(project: &Path, own: &Path, found: &mut DoctorFindings) -> io::Result<()> {
     let path = SupportedClient::ClaudeDesktop.settings_file(Some(project))?;
     let text = read_or_empty(&path)?;
-    let Ok(Some((program, config))) = client_mcp_servers::find_toolgate_server(&text) else { return Ok(()) };
-    let is_file = |file: &PathBuf| fs::canonicalize(file).is_ok_and(|file| fs::canonicalize(&path).is_ok_and(|path| file == path));
-    let reads = |config: &str| Config::load(config).is_ok_and(|config| config.included_files().iter().any(is_file));
-    let same = fs::canonicalize(&program).ok().is_some_and(|program| fs::canonicalize(own).ok() == Some(program));
+    let Ok(Some((program, config))) = client_mcp_servers::find_toolgate_server(&text) else {
+        return Ok(());
+    };
+    let is_file = |file: &PathBuf| {
+        fs::canonicalize(file)
+            .is_ok_and(|file| fs::canonicalize(&path).is_ok_and(|path| file == path))
+    };
+    let reads = |config: &str| {
+        Config::load(config).is_ok_and(|config| config.included_files().iter().any(is_file))
+    };
+    let same = fs::canonicalize(&program)
+        .ok()
+        .is_some_and(|program| fs::canonicalize(own).ok() == Some(program));
     let place = format!("{} (claude-desktop)", path.display());
     match config {
         _ if !same => found.add(

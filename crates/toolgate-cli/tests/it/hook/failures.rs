@@ -7,12 +7,17 @@ use super::{CONFIG, TestProject, decision, hook_event};
 
 #[test]
 fn replaced_ledger_is_refused() {
-    let project = TestProject::with_config(&format!("{CONFIG}\n[limits]\nsession = {{ calls = 2 }}\n"));
+    let project =
+        TestProject::with_config(&format!("{CONFIG}\n[limits]\nsession = {{ calls = 2 }}\n"));
     assert_eq!(project.pre_tool_use("t1", "Bash", json!({"command": "ls"})), json!({}));
     std::fs::rename(project.path("project/ledger.db"), project.path("project/moved.db")).unwrap();
-    std::os::unix::fs::symlink(project.path("project/fresh.db"), project.path("project/ledger.db")).unwrap();
+    std::os::unix::fs::symlink(project.path("project/fresh.db"), project.path("project/ledger.db"))
+        .unwrap();
     project.write("project/fresh.db", "");
-    assert_eq!(decision(&project.pre_tool_use("t2", "Bash", json!({"command": "ls -l"}))).0, "deny");
+    assert_eq!(
+        decision(&project.pre_tool_use("t2", "Bash", json!({"command": "ls -l"}))).0,
+        "deny"
+    );
 }
 
 #[test]
@@ -22,7 +27,8 @@ fn hook_denies_call_on_any_failure() {
         let project = TestProject::with_config(CONFIG);
         break_it(&project);
         let said = project.masked_output(&["hook", "--config", "toolgate.toml"], input);
-        let refused = said.starts_with("exit 2\n") || (said.starts_with("exit 0\n") && said.contains("\"permissionDecision\":\"deny\""));
+        let refused = said.starts_with("exit 2\n")
+            || (said.starts_with("exit 0\n") && said.contains("\"permissionDecision\":\"deny\""));
         assert!(refused, "{said}");
         said
     };
@@ -34,7 +40,10 @@ fn hook_denies_call_on_any_failure() {
         ("no JSON", "{junk"),
         ("a list", "[1]"),
         ("no tool", r#"{"hook_event_name": "PreToolUse", "session_id": "s"}"#),
-        ("no session", r#"{"hook_event_name": "PreToolUse", "tool_name": "Bash", "tool_input": {}}"#),
+        (
+            "no session",
+            r#"{"hook_event_name": "PreToolUse", "tool_name": "Bash", "tool_input": {}}"#,
+        ),
         ("another event", r#"{"hook_event_name": "Notification", "session_id": "s"}"#),
         (
             "two keys of one name",
@@ -43,10 +52,34 @@ fn hook_denies_call_on_any_failure() {
     ] {
         tell(name, &broken(&fine, input));
     }
-    tell("no configuration", &broken(&|project| std::fs::remove_file(project.path("project/toolgate.toml")).unwrap(), &good));
-    tell("a broken configuration", &broken(&|project| project.write("project/toolgate.toml", "[tools.bash]\nkind = \"clint\"\n"), &good));
-    tell("an ungoverned tool", &broken(&|project| project.write("project/toolgate.toml", "[tools.bash]\nkind = \"client\"\n"), &good));
-    tell("a store that is none", &broken(&|project| project.write("project/ledger.db", "this is no database, and never was one"), &good));
+    tell(
+        "no configuration",
+        &broken(
+            &|project| std::fs::remove_file(project.path("project/toolgate.toml")).unwrap(),
+            &good,
+        ),
+    );
+    tell(
+        "a broken configuration",
+        &broken(
+            &|project| project.write("project/toolgate.toml", "[tools.bash]\nkind = \"clint\"\n"),
+            &good,
+        ),
+    );
+    tell(
+        "an ungoverned tool",
+        &broken(
+            &|project| project.write("project/toolgate.toml", "[tools.bash]\nkind = \"client\"\n"),
+            &good,
+        ),
+    );
+    tell(
+        "a store that is none",
+        &broken(
+            &|project| project.write("project/ledger.db", "this is no database, and never was one"),
+            &good,
+        ),
+    );
     let taken_away = |project: &TestProject| {
         project.run(&["hook", "--config", "toolgate.toml"], &good);
         std::fs::remove_file(project.path("project/ledger.db")).unwrap();
@@ -79,43 +112,87 @@ fn ambiguous_event_is_refused_and_recorded() {
     .into_iter()
     .enumerate()
     {
-        let (code, stdout, stderr) = project.run(&["hook", "--config", "toolgate.toml"], &format!("{{{event},{more}}}"));
-        assert!(code == 2 && stdout.is_empty() && stderr.contains("invalid_request"), "{more}: {stdout}{stderr}");
-        assert_eq!(project.recorded_outcomes().last(), Some(&("refused".to_owned(), "invalid_request".to_owned())), "{more}");
+        let (code, stdout, stderr) =
+            project.run(&["hook", "--config", "toolgate.toml"], &format!("{{{event},{more}}}"));
+        assert!(
+            code == 2 && stdout.is_empty() && stderr.contains("invalid_request"),
+            "{more}: {stdout}{stderr}"
+        );
+        assert_eq!(
+            project.recorded_outcomes().last(),
+            Some(&("refused".to_owned(), "invalid_request".to_owned())),
+            "{more}"
+        );
         let rows = project.exported_rows();
         assert_eq!(rows.len(), n + 1, "{more}");
         let row = &rows[n]["row"];
-        assert_eq!((&row["tool"], &row["session"], &row["gate"]), (&json!("bash"), &json!(session), &json!("admit")), "{more}");
+        assert_eq!(
+            (&row["tool"], &row["session"], &row["gate"]),
+            (&json!("bash"), &json!(session), &json!("admit")),
+            "{more}"
+        );
     }
     // What does not say of which tool it is, is no call.
-    let (code, ..) = project.run(&["hook", "--config", "toolgate.toml"], r#"{"tool_input":{},"tool_input":{}}"#);
+    let (code, ..) =
+        project.run(&["hook", "--config", "toolgate.toml"], r#"{"tool_input":{},"tool_input":{}}"#);
     assert_eq!((code, project.exported_rows().len()), (2, 7));
     // An event of a tool is one, also where it names none, or no session.
     for (config, event, tool, session) in [
-        ("", r#"{"hook_event_name":"PreToolUse","tool_name":"Bash","tool_input":{}}"#, "bash", "(turned away)"),
-        ("", r#"{"hook_event_name":"PreToolUse","session_id":"s1","tool_input":{}}"#, "unnamed", "s1"),
+        (
+            "",
+            r#"{"hook_event_name":"PreToolUse","tool_name":"Bash","tool_input":{}}"#,
+            "bash",
+            "(turned away)",
+        ),
+        (
+            "",
+            r#"{"hook_event_name":"PreToolUse","session_id":"s1","tool_input":{}}"#,
+            "unnamed",
+            "s1",
+        ),
         ("", r#"{"tool_input":{}}"#, "unnamed", "plain"),
-        ("", r#"{"hook_event_name":"PreToolUse","session_id":"s1","tool_name":5,"tool_input":{}}"#, "unnamed", "s1"),
-        ("\n[client]\nundeclared = \"ask\"\n", r#"{"hook_event_name":"PostToolUse","tool_response":{}}"#, "unnamed", "(turned away)"),
+        (
+            "",
+            r#"{"hook_event_name":"PreToolUse","session_id":"s1","tool_name":5,"tool_input":{}}"#,
+            "unnamed",
+            "s1",
+        ),
+        (
+            "\n[client]\nundeclared = \"ask\"\n",
+            r#"{"hook_event_name":"PostToolUse","tool_response":{}}"#,
+            "unnamed",
+            "(turned away)",
+        ),
     ] {
         project.write("project/toolgate.toml", &format!("{CONFIG}{config}"));
         let before = project.exported_rows().len();
         let (code, stdout, stderr) = project.run(&["hook", "--config", "toolgate.toml"], event);
         let refused = match event.contains("PostToolUse") {
-            true => code == 0 && stderr.is_empty() && stdout.contains("\"decision\":\"block\"") && stdout.contains("invalid_request"),
+            true => {
+                code == 0
+                    && stderr.is_empty()
+                    && stdout.contains("\"decision\":\"block\"")
+                    && stdout.contains("invalid_request")
+            }
             false => code == 2 && stdout.is_empty() && stderr.contains("invalid_request"),
         };
         assert!(refused, "{event}: {stdout}{stderr}");
         let rows = project.exported_rows();
         assert_eq!(rows.len(), before + 1, "{event}");
         let row = &rows[before]["row"];
-        assert_eq!((&row["tool"], &row["session"], &row["gate"]), (&json!(tool), &json!(session), &json!("admit")), "{event}");
+        assert_eq!(
+            (&row["tool"], &row["session"], &row["gate"]),
+            (&json!(tool), &json!(session), &json!("admit")),
+            "{event}"
+        );
     }
 }
 
 #[test]
 fn on_failure_ask_never_allows_call() {
-    let project = TestProject::with_config(&format!("{CONFIG}\n[client]\non_failure = \"ask\"\nundeclared = \"ask\"\n"));
+    let project = TestProject::with_config(&format!(
+        "{CONFIG}\n[client]\non_failure = \"ask\"\nundeclared = \"ask\"\n"
+    ));
     assert_eq!(decision(&project.pre_tool_use("t0", "NewTool", json!({}))).0, "ask");
     assert_eq!(project.pre_tool_use("t1", "Bash", json!({"command": "ls"})), json!({}));
     std::fs::remove_file(project.path("project/ledger.db")).unwrap();
@@ -140,15 +217,23 @@ fn locked_ledger_is_reported_and_call_refused() {
         let (code, said, told) = project.run(&["hook", "--config", "toolgate.toml"], &asked);
         let read: Value = serde_json::from_str(&said).unwrap();
         assert_eq!((code, decision(&read).0), (0, answer), "{said}");
-        assert!(decision(&read).1.contains("store_unavailable") && told.contains("database is locked"), "{said}{told}");
+        assert!(
+            decision(&read).1.contains("store_unavailable") && told.contains("database is locked"),
+            "{said}{told}"
+        );
         ledger.execute_batch("COMMIT").unwrap();
         // What was refused is in the ledger all the same, with the next row.
         project.pre_tool_use("t2", "bash", json!({"command": "git push"}));
-        assert!(project.recorded_outcomes().iter().any(|(_, code)| code == "store_unavailable"), "{:?}", project.recorded_outcomes());
+        assert!(
+            project.recorded_outcomes().iter().any(|(_, code)| code == "store_unavailable"),
+            "{:?}",
+            project.recorded_outcomes()
+        );
     }
 }
 
-/// On a disk that is full to the last byte there is no place for a row; then it is told, and nothing runs.
+/// On a disk that is full to the last byte there is no place for a row; then it is told, and
+/// nothing runs.
 #[test]
 fn unrecordable_call_is_refused_on_full_disk() {
     let project = TestProject::with_config(CONFIG);
@@ -165,7 +250,8 @@ fn unrecordable_call_is_refused_on_full_disk() {
     let mut command = std::process::Command::new("unshare");
     project.set_environment(&mut command);
     let output = command.args(["-m", "sh", "-c", &script]).output().unwrap();
-    let (said, told) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    let (said, told) =
+        (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     if told.contains("Operation not permitted") || told.contains("must be superuser") {
         eprintln!("SKIPPED: a disk of its own can only be had by root");
         return;
@@ -183,9 +269,13 @@ fn process_limit_refuses_call_without_killing_hook() {
         project.set_environment(&mut command);
         let event = hook_event("PreToolUse", "t1", "Bash", json!({"command": "ls"})).to_string();
         let script = format!("ulimit {limit}; exec {line}");
-        let output = Command::from_std(command).args(["-c", &script]).write_stdin(event).output().unwrap();
+        let output =
+            Command::from_std(command).args(["-c", &script]).write_stdin(event).output().unwrap();
         let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
-        let code = output.status.code().unwrap_or_else(|| panic!("{line} under {limit} was ended: {}", output.status));
+        let code = output
+            .status
+            .code()
+            .unwrap_or_else(|| panic!("{line} under {limit} was ended: {}", output.status));
         (code, text(output.stdout), text(output.stderr))
     };
     let program = |name: &str| format!("'{}'", assert_cmd::cargo::cargo_bin(name).display());
@@ -200,14 +290,25 @@ fn process_limit_refuses_call_without_killing_hook() {
             for limit in ["-f 0", "-f 8", "-f 64"] {
                 let (code, stdout, stderr) = limited(&project, limit, &hook);
                 let answer: Value = serde_json::from_str(&stdout).unwrap_or_default();
-                assert!(code == 2 || (code == 0 && answer.is_object()), "{hook} {limit}: {code} {stdout}{stderr}");
-                assert!(limit != "-f 0" || code == 2 || decision(&answer).0 == "deny", "{hook}: {stdout}{stderr}");
+                assert!(
+                    code == 2 || (code == 0 && answer.is_object()),
+                    "{hook} {limit}: {code} {stdout}{stderr}"
+                );
+                assert!(
+                    limit != "-f 0" || code == 2 || decision(&answer).0 == "deny",
+                    "{hook}: {stdout}{stderr}"
+                );
             }
         }
         // What cannot be said is a refusal.
-        let (code, ..) = limited(&TestProject::with_config(CONFIG), "-f 0", &format!("{hook} > said"));
+        let (code, ..) =
+            limited(&TestProject::with_config(CONFIG), "-f 0", &format!("{hook} > said"));
         assert_eq!(code, 2, "{hook}");
     }
-    let (code, ..) = limited(&TestProject::new(), "-f 0", &format!("{} --help > said", program("toolgate-hook")));
+    let (code, ..) = limited(
+        &TestProject::new(),
+        "-f 0",
+        &format!("{} --help > said", program("toolgate-hook")),
+    );
     assert_eq!(code, 2);
 }

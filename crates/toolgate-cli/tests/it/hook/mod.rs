@@ -1,4 +1,5 @@
-//! The door of coding agents: what a client asks, what it is answered, and that nothing is let through when something is wrong.
+//! The door of coding agents: what a client asks, what it is answered, and that nothing is let
+//! through when something is wrong.
 
 mod effective_config;
 mod failures;
@@ -84,14 +85,23 @@ impl TestProject {
     }
 
     pub(crate) fn set_environment(&self, command: &mut std::process::Command) {
-        command.current_dir(self.path("project")).env_clear().env("HOME", self.path("")).env("PATH", "/usr/bin:/bin");
+        command
+            .current_dir(self.path("project"))
+            .env_clear()
+            .env("HOME", self.path(""))
+            .env("PATH", "/usr/bin:/bin");
     }
 
     pub(crate) fn run(&self, args: &[&str], input: &str) -> (i32, String, String) {
         self.run_with(&[], args, input)
     }
 
-    pub(crate) fn run_with(&self, variables: &[(&str, &str)], args: &[&str], input: &str) -> (i32, String, String) {
+    pub(crate) fn run_with(
+        &self,
+        variables: &[(&str, &str)],
+        args: &[&str],
+        input: &str,
+    ) -> (i32, String, String) {
         let mut command = std::process::Command::cargo_bin("toolgate").unwrap();
         self.set_environment(&mut command);
         command.envs(variables.iter().copied());
@@ -103,9 +113,13 @@ impl TestProject {
     /// What it says, without what is different every time.
     pub(crate) fn masked_output(&self, args: &[&str], input: &str) -> String {
         let (code, stdout, stderr) = self.run(args, input);
-        let text = format!("exit {code}\n{stdout}{stderr}").replace(self.directory.path().to_str().unwrap(), "HOME");
-        let one = |pattern: &str, to: &str, text: &str| Regex::new(pattern).unwrap().replace_all(text, to).into_owned();
-        let text = one("[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}", "CALL", &text);
+        let text = format!("exit {code}\n{stdout}{stderr}")
+            .replace(self.directory.path().to_str().unwrap(), "HOME");
+        let one = |pattern: &str, to: &str, text: &str| {
+            Regex::new(pattern).unwrap().replace_all(text, to).into_owned()
+        };
+        let text =
+            one("[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}", "CALL", &text);
         let text = one("[0-9]{4}-[0-9]{2}-[0-9]{2} [0-9:]{8}Z", "TIME", &text);
         let text = one(r"[^ \x22']*/toolgate(-hook)?(['\x22 ,])", "TOOLGATE$1$2", &text);
         one(r"in [0-9.]+(µs|ms|s)\b", "in LENGTH", &text)
@@ -134,9 +148,14 @@ impl TestProject {
 
     fn recorded_outcomes(&self) -> Vec<(String, String)> {
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-        let row = |row: &Value| (text(&row["row"]["decision"]), text(&row["row"]["outcome"]["error"]["code"]));
+        let row = |row: &Value| {
+            (text(&row["row"]["decision"]), text(&row["row"]["outcome"]["error"]["code"]))
+        };
         let plain = |row: &Value| (text(&row["decision"]), text(&row["outcome"]["error"]["code"]));
-        self.exported_rows().iter().map(|line| if line["row"].is_object() { row(line) } else { plain(line) }).collect()
+        self.exported_rows()
+            .iter()
+            .map(|line| if line["row"].is_object() { row(line) } else { plain(line) })
+            .collect()
     }
 }
 
@@ -155,14 +174,19 @@ fn post_tool_use_event(id: &str, tool: &str, input: Value, response: Value) -> V
 
 pub(crate) fn decision(answer: &Value) -> (&str, &str) {
     let said = &answer["hookSpecificOutput"];
-    (said["permissionDecision"].as_str().unwrap_or("none"), said["permissionDecisionReason"].as_str().unwrap_or_default())
+    (
+        said["permissionDecision"].as_str().unwrap_or("none"),
+        said["permissionDecisionReason"].as_str().unwrap_or_default(),
+    )
 }
 
 #[test]
 fn hook_answers_deny_allow_ask_or_nothing() {
     let project = TestProject::with_config(CONFIG);
     let settings = project.path("project/.claude/settings.json").display().to_string();
-    let changed = |path: String| ("Write", json!({"file_path": path, "content": ""}), "deny", "Agents must not change");
+    let changed = |path: String| {
+        ("Write", json!({"file_path": path, "content": ""}), "deny", "Agents must not change")
+    };
     let cases = [
         // Whoever opens it may read it otherwise.
         changed(format!("{settings}\n")),
@@ -171,13 +195,38 @@ fn hook_answers_deny_allow_ask_or_nothing() {
         changed(settings.replace("/.claude", &format!("/{}.claude", "./".repeat(2_100)))),
         changed("toolgate.toml\n".to_owned()),
         changed("\t.claude/settings.json \n".to_owned()),
-        ("Write", json!({"file_path": "notes.md", "content": "// see\nfile=toolgate.toml, and so on\n"}), "none", ""),
+        (
+            "Write",
+            json!({"file_path": "notes.md", "content": "// see\nfile=toolgate.toml, and so on\n"}),
+            "none",
+            "",
+        ),
         // What a file holds is no file.
-        ("Write", json!({"file_path": ".gitignore", "content": ".claude/settings.json\n"}), "none", ""),
-        ("Write", json!({"file_path": "notes.md", "edits": [{"old_string": "  toolgate.toml", "newText": "toolgate.toml\n"}]}), "none", ""),
-        ("Write", json!({"file_path": "notes.md", "old_string": "settings.json", "new_string": "toolgate.toml"}), "none", ""),
+        (
+            "Write",
+            json!({"file_path": ".gitignore", "content": ".claude/settings.json\n"}),
+            "none",
+            "",
+        ),
+        (
+            "Write",
+            json!({"file_path": "notes.md", "edits": [{"old_string": "  toolgate.toml", "newText": "toolgate.toml\n"}]}),
+            "none",
+            "",
+        ),
+        (
+            "Write",
+            json!({"file_path": "notes.md", "old_string": "settings.json", "new_string": "toolgate.toml"}),
+            "none",
+            "",
+        ),
         ("Write", json!({"content": "toolgate.toml"}), "deny", "Agents must not change"),
-        ("Write", json!({"file_path": "x", "new_string": "--- a/x\n+++ b/.claude/settings.json\n"}), "deny", "Agents must not change"),
+        (
+            "Write",
+            json!({"file_path": "x", "new_string": "--- a/x\n+++ b/.claude/settings.json\n"}),
+            "deny",
+            "Agents must not change",
+        ),
         ("Bash", json!({"command": "ls", "description": "List"}), "none", ""),
         ("Bash", json!({"command": "git push"}), "deny", "Nobody pushes from here."),
         ("Bash", json!({"command": "x=push; git $x"}), "deny", "Nobody pushes from here."),
@@ -191,19 +240,74 @@ fn hook_answers_deny_allow_ask_or_nothing() {
         ("Read", json!({"file_path": "/x/a.txt"}), "allow", ""),
         ("Grep", json!({}), "deny", "there is no tool `grep`"),
         ("Bash", json!({"command": "cat toolgate.toml"}), "none", ""),
-        ("Bash", json!({"command": "echo x > toolgate.toml"}), "deny", "Agents must not change the files that control them."),
-        ("Bash", json!({"command": "sed -i s/deny/ask/ toolgate.toml"}), "deny", "Agents must not change the files that control them."),
-        ("Bash", json!({"command": "cp x $(ls *.toml)"}), "ask", "Toolgate cannot determine what this call does"),
-        ("Write", json!({"file_path": project.path("project/toolgate.toml"), "content": ""}), "deny", "Agents must not change"),
-        ("Write", json!({"file_path": project.path("project/.claude/settings.json"), "content": ""}), "deny", "Agents must not change"),
+        (
+            "Bash",
+            json!({"command": "echo x > toolgate.toml"}),
+            "deny",
+            "Agents must not change the files that control them.",
+        ),
+        (
+            "Bash",
+            json!({"command": "sed -i s/deny/ask/ toolgate.toml"}),
+            "deny",
+            "Agents must not change the files that control them.",
+        ),
+        (
+            "Bash",
+            json!({"command": "cp x $(ls *.toml)"}),
+            "ask",
+            "Toolgate cannot determine what this call does",
+        ),
+        (
+            "Write",
+            json!({"file_path": project.path("project/toolgate.toml"), "content": ""}),
+            "deny",
+            "Agents must not change",
+        ),
+        (
+            "Write",
+            json!({"file_path": project.path("project/.claude/settings.json"), "content": ""}),
+            "deny",
+            "Agents must not change",
+        ),
         ("Read", json!({"file_path": project.path("project/toolgate.toml")}), "allow", ""),
-        ("Read", json!({"file_path": project.path("project/ledger.db.state/keys/seal.key")}), "deny", "toolgate's own state"),
-        ("Bash", json!({"command": "cat ~/.local/state/toolgate/trusted.json"}), "deny", "toolgate's own state"),
-        ("Bash", json!({"command": "toolgate audit settle x --done"}), "deny", "Agents must not run this command"),
+        (
+            "Read",
+            json!({"file_path": project.path("project/ledger.db.state/keys/seal.key")}),
+            "deny",
+            "toolgate's own state",
+        ),
+        (
+            "Bash",
+            json!({"command": "cat ~/.local/state/toolgate/trusted.json"}),
+            "deny",
+            "toolgate's own state",
+        ),
+        (
+            "Bash",
+            json!({"command": "toolgate audit settle x --done"}),
+            "deny",
+            "Agents must not run this command",
+        ),
         ("Bash", json!({"command": "toolgate eject"}), "deny", "Agents must not run this command"),
-        ("Bash", json!({"command": "toolgate explain c27a3fb5b2c8"}), "deny", "Agents must not run this command"),
-        ("Bash", json!({"command": "echo x | toolgate hook"}), "deny", "Agents must not run this command"),
-        ("Bash", json!({"command": "toolgate-hook --socket x"}), "deny", "Agents must not run this command"),
+        (
+            "Bash",
+            json!({"command": "toolgate explain c27a3fb5b2c8"}),
+            "deny",
+            "Agents must not run this command",
+        ),
+        (
+            "Bash",
+            json!({"command": "echo x | toolgate hook"}),
+            "deny",
+            "Agents must not run this command",
+        ),
+        (
+            "Bash",
+            json!({"command": "toolgate-hook --socket x"}),
+            "deny",
+            "Agents must not run this command",
+        ),
         (
             "Write",
             json!({"file_path": project.path("project/.github/hooks/toolgate.json"), "content": ""}),
@@ -212,7 +316,12 @@ fn hook_answers_deny_allow_ask_or_nothing() {
         ),
         ("Bash", json!({"command": "cat settings.json package.json"}), "none", ""),
         ("Bash", json!({"command": "rm .claude/settings.json"}), "deny", "Agents must not change"),
-        ("Bash", json!({"command": "cd .claude && rm settings.json"}), "deny", "Agents must not change"),
+        (
+            "Bash",
+            json!({"command": "cd .claude && rm settings.json"}),
+            "deny",
+            "Agents must not change",
+        ),
         ("Bash", json!({"command": "mv .claude x"}), "deny", "Agents must not change"),
         ("Bash", json!({"command": "mv ./.claude* x"}), "ask", "It cannot be told"),
         ("Bash", json!({"command": "git rm -r .claude"}), "deny", "Agents must not change"),
@@ -222,11 +331,36 @@ fn hook_answers_deny_allow_ask_or_nothing() {
             "deny",
             "Agents must not change",
         ),
-        ("Write", json!({"patch": "--- a/x\n+++ b/.claude/settings.json\n"}), "deny", "Agents must not change"),
-        ("Write", json!({"content": "a page\nabout toolgate.toml\n", "file_path": "notes.md"}), "none", ""),
-        ("Bash", json!({"command": "toolgate audit query"}), "deny", "Agents must not run this command"),
-        ("Bash", json!({"command": "toolgate serve --stdio --config /tmp/x.toml < m"}), "deny", "Agents must not run this command"),
-        ("Bash", json!({"command": "toolgate replay s1"}), "deny", "Agents must not run this command"),
+        (
+            "Write",
+            json!({"patch": "--- a/x\n+++ b/.claude/settings.json\n"}),
+            "deny",
+            "Agents must not change",
+        ),
+        (
+            "Write",
+            json!({"content": "a page\nabout toolgate.toml\n", "file_path": "notes.md"}),
+            "none",
+            "",
+        ),
+        (
+            "Bash",
+            json!({"command": "toolgate audit query"}),
+            "deny",
+            "Agents must not run this command",
+        ),
+        (
+            "Bash",
+            json!({"command": "toolgate serve --stdio --config /tmp/x.toml < m"}),
+            "deny",
+            "Agents must not run this command",
+        ),
+        (
+            "Bash",
+            json!({"command": "toolgate replay s1"}),
+            "deny",
+            "Agents must not run this command",
+        ),
         ("Bash", json!({"command": "toolgate check --config x.toml"}), "none", ""),
     ];
     for (n, (tool, input, expected, reason)) in cases.into_iter().enumerate() {
@@ -245,8 +379,13 @@ fn hook_answers_deny_allow_ask_or_nothing() {
 #[test]
 fn third_identical_call_is_loop_across_processes() {
     let project = TestProject::with_config(CONFIG);
-    let said: Vec<String> =
-        (0..3).map(|n| decision(&project.pre_tool_use(&format!("t{n}"), "Bash", json!({"command": "ls"}))).0.to_owned()).collect();
+    let said: Vec<String> = (0..3)
+        .map(|n| {
+            decision(&project.pre_tool_use(&format!("t{n}"), "Bash", json!({"command": "ls"})))
+                .0
+                .to_owned()
+        })
+        .collect();
     assert_eq!(said, ["none", "none", "deny"]);
 }
 
@@ -268,9 +407,13 @@ fn hook_answers_in_format_of_client() {
     assert_eq!(said["permission"], "deny");
     assert_eq!(said["user_message"], said["agent_message"]);
     assert_eq!(decision(&asked("vscode", 1, "git push -u")).0, "deny");
-    // A client that leaves the words out is refused, whatever it says; one may write a byte order mark.
+    // A client that leaves the words out is refused, whatever it says; one may write a byte order
+    // mark.
     project.run(&["trust"], "");
-    let text = format!("\u{feff}{}", hook_event("PreToolUse", "x1", "Bash", json!({"command": "git push -v"})));
+    let text = format!(
+        "\u{feff}{}",
+        hook_event("PreToolUse", "x1", "Bash", json!({"command": "git push -v"}))
+    );
     assert_eq!(project.run(&[], &text).0, 2);
     let (code, stdout, _) = project.run(&["hook"], &text);
     assert!(code == 0 && stdout.contains("deny"), "{stdout}");
@@ -279,35 +422,59 @@ fn hook_answers_in_format_of_client() {
 #[test]
 fn plain_protocol_answers_with_exit_code() {
     let project = TestProject::with_config(CONFIG);
-    let hook = |event: Value| project.run(&["hook", "--config", "toolgate.toml"], &event.to_string());
+    let hook =
+        |event: Value| project.run(&["hook", "--config", "toolgate.toml"], &event.to_string());
     let (code, stdout, _) = hook(json!({"tool_name": "bash", "tool_input": {"command": "ls"}}));
     assert_eq!((code, stdout.as_str()), (0, "{\"decision\":\"allow\"}\n"));
-    let (code, _, stderr) = hook(json!({"tool_name": "bash", "tool_input": {"command": "git push"}}));
+    let (code, _, stderr) =
+        hook(json!({"tool_name": "bash", "tool_input": {"command": "git push"}}));
     assert!(code == 2 && stderr.starts_with("toolgate: Nobody pushes from here."), "{stderr}");
     let (code, _, stderr) = hook(json!({"tool_name": "bash", "tool_input": {"command": "rm x"}}));
     assert!(code == 2 && stderr.contains("A person must approve"), "{stderr}");
-    let (code, stdout, _) = hook(json!({"tool_name": "bash", "tool_input": {"command": "ls"}, "tool_result": null, "latency_ms": 3}));
+    let (code, stdout, _) = hook(
+        json!({"tool_name": "bash", "tool_input": {"command": "ls"}, "tool_result": null, "latency_ms": 3}),
+    );
     assert_eq!((code, stdout.as_str()), (0, "{}\n"));
     assert!(project.recorded_outcomes().contains(&("succeeded".to_owned(), String::new())));
 }
 
 #[test]
 fn derived_call_id_contains_no_secret() {
-    let project = TestProject::with_config(&CONFIG.replace("policy = \"open\"", "policy = \"open\"\nsecrets = \"/pin\""));
+    let project = TestProject::with_config(
+        &CONFIG.replace("policy = \"open\"", "policy = \"open\"\nsecrets = \"/pin\""),
+    );
     let service = service::HookServiceProcess::start(&project);
     let input = json!({"file_path": "notes.md", "pin": "pin-8153-0247"});
     // Spelled otherwise, it is the same call; so it is to another process.
     let again = r#"{"pin":"pin-8153-0247",  "file_path":"notes.md"}"#;
-    let (alone, served) = (&["hook", "--config", "toolgate.toml"][..], &["hook", "--socket", "hook.sock"][..]);
+    let (alone, served) =
+        (&["hook", "--config", "toolgate.toml"][..], &["hook", "--socket", "hook.sock"][..]);
     for (first, then) in [(alone, served), (served, alone)] {
-        assert_eq!(project.run(first, &json!({"tool_name": "write", "tool_input": input}).to_string()).0, 0);
-        assert_eq!(project.run(then, &format!(r#"{{"tool_name":"write","tool_input":{again},"tool_result":null}}"#)).0, 0);
+        assert_eq!(
+            project.run(first, &json!({"tool_name": "write", "tool_input": input}).to_string()).0,
+            0
+        );
+        assert_eq!(
+            project
+                .run(
+                    then,
+                    &format!(r#"{{"tool_name":"write","tool_input":{again},"tool_result":null}}"#)
+                )
+                .0,
+            0
+        );
     }
-    let never = json!({"tool_name": "write", "tool_input": {"pin": "pin-8153-0248"}, "tool_result": null}).to_string();
+    let never =
+        json!({"tool_name": "write", "tool_input": {"pin": "pin-8153-0248"}, "tool_result": null})
+            .to_string();
     project.run(alone, &never);
     drop(service);
     let rows = project.exported_rows();
-    assert_eq!(project.recorded_outcomes().iter().filter(|(said, _)| said == "succeeded").count(), 2, "{rows:?}");
+    assert_eq!(
+        project.recorded_outcomes().iter().filter(|(said, _)| said == "succeeded").count(),
+        2,
+        "{rows:?}"
+    );
     assert!(rows.iter().all(|line| line.to_string().contains("\"unnamed:")), "{rows:?}");
     for path in list_files(&project.path("")) {
         let bytes = std::fs::read(&path).unwrap_or_default();
@@ -322,13 +489,20 @@ pub(crate) fn list_files(path: &Path) -> Vec<PathBuf> {
 
 #[test]
 fn concurrent_hook_calls_are_all_recorded() {
-    let project = TestProject::with_config(&format!("{CONFIG}\n[limits]\nsession = {{ calls = 6 }}\n"));
+    let project =
+        TestProject::with_config(&format!("{CONFIG}\n[limits]\nsession = {{ calls = 6 }}\n"));
     let project = &project;
     let said: Vec<String> = std::thread::scope(|scope| {
         let asked: Vec<_> = (0..10)
             .map(|n| {
                 scope.spawn(move || {
-                    decision(&project.pre_tool_use(&format!("t{n}"), "Bash", json!({"command": format!("ls {n}")}))).0.to_owned()
+                    decision(&project.pre_tool_use(
+                        &format!("t{n}"),
+                        "Bash",
+                        json!({"command": format!("ls {n}")}),
+                    ))
+                    .0
+                    .to_owned()
                 })
             })
             .collect();
@@ -341,23 +515,45 @@ fn concurrent_hook_calls_are_all_recorded() {
 
 #[test]
 fn approval_is_answered_in_terminal_if_client_cannot_ask() {
-    let project = TestProject::with_config(
-        &CONFIG.replace("reason = \"This deletes something.\"", "reason = \"This deletes something.\"\napprovers = [\"boss\"]"),
-    );
+    let project = TestProject::with_config(&CONFIG.replace(
+        "reason = \"This deletes something.\"",
+        "reason = \"This deletes something.\"\napprovers = [\"boss\"]",
+    ));
     let ask = |id: &str| project.pre_tool_use(id, "Bash", json!({"command": "rm x"}));
     let asked = ask("t1");
-    assert!(decision(&asked).1.starts_with("This deletes something. A person must approve this call"));
+    assert!(
+        decision(&asked).1.starts_with("This deletes something. A person must approve this call")
+    );
     let (_, listed, _) = project.run(&["approvals", "list"], "");
     let id = listed.split_whitespace().next().unwrap().to_owned();
     // Whoever is told of it is told where to answer.
-    assert!(decision(&asked).1.contains(&format!("with `toolgate approvals approve {id}` in a terminal")), "{asked}");
+    assert!(
+        decision(&asked)
+            .1
+            .contains(&format!("with `toolgate approvals approve {id}` in a terminal")),
+        "{asked}"
+    );
     let shown = project.masked_output(&["approvals", "list"], "");
-    assert!(shown.contains("bash {\"command\":\"rm x\"}") && shown.contains("to be answered by boss"), "{shown}");
-    assert!(project.masked_output(&["approvals", "approve", &id, "--as", "mallory"], "").contains("may not answer this approval"));
-    assert!(project.masked_output(&["approvals", "approve", &id, "--as", "boss"], "").starts_with("exit 0\napproved bash"));
+    assert!(
+        shown.contains("bash {\"command\":\"rm x\"}") && shown.contains("to be answered by boss"),
+        "{shown}"
+    );
+    assert!(
+        project
+            .masked_output(&["approvals", "approve", &id, "--as", "mallory"], "")
+            .contains("may not answer this approval")
+    );
+    assert!(
+        project
+            .masked_output(&["approvals", "approve", &id, "--as", "boss"], "")
+            .starts_with("exit 0\napproved bash")
+    );
     assert_eq!(ask("t2"), json!({}));
     assert_eq!(decision(&ask("t3")).0, "deny");
-    assert_eq!(project.masked_output(&["approvals", "deny", &id], "").lines().next(), Some("exit 2"));
+    assert_eq!(
+        project.masked_output(&["approvals", "deny", &id], "").lines().next(),
+        Some("exit 2")
+    );
 }
 
 #[test]
@@ -366,9 +562,14 @@ fn agent_cannot_change_toolgate_programs() {
     let beside = assert_cmd::cargo::cargo_bin("toolgate");
     let home = project.path("");
     let desktop = home.join(".config/Claude/claude_desktop_config.json");
-    let programs = ["toolgate", "toolgate-hook", "toolgate-ask"].map(|name| beside.with_file_name(name));
+    let programs =
+        ["toolgate", "toolgate-hook", "toolgate-ask"].map(|name| beside.with_file_name(name));
     for (n, path) in programs.into_iter().chain([desktop]).enumerate() {
-        let said = project.pre_tool_use(&format!("t{n}"), "bash", json!({"command": format!("cp /bin/true {}", path.display())}));
+        let said = project.pre_tool_use(
+            &format!("t{n}"),
+            "bash",
+            json!({"command": format!("cp /bin/true {}", path.display())}),
+        );
         assert!(said.to_string().contains("own_files"), "{}: {said}", path.display());
     }
 }
@@ -385,16 +586,26 @@ fn hook_binary_answers_like_toolgate_hook() {
             hook_event("PreToolUse", "t3", "Read", json!({"file_path": "/tmp/x"})),
             post_tool_use_event("t3", "Read", json!({"file_path": "/tmp/x"}), json!("text")),
             hook_event("PreToolUse", "t4", "lookup", json!({"id": 7})),
-            post_tool_use_event("t4", "lookup", json!({"id": 7}), json!({"created": 1_700_000_000})),
+            post_tool_use_event(
+                "t4",
+                "lookup",
+                json!({"id": 7}),
+                json!({"created": 1_700_000_000}),
+            ),
             hook_event("PreToolUse", "t5", "Nothing", json!({})),
             json!({"tool_name": "bash", "tool_input": {"command": "git push"}}),
             json!(["no event"]),
             hook_event("SessionEnd", "", "", json!({})),
         ];
         // What is different each time: moments, and names of calls.
-        let each_time = Regex::new("20[0-9-]{8}T[0-9:.]+Z|[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}").unwrap();
+        let each_time = Regex::new(
+            "20[0-9-]{8}T[0-9:.]+Z|[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}",
+        )
+        .unwrap();
         for event in events {
-            let mut command = std::process::Command::cargo_bin(if small { "toolgate-hook" } else { "toolgate" }).unwrap();
+            let mut command =
+                std::process::Command::cargo_bin(if small { "toolgate-hook" } else { "toolgate" })
+                    .unwrap();
             project.set_environment(&mut command);
             let verb: &[&str] = if small { &[] } else { &["hook"] };
             let output = Command::from_std(command)
@@ -412,7 +623,11 @@ fn hook_binary_answers_like_toolgate_hook() {
             );
             said.push(each_time.replace_all(&text, "EACH").into_owned());
         }
-        let rows = if project.path("project/ledger.db").exists() { project.recorded_outcomes() } else { Vec::new() };
+        let rows = if project.path("project/ledger.db").exists() {
+            project.recorded_outcomes()
+        } else {
+            Vec::new()
+        };
         (said, rows)
     };
     for more in [&[][..], &["--client", "codex"], &["--client", "cursor"]] {
@@ -428,8 +643,16 @@ fn agent_config_selects_error_dialect() {
     // Also from what is kept ready.
     for n in 0..3 {
         std::thread::sleep(std::time::Duration::from_millis(if n == 0 { 1_200 } else { 0 }));
-        let said = project.pre_tool_use(&format!("t{n}"), "bash", json!({"command": format!("git push {n}")}));
+        let said = project.pre_tool_use(
+            &format!("t{n}"),
+            "bash",
+            json!({"command": format!("git push {n}")}),
+        );
         let told: Value = serde_json::from_str(decision(&said).1.lines().last().unwrap()).unwrap();
-        assert_eq!((&told["error"]["bucket"], &told["error"]["code"]), (&json!("Business"), &json!("no_push")), "{said}");
+        assert_eq!(
+            (&told["error"]["bucket"], &told["error"]["code"]),
+            (&json!("Business"), &json!("no_push")),
+            "{said}"
+        );
     }
 }

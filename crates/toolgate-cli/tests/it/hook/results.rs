@@ -11,21 +11,41 @@ fn deferred_call_is_settled_once_with_admitted_arguments() {
     let ls = json!({"command": "ls"});
     assert_eq!(project.pre_tool_use("t1", "Bash", ls.clone()), json!({}));
     let done = json!({"stdout": "a\nb", "stderr": "", "interrupted": false});
-    assert_eq!(project.run_hook(&post_tool_use_event("t1", "Bash", ls.clone(), done.clone())), json!({}));
+    assert_eq!(
+        project.run_hook(&post_tool_use_event("t1", "Bash", ls.clone(), done.clone())),
+        json!({})
+    );
     let twice = project.run_hook(&post_tool_use_event("t1", "Bash", ls.clone(), done.clone()));
     assert_eq!(twice["decision"], "block");
     assert_eq!(project.pre_tool_use("t2", "Bash", json!({"command": "pwd"})), json!({}));
-    let other = project.run_hook(&post_tool_use_event("t2", "Bash", json!({"command": "pwd; id"}), done.clone()));
-    assert!(other["reason"].as_str().unwrap().starts_with("the client ran other arguments"), "{other}");
+    let other = project.run_hook(&post_tool_use_event(
+        "t2",
+        "Bash",
+        json!({"command": "pwd; id"}),
+        done.clone(),
+    ));
+    assert!(
+        other["reason"].as_str().unwrap().starts_with("the client ran other arguments"),
+        "{other}"
+    );
     let never = project.run_hook(&post_tool_use_event("t3", "Bash", ls, done));
     assert!(never["reason"].as_str().unwrap().contains("never admitted"), "{never}");
     let said: Vec<(String, String)> = project.recorded_outcomes();
-    let expected = [("succeeded", ""), ("refused", "not_admitted"), ("failed", "not_as_admitted"), ("refused", "not_admitted")];
+    let expected = [
+        ("succeeded", ""),
+        ("refused", "not_admitted"),
+        ("failed", "not_as_admitted"),
+        ("refused", "not_admitted"),
+    ];
     assert_eq!(said, expected.map(|(a, b)| (a.to_owned(), b.to_owned())));
     let (code, ..) = project.run(&["audit", "verify", "--store", "ledger.db"], "");
     assert_eq!(code, 0);
     let (code, stdout, _) = project.run(&["replay", "s1", "--store", "ledger.db"], "");
-    assert_eq!((code, stdout.matches("refused at settle (not_admitted)").count()), (0, 2), "{stdout}");
+    assert_eq!(
+        (code, stdout.matches("refused at settle (not_admitted)").count()),
+        (0, 2),
+        "{stdout}"
+    );
     let (_, stdout, _) = project.run(&["replay", "s1", "--store", "ledger.db", "--json"], "");
     assert_eq!(stdout.matches(r#""was":"admitted""#).count(), 2, "{stdout}");
 }
@@ -37,12 +57,23 @@ fn normalized_result_hides_path_of_original() {
     assert_eq!(project.pre_tool_use("t1", "lookup", input.clone()), json!({}));
     let raw = json!({"created": 1_700_000_000, "persistedOutputPath": "/tmp/all", "persistedOutputSize": 5});
     let answer = project.run_hook(&post_tool_use_event("t1", "lookup", input.clone(), raw));
-    assert_eq!(answer["hookSpecificOutput"]["updatedToolOutput"], json!({"created": "2023-11-14T22:13:20Z"}));
+    assert_eq!(
+        answer["hookSpecificOutput"]["updatedToolOutput"],
+        json!({"created": "2023-11-14T22:13:20Z"})
+    );
     // What cannot be brought into shape is withheld.
     assert_eq!(project.pre_tool_use("t2", "lookup", json!({"id": 8})), json!({}));
-    let answer = project.run_hook(&post_tool_use_event("t2", "lookup", json!({"id": 8}), json!({"created": "soon", "text": "secret"})));
+    let answer = project.run_hook(&post_tool_use_event(
+        "t2",
+        "lookup",
+        json!({"id": 8}),
+        json!({"created": "soon", "text": "secret"}),
+    ));
     assert_eq!(answer["decision"], "block");
-    assert_eq!(answer["hookSpecificOutput"]["updatedToolOutput"], json!({"created": "(withheld)", "text": "(withheld)"}));
+    assert_eq!(
+        answer["hookSpecificOutput"]["updatedToolOutput"],
+        json!({"created": "(withheld)", "text": "(withheld)"})
+    );
 }
 
 #[test]
@@ -53,9 +84,16 @@ fn unreadable_result_is_withheld() {
     assert_eq!(project.pre_tool_use("t1", "Bash", json!({"command": "ls"})), json!({}));
     let (code, stdout, _) = project.run(&["hook", "--config", "toolgate.toml"], lone);
     let answer: Value = serde_json::from_str(&stdout).unwrap();
-    assert_eq!((code, &shown(&answer)["stdout"], &answer["decision"]), (0, &json!("(withheld)"), &json!("block")));
-    assert_eq!(project.recorded_outcomes(), [("failed".to_owned(), "unreadable_result".to_owned())]);
-    // Of two keys of one name, another reader takes the other; so it is in the words of other clients.
+    assert_eq!(
+        (code, &shown(&answer)["stdout"], &answer["decision"]),
+        (0, &json!("(withheld)"), &json!("block"))
+    );
+    assert_eq!(
+        project.recorded_outcomes(),
+        [("failed".to_owned(), "unreadable_result".to_owned())]
+    );
+    // Of two keys of one name, another reader takes the other; so it is in the words of other
+    // clients.
     let twice = r#"{"ok":false,"ok":true}"#;
     for (id, name, result) in [
         ("d1", r#""hook_event_name":"PostToolUse","#, format!(r#""tool_response":{twice}"#)),
@@ -64,31 +102,62 @@ fn unreadable_result_is_withheld() {
         ("d4", "", format!(r#""tool_result":{twice}"#)),
     ] {
         assert_eq!(project.pre_tool_use(id, "lookup", json!({"id": id})), json!({}), "{id}");
-        let told =
-            format!(r#"{{{name}"session_id":"s1","tool_name":"lookup","tool_input":{{"id":"{id}"}},"tool_use_id":"{id}",{result}}}"#);
+        let told = format!(
+            r#"{{{name}"session_id":"s1","tool_name":"lookup","tool_input":{{"id":"{id}"}},"tool_use_id":"{id}",{result}}}"#
+        );
         let (code, stdout, stderr) = project.run(&["hook", "--config", "toolgate.toml"], &told);
         assert!(code == 0 && stdout.contains("(withheld)"), "{id}: {stdout}{stderr}");
-        assert_eq!(project.recorded_outcomes().last(), Some(&("failed".to_owned(), "unreadable_result".to_owned())), "{id}");
+        assert_eq!(
+            project.recorded_outcomes().last(),
+            Some(&("failed".to_owned(), "unreadable_result".to_owned())),
+            "{id}"
+        );
     }
     // An exit code would show it: so it is where the event itself cannot be understood.
     let told = r#""hook_event_name":"PostToolUse","session_id":"s1","tool_name":"Bash","tool_input":{"command":"pwd"},"tool_use_id":"m1","tool_response":{"stdout":"secret"}"#;
-    for more in [r#""tool_response":{"stdout":"other"}"#, r#""tool_output":{}"#, r#""is_interrupt":null"#] {
-        for args in [&["hook", "--config", "toolgate.toml"][..], &["hook", "--config", "nowhere.toml"]] {
+    for more in
+        [r#""tool_response":{"stdout":"other"}"#, r#""tool_output":{}"#, r#""is_interrupt":null"#]
+    {
+        for args in
+            [&["hook", "--config", "toolgate.toml"][..], &["hook", "--config", "nowhere.toml"]]
+        {
             let (code, stdout, stderr) = project.run(args, &format!("{{{told},{more}}}"));
-            let answer: Value = serde_json::from_str(&stdout).unwrap_or_else(|_| panic!("{more}: {stderr}"));
-            assert_eq!((code, shown(&answer), &answer["decision"]), (0, json!({"stdout": "(withheld)"}), &json!("block")), "{more}");
+            let answer: Value =
+                serde_json::from_str(&stdout).unwrap_or_else(|_| panic!("{more}: {stderr}"));
+            assert_eq!(
+                (code, shown(&answer), &answer["decision"]),
+                (0, json!({"stdout": "(withheld)"}), &json!("block")),
+                "{more}"
+            );
         }
-        assert_eq!(project.recorded_outcomes().last(), Some(&("refused".to_owned(), "invalid_request".to_owned())), "{more}");
+        assert_eq!(
+            project.recorded_outcomes().last(),
+            Some(&("refused".to_owned(), "invalid_request".to_owned())),
+            "{more}"
+        );
     }
     // Nobody let it in, the store is gone, the configuration is gone, the service is not there.
     let response = json!({"stdout": "secret"});
-    let never = project.run_hook(&post_tool_use_event("t9", "Bash", json!({"command": "id"}), response.clone()));
+    let never = project.run_hook(&post_tool_use_event(
+        "t9",
+        "Bash",
+        json!({"command": "id"}),
+        response.clone(),
+    ));
     assert_eq!(shown(&never)["stdout"], "(withheld)");
     std::fs::remove_file(project.path("project/ledger.db")).unwrap();
-    let gone = project.run_hook(&post_tool_use_event("t1", "Bash", json!({"command": "ls"}), response.clone()));
+    let gone = project.run_hook(&post_tool_use_event(
+        "t1",
+        "Bash",
+        json!({"command": "ls"}),
+        response.clone(),
+    ));
     assert_eq!(shown(&gone)["stdout"], "(withheld)");
     for args in [&["hook", "--config", "nowhere.toml"][..], &["hook", "--socket", "nowhere.sock"]] {
-        let gone = project.run_hook_with(args, &post_tool_use_event("t1", "Bash", json!({"command": "ls"}), response.clone()));
+        let gone = project.run_hook_with(
+            args,
+            &post_tool_use_event("t1", "Bash", json!({"command": "ls"}), response.clone()),
+        );
         assert_eq!(shown(&gone)["stdout"], "(withheld)", "{args:?}");
     }
 }
@@ -98,31 +167,58 @@ fn result_of_unreadable_event_is_withheld() {
     let project = TestProject::with_config(CONFIG);
     let _service = HookServiceProcess::start(&project);
     let told = |name: &str, text: &[u8]| {
-        let (named, head) = (format!(r#""hook_event_name":"{name}""#), r#""session_id":"s1","tool_name":"Bash","tool_use_id":"u1""#);
-        let result = [&br#""tool_response":{"content":[{"type":"text","text":""#[..], text, br#""}],"more":true}"#].concat();
+        let (named, head) = (
+            format!(r#""hook_event_name":"{name}""#),
+            r#""session_id":"s1","tool_name":"Bash","tool_use_id":"u1""#,
+        );
+        let result = [
+            &br#""tool_response":{"content":[{"type":"text","text":""#[..],
+            text,
+            br#""}],"more":true}"#,
+        ]
+        .concat();
         let early = [format!("{{{head},{named},").as_bytes(), result.as_slice(), b"}"].concat();
-        let late = [format!("{{{head},").as_bytes(), result.as_slice(), format!(",{named}}}").as_bytes()].concat();
+        let late =
+            [format!("{{{head},").as_bytes(), result.as_slice(), format!(",{named}}}").as_bytes()]
+                .concat();
         (early, late)
     };
     let said = |name: &str, args: &[&str], event: &[u8]| {
-        let (code, stdout, stderr) = crate::output_snapshots::run_program(&project, name, args, event);
+        let (code, stdout, stderr) =
+            crate::output_snapshots::run_program(&project, name, args, event);
         assert!(!stdout.contains("secret") && !stderr.contains("secret"), "{stdout}{stderr}");
         (code, serde_json::from_str::<Value>(&stdout).unwrap_or_default())
     };
-    let (long, odd) = ([&b"secret "[..], vec![b'x'; 32 << 20].as_slice()].concat(), b"secret \xff".to_vec());
-    let doors: [(&str, &[&str]); 2] = [("toolgate-hook", &["--config", "toolgate.toml"]), ("toolgate-hook", &["--socket", "hook.sock"])];
+    let (long, odd) =
+        ([&b"secret "[..], vec![b'x'; 32 << 20].as_slice()].concat(), b"secret \xff".to_vec());
+    let doors: [(&str, &[&str]); 2] = [
+        ("toolgate-hook", &["--config", "toolgate.toml"]),
+        ("toolgate-hook", &["--socket", "hook.sock"]),
+    ];
     for (name, args) in doors {
         for (text, is_long) in [(&long, true), (&odd, false)] {
             let (early, late) = told("PostToolUse", text);
             let (code, answer) = said(name, args, &early);
             let shown = &answer["hookSpecificOutput"]["updatedToolOutput"];
-            assert_eq!((code, &answer["decision"]), (0, &json!("block")), "{name} {args:?}: {answer}");
-            let withheld = json!({"content": [{"type": "text", "text": "(withheld)"}], "more": true});
+            assert_eq!(
+                (code, &answer["decision"]),
+                (0, &json!("block")),
+                "{name} {args:?}: {answer}"
+            );
+            let withheld =
+                json!({"content": [{"type": "text", "text": "(withheld)"}], "more": true});
             assert_eq!(*shown, withheld, "{name} {args:?}");
             if is_long && args[0] == "--config" {
-                assert_eq!(said(name, args, &late).1["hookSpecificOutput"]["updatedToolOutput"], withheld);
+                assert_eq!(
+                    said(name, args, &late).1["hookSpecificOutput"]["updatedToolOutput"],
+                    withheld
+                );
             }
-            assert_eq!(project.recorded_outcomes().last(), Some(&("refused".to_owned(), "invalid_request".to_owned())), "{name} {args:?}");
+            assert_eq!(
+                project.recorded_outcomes().last(),
+                Some(&("refused".to_owned(), "invalid_request".to_owned())),
+                "{name} {args:?}"
+            );
             // Before the tool, the exit code says it.
             assert_eq!(said(name, args, &told("PreToolUse", text).0).0, 2, "{name} {args:?}");
         }
@@ -130,7 +226,11 @@ fn result_of_unreadable_event_is_withheld() {
         let (early, _) = told("PostToolUse", b"secret");
         let (code, answer) = said(name, args, &early[..early.len() - 12]);
         let shown = &answer["hookSpecificOutput"]["updatedToolOutput"];
-        assert_eq!((code, shown), (0, &json!({"stdout": "(withheld)", "stderr": "", "interrupted": false})), "{name} {args:?}");
+        assert_eq!(
+            (code, shown),
+            (0, &json!({"stdout": "(withheld)", "stderr": "", "interrupted": false})),
+            "{name} {args:?}"
+        );
         for text in [
             &br#"{"tool_name":"Bash","tool_input":{"hook_event_name":"PostToolUse","x":"#[..],
             br#"{"hook_event_name":"PreToolUse","session_id":"s1","tool_name":"\",\"hook_event_name\":\"PostToolUse\",","tool_input":{"#,
@@ -151,12 +251,24 @@ fn calls_without_id_are_matched_by_arguments() {
         };
         let (one, two) = (json!({"command": "ls"}), json!({"command": "pwd"}));
         for input in [&one, &two] {
-            assert_eq!(told(hook_event("PreToolUse", "", "Bash", input.clone())), json!({}), "{id}");
+            assert_eq!(
+                told(hook_event("PreToolUse", "", "Bash", input.clone())),
+                json!({}),
+                "{id}"
+            );
         }
         for input in [&one, &two] {
-            assert_eq!(told(post_tool_use_event("", "Bash", input.clone(), json!({"stdout": "x"}))), json!({}), "{id}");
+            assert_eq!(
+                told(post_tool_use_event("", "Bash", input.clone(), json!({"stdout": "x"}))),
+                json!({}),
+                "{id}"
+            );
         }
-        assert!(project.recorded_outcomes().iter().all(|(decision, _)| decision == "succeeded"), "{id}: {:?}", project.recorded_outcomes());
+        assert!(
+            project.recorded_outcomes().iter().all(|(decision, _)| decision == "succeeded"),
+            "{id}: {:?}",
+            project.recorded_outcomes()
+        );
     }
 }
 
@@ -174,8 +286,10 @@ fn failed_tool_is_done_and_interrupted_tool_is_pending() {
     let rows = project.exported_rows();
     let text = rows.iter().map(Value::to_string).collect::<String>();
     assert!(text.contains("Exit code 2") && !text.contains("1111-1111"), "{text}");
-    let effects: Vec<&str> =
-        ["\"effects\":\"done\"", "\"effects\":\"unknown\""].into_iter().filter(|wanted| text.contains(wanted)).collect();
+    let effects: Vec<&str> = ["\"effects\":\"done\"", "\"effects\":\"unknown\""]
+        .into_iter()
+        .filter(|wanted| text.contains(wanted))
+        .collect();
     assert_eq!(effects.len(), 2, "{text}");
 }
 
@@ -183,10 +297,25 @@ fn failed_tool_is_done_and_interrupted_tool_is_pending() {
 fn session_end_abandons_unreported_calls() {
     let project = TestProject::with_config(CONFIG);
     assert_eq!(project.pre_tool_use("t1", "Bash", json!({"command": "sleep 1000"})), json!({}));
-    assert_eq!(project.run_hook(&json!({"hook_event_name": "SessionStart", "session_id": "s1", "source": "startup"})), json!({}));
-    assert_eq!(project.run_hook(&json!({"hook_event_name": "SessionEnd", "session_id": "s1", "reason": "other"})), json!({}));
+    assert_eq!(
+        project.run_hook(
+            &json!({"hook_event_name": "SessionStart", "session_id": "s1", "source": "startup"})
+        ),
+        json!({})
+    );
+    assert_eq!(
+        project.run_hook(
+            &json!({"hook_event_name": "SessionEnd", "session_id": "s1", "reason": "other"})
+        ),
+        json!({})
+    );
     assert_eq!(project.recorded_outcomes(), [("failed".to_owned(), "abandoned".to_owned())]);
-    let late = project.run_hook(&post_tool_use_event("t1", "Bash", json!({"command": "sleep 1000"}), json!({})));
+    let late = project.run_hook(&post_tool_use_event(
+        "t1",
+        "Bash",
+        json!({"command": "sleep 1000"}),
+        json!({}),
+    ));
     assert_eq!(late["decision"], "block");
 }
 
@@ -198,9 +327,14 @@ fn slow_after_hook_withholds_result() {
     let project = TestProject::with_config(&config);
     project.write("project/slow.sh", "#!/bin/sh\nsleep 30\n");
     use std::os::unix::fs::PermissionsExt;
-    std::fs::set_permissions(project.path("project/slow.sh"), std::fs::Permissions::from_mode(0o755)).unwrap();
+    std::fs::set_permissions(
+        project.path("project/slow.sh"),
+        std::fs::Permissions::from_mode(0o755),
+    )
+    .unwrap();
     assert_eq!(project.pre_tool_use("t1", "lookup", json!({})), json!({}));
-    let answer = project.run_hook(&post_tool_use_event("t1", "lookup", json!({}), json!({"secret": "x"})));
+    let answer =
+        project.run_hook(&post_tool_use_event("t1", "lookup", json!({}), json!({"secret": "x"})));
     assert_eq!(answer["hookSpecificOutput"]["updatedToolOutput"], json!({"secret": "(withheld)"}));
 }
 
@@ -211,15 +345,26 @@ fn repeated_once_call_is_refused_with_recorded_result() {
     for (setting, place) in [("", ""), ("dialect = \"bucket\"\n", "/error")] {
         let project = TestProject::with_config(&format!("{setting}{once}"));
         assert_eq!(project.pre_tool_use("t1", "Write", input.clone()), json!({}));
-        assert_eq!(project.run_hook(&post_tool_use_event("t1", "Write", input.clone(), json!({"written": 7}))), json!({}));
+        assert_eq!(
+            project.run_hook(&post_tool_use_event(
+                "t1",
+                "Write",
+                input.clone(),
+                json!({"written": 7})
+            )),
+            json!({})
+        );
         let said = project.pre_tool_use("t2", "Write", input.clone());
         let (word, reason) = decision(&said);
         assert_eq!(word, "deny", "{said}");
         let told: Value = serde_json::from_str(reason.lines().last().unwrap()).unwrap();
         let told = told.pointer(place).unwrap();
-        for (field, value) in
-            [("code", json!("duplicate_call")), ("effects", json!("done")), ("replayed", json!(true)), ("upstream", json!({"written": 7}))]
-        {
+        for (field, value) in [
+            ("code", json!("duplicate_call")),
+            ("effects", json!("done")),
+            ("replayed", json!(true)),
+            ("upstream", json!({"written": 7})),
+        ] {
             assert_eq!(told[field], value, "{said}");
         }
         assert!(told["callId"].is_string(), "{said}");

@@ -46,9 +46,13 @@ impl DemoLedger {
     /// What it says, without what is different every time.
     fn masked_output(&self, args: &[&str]) -> String {
         let (code, stdout, stderr) = self.run(args);
-        let text = format!("exit {code}\n{stdout}{stderr}").replace(self.directory.path().to_str().unwrap(), "DIR");
-        let one = |pattern: &str, to: &str, text: &str| Regex::new(pattern).unwrap().replace_all(text, to).into_owned();
-        let text = one("[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}", "CALL", &text);
+        let text = format!("exit {code}\n{stdout}{stderr}")
+            .replace(self.directory.path().to_str().unwrap(), "DIR");
+        let one = |pattern: &str, to: &str, text: &str| {
+            Regex::new(pattern).unwrap().replace_all(text, to).into_owned()
+        };
+        let text =
+            one("[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}", "CALL", &text);
         let text = one("[0-9]{4}-[0-9]{2}-[0-9]{2} [0-9:]{8}Z", "TIME", &text);
         let text = one("20[0-9]{2}-[0-9]{2}-[0-9]{2} ", "DAY ", &text);
         let text = one("[0-9]{2}:[0-9]{2}:[0-9]{2}Z", "TIME", &text);
@@ -60,7 +64,10 @@ impl DemoLedger {
     fn masked_listing(&self, args: &[&str]) -> String {
         let said = self.masked_output(args).replace("DAY TIME", "TIME");
         let said = Regex::new(" {2,}").unwrap().replace_all(&said, "  ").into_owned();
-        Regex::new("(?m)^(20[0-9-]{8}|time|DAY) +tool").unwrap().replace_all(&said, "WHEN  tool").into_owned()
+        Regex::new("(?m)^(20[0-9-]{8}|time|DAY) +tool")
+            .unwrap()
+            .replace_all(&said, "WHEN  tool")
+            .into_owned()
     }
 
     fn json_rows(&self, args: &[&str]) -> Vec<Value> {
@@ -87,7 +94,14 @@ impl DemoLedger {
 fn audit_query_filters_rows() {
     let kept = DemoLedger::new();
     insta::assert_snapshot!(kept.masked_listing(&["audit", "query", "--decision", "refused"]));
-    insta::assert_snapshot!(kept.masked_listing(&["audit", "query", "--entity", "customer_id=C-2002", "-n", "2"]));
+    insta::assert_snapshot!(kept.masked_listing(&[
+        "audit",
+        "query",
+        "--entity",
+        "customer_id=C-2002",
+        "-n",
+        "2"
+    ]));
     assert_eq!(kept.json_rows(&["audit", "query"]).len(), 31);
     for (filter, count) in [
         (["--tool", "lookup_order"], 7),
@@ -101,7 +115,11 @@ fn audit_query_filters_rows() {
         (["--until", "today"], 31),
         (["--entity", "order_id=A-7"], 6),
     ] {
-        assert_eq!(kept.json_rows(&[&["audit", "query"][..], &filter].concat()).len(), count, "{filter:?}");
+        assert_eq!(
+            kept.json_rows(&[&["audit", "query"][..], &filter].concat()).len(),
+            count,
+            "{filter:?}"
+        );
     }
     let (code, stdout, _) = kept.run(&["audit", "query", "--agent", "nobody"]);
     assert_eq!((code, stdout.as_str()), (0, "no matching rows\n"));
@@ -118,7 +136,10 @@ fn audit_show_prints_call_with_its_facts() {
     let call = refused["row"]["call"].as_str().unwrap();
     let said = kept.masked_output(&["audit", "show", call]);
     // The clock is in it.
-    let said = Regex::new("20[0-9]{2}-[0-9]{2}-[0-9]{2}T([0-9:.]+Z|TIME)").unwrap().replace_all(&said, "MOMENT").into_owned();
+    let said = Regex::new("20[0-9]{2}-[0-9]{2}-[0-9]{2}T([0-9:.]+Z|TIME)")
+        .unwrap()
+        .replace_all(&said, "MOMENT")
+        .into_owned();
     insta::assert_snapshot!(said.split("time by gate").next().unwrap());
     assert_eq!(kept.json_rows(&["audit", "show", call])[0], *refused);
     let (code, _, stderr) = kept.run(&["audit", "show", "01a1df09-ae84-70f4-bcc8-c27a3fb5b2c8"]);
@@ -132,7 +153,8 @@ fn verify_fails_after_row_is_changed() {
     let kept = DemoLedger::new();
     // Rows are signed when a second has passed, and at the end: how often, the machine says.
     let signed = Regex::new("[1-9][0-9]* signatures?\\b").unwrap();
-    let said = signed.replace(&kept.masked_output(&["audit", "verify"]), "1 signature").into_owned();
+    let said =
+        signed.replace(&kept.masked_output(&["audit", "verify"]), "1 signature").into_owned();
     insta::assert_snapshot!(said);
     let verified = &kept.json_rows(&["audit", "verify"])[0];
     assert_eq!((&verified["holds"], &verified["verified"]["rows"]), (&json!(true), &json!(31)));
@@ -140,7 +162,9 @@ fn verify_fails_after_row_is_changed() {
     assert_eq!(kept.run(&["audit", "verify", "--anchor", anchor]).0, 0);
     let (code, _, stderr) = kept.run(&["audit", "verify", "--anchor", "31"]);
     assert!(code == 2 && stderr.contains("as `toolgate audit verify` prints it"), "{stderr}");
-    kept.open_for_tampering().execute("UPDATE ledger SET body = replace(body, ':120', ':121') WHERE seq = 7", []).unwrap();
+    kept.open_for_tampering()
+        .execute("UPDATE ledger SET body = replace(body, ':120', ':121') WHERE seq = 7", [])
+        .unwrap();
     insta::assert_snapshot!(kept.masked_output(&["audit", "verify"]));
     assert_eq!(kept.json_rows(&["audit", "verify"])[0]["flaw"]["seq"], 7);
     std::fs::write(kept.path(), "something else altogether").unwrap();
@@ -176,10 +200,15 @@ fn verbs_report_missing_ledger() {
 fn audit_show_prints_counter_names() {
     let kept = DemoLedger::new();
     let rows = kept.json_rows(&["audit", "query"]);
-    let claims = |row: &&Value| row["row"]["facts"]["claimed"].as_array().is_some_and(|claimed| claimed.len() == 2);
+    let claims = |row: &&Value| {
+        row["row"]["facts"]["claimed"].as_array().is_some_and(|claimed| claimed.len() == 2)
+    };
     let call = rows.iter().find(claims).unwrap()["row"]["call"].as_str().unwrap().to_owned();
     let (_, shown, _) = kept.run(&["audit", "show", &call]);
-    assert!(shown.contains("        daily_sum for \"C-1001\",\n") && !shown.contains("u001f"), "{shown}");
+    assert!(
+        shown.contains("        daily_sum for \"C-1001\",\n") && !shown.contains("u001f"),
+        "{shown}"
+    );
     // A program goes by the key.
     let (_, json, _) = kept.run(&["audit", "show", &call, "--json"]);
     assert!(json.contains("limit\\u001frefund-desk\\u001fdaily_sum\\u001f"), "{json}");
@@ -203,10 +232,16 @@ fn full_stdout_is_reported_as_error() {
 fn stats_and_export_cover_all_rows() {
     let kept = DemoLedger::new();
     let stats = &kept.json_rows(&["audit", "stats"])[0];
-    assert_eq!(stats["decisions"], json!({"failed": 2, "refused": 14, "replayed": 1, "succeeded": 14}));
+    assert_eq!(
+        stats["decisions"],
+        json!({"failed": 2, "refused": 14, "replayed": 1, "succeeded": 14})
+    );
     assert_eq!(stats["refused_by"]["refund_cap"], 3);
     let policy = |part: &str| stats["latency"]["policy"][part].as_u64().unwrap();
-    assert!(policy("p50_ns") <= policy("p95_ns") && policy("p95_ns") <= policy("p99_ns"), "{stats}");
+    assert!(
+        policy("p50_ns") <= policy("p95_ns") && policy("p95_ns") <= policy("p99_ns"),
+        "{stats}"
+    );
     let (_, stdout, _) = kept.run(&["audit", "stats"]);
     assert!(stdout.contains("refused by") && stdout.contains("median"), "{stdout}");
     let out = kept.directory.path().join("out.jsonl");
@@ -232,14 +267,19 @@ fn export_refuses_to_overwrite_ledger_files() {
     std::os::unix::fs::symlink("ledger.db-journal", at("ahead.jsonl")).unwrap();
     for name in ["ledger.db-journal", "ledger.db.state/spool/x.jsonl", "ahead.jsonl"] {
         let (code, _, stderr) = kept.run(&["audit", "export", "--out", at(name).to_str().unwrap()]);
-        assert!(code == 2 && stderr.contains("is the ledger itself") && !at(name).exists(), "{name}: {stderr}");
+        assert!(
+            code == 2 && stderr.contains("is the ledger itself") && !at(name).exists(),
+            "{name}: {stderr}"
+        );
     }
 }
 
 #[test]
 fn receipt_is_issued_and_verified() {
     let kept = DemoLedger::new();
-    let paid = &kept.json_rows(&["audit", "query", "--tool", "issue_refund", "--decision", "succeeded"])[0];
+    let paid =
+        &kept.json_rows(&["audit", "query", "--tool", "issue_refund", "--decision", "succeeded"])
+            [0];
     let call = paid["row"]["call"].as_str().unwrap();
     let (code, receipt, _) = kept.run(&["audit", "show", call, "--receipt"]);
     assert_eq!(code, 0);
@@ -248,7 +288,10 @@ fn receipt_is_issued_and_verified() {
     let file = file.to_str().unwrap();
     let key = kept.run(&["audit", "key"]).1.trim().to_uppercase();
     let (code, stdout, _) = run_toolgate(&["audit", "receipt", file, "--key", &key]);
-    assert!(code == 0 && stdout.contains("the receipt is valid: `issue_refund` succeeded"), "{stdout}");
+    assert!(
+        code == 0 && stdout.contains("the receipt is valid: `issue_refund` succeeded"),
+        "{stdout}"
+    );
     let (code, stdout, _) = kept.run(&["audit", "receipt", file]);
     assert!(code == 0 && stdout.contains("its row is in the ledger, unchanged"), "{stdout}");
     let (code, _, stderr) = run_toolgate(&["audit", "receipt", file, "--key", "5f"]);
@@ -273,12 +316,19 @@ fn receipt_is_issued_and_verified() {
 fn foreign_database_is_refused_and_unchanged() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("other.db");
-    rusqlite::Connection::open(&path).unwrap().execute_batch("CREATE TABLE mine (x); INSERT INTO mine VALUES (1)").unwrap();
+    rusqlite::Connection::open(&path)
+        .unwrap()
+        .execute_batch("CREATE TABLE mine (x); INSERT INTO mine VALUES (1)")
+        .unwrap();
     let before = std::fs::read(&path).unwrap();
     let (code, _, stderr) = run_toolgate(&["demo", "--store", path.to_str().unwrap()]);
     assert!(code == 2 && stderr.contains("a database of another program"), "{stderr}");
     assert_eq!(std::fs::read(&path).unwrap(), before);
-    assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 1, "and nothing is left beside it");
+    assert_eq!(
+        std::fs::read_dir(directory.path()).unwrap().count(),
+        1,
+        "and nothing is left beside it"
+    );
     let (code, _, stderr) = run_toolgate(&["demo", "--store", directory.path().to_str().unwrap()]);
     assert!(code == 2 && stderr.contains("is a directory"), "{stderr}");
 }
@@ -288,14 +338,22 @@ fn fifo_as_ledger_is_refused_without_waiting() {
     let kept = DemoLedger::new();
     kept.check_replay();
     kept.is_tampered.set(true);
-    let (place, state) = (kept.directory.path().join("pipe.db"), kept.directory.path().join("ledger.db.state"));
+    let (place, state) =
+        (kept.directory.path().join("pipe.db"), kept.directory.path().join("ledger.db.state"));
     let pipe = |path: &Path| {
         let _ = std::fs::remove_file(path);
         assert!(std::process::Command::new("mkfifo").arg(path).status().unwrap().success());
     };
     pipe(&place);
-    for verb in [&["audit", "query"][..], &["audit", "verify"], &["audit", "key"], &["audit", "settle"], &["demo"]] {
-        let (code, _, stderr) = run_toolgate(&[verb, &["--store", place.to_str().unwrap()]].concat());
+    for verb in [
+        &["audit", "query"][..],
+        &["audit", "verify"],
+        &["audit", "key"],
+        &["audit", "settle"],
+        &["demo"],
+    ] {
+        let (code, _, stderr) =
+            run_toolgate(&[verb, &["--store", place.to_str().unwrap()]].concat());
         assert!(code == 2 && stderr.contains("not a regular file"), "{verb:?}: {stderr}");
     }
     // What is no key hides none.
@@ -305,7 +363,10 @@ fn fifo_as_ledger_is_refused_without_waiting() {
     pipe(&state.join("mark.json"));
     for verb in [["audit", "verify"], ["audit", "prune"]] {
         let (code, _, stderr) = kept.run(&verb);
-        assert!(code == 2 && stderr.contains("`mark.json` of the ledger is not a regular file"), "{verb:?}: {stderr}");
+        assert!(
+            code == 2 && stderr.contains("`mark.json` of the ledger is not a regular file"),
+            "{verb:?}: {stderr}"
+        );
     }
     pipe(&state.join("keys/redact.key"));
     let (code, _, stderr) = kept.run(&["audit", "prune"]);
@@ -316,8 +377,14 @@ fn fifo_as_ledger_is_refused_without_waiting() {
 fn closed_stdout_pipe_causes_no_panic() {
     let kept = DemoLedger::new();
     let exe = assert_cmd::cargo::cargo_bin("toolgate");
-    for verb in ["query --json", "stats --json", "stats", "export", "verify", "verify --json", "key"] {
-        let script = format!("'{}' audit {verb} --store '{}' | true; exit ${{PIPESTATUS[0]}}", exe.display(), kept.path().display());
+    for verb in
+        ["query --json", "stats --json", "stats", "export", "verify", "verify --json", "key"]
+    {
+        let script = format!(
+            "'{}' audit {verb} --store '{}' | true; exit ${{PIPESTATUS[0]}}",
+            exe.display(),
+            kept.path().display()
+        );
         let output = std::process::Command::new("bash").args(["-c", &script]).output().unwrap();
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(!said.contains("panicked"), "{verb}: {said}");
@@ -327,23 +394,45 @@ fn closed_stdout_pipe_causes_no_panic() {
 #[test]
 fn exit_code_is_kept_if_stdout_is_closed() {
     let kept = DemoLedger::new();
-    let (file, receipt) = (kept.directory.path().join("policy.toml"), kept.directory.path().join("receipt.json"));
-    std::fs::write(&file, include_str!("../../../src/command/demo/policy.toml").replace("above = 500", "above = 100")).unwrap();
-    let call = kept.json_rows(&["audit", "query", "-n", "1"])[0]["row"]["call"].as_str().unwrap().to_owned();
+    let (file, receipt) =
+        (kept.directory.path().join("policy.toml"), kept.directory.path().join("receipt.json"));
+    std::fs::write(
+        &file,
+        include_str!("../../../src/command/demo/policy.toml").replace("above = 500", "above = 100"),
+    )
+    .unwrap();
+    let call = kept.json_rows(&["audit", "query", "-n", "1"])[0]["row"]["call"]
+        .as_str()
+        .unwrap()
+        .to_owned();
     std::fs::write(&receipt, kept.run(&["audit", "show", &call, "--receipt"]).1).unwrap();
     let (file, receipt, path) = (file.to_str().unwrap(), receipt.to_str().unwrap(), kept.path());
     let unread = |args: &[&str]| {
         let (reader, writer) = std::io::pipe().unwrap();
         drop(reader);
         let mut command = std::process::Command::new(assert_cmd::cargo::cargo_bin("toolgate"));
-        command.args(args).args(["--store", path.to_str().unwrap()]).env_clear().stdout(writer).status().unwrap().code()
+        command
+            .args(args)
+            .args(["--store", path.to_str().unwrap()])
+            .env_clear()
+            .stdout(writer)
+            .status()
+            .unwrap()
+            .code()
     };
     for verb in [&["audit", "verify"][..], &["audit", "receipt", receipt], &["replay", "monday"]] {
         assert_eq!(unread(verb), Some(0), "{verb:?}");
     }
     assert_eq!(unread(&["backtest", "--config", file]), Some(1));
-    kept.open_for_tampering().execute("UPDATE configs SET body = replace(body, 'above = 500', 'above = 50')", []).unwrap();
-    for verb in [&["audit", "verify"][..], &["audit", "verify", "--json"], &["audit", "receipt", receipt], &["replay", "monday"]] {
+    kept.open_for_tampering()
+        .execute("UPDATE configs SET body = replace(body, 'above = 500', 'above = 50')", [])
+        .unwrap();
+    for verb in [
+        &["audit", "verify"][..],
+        &["audit", "verify", "--json"],
+        &["audit", "receipt", receipt],
+        &["replay", "monday"],
+    ] {
         assert_eq!(unread(verb), Some(1), "{verb:?}");
     }
 }
@@ -351,9 +440,15 @@ fn exit_code_is_kept_if_stdout_is_closed() {
 /// A gate on a ledger, with a tool that only looks.
 fn gate_with_read_tool(ledger: &Path) -> toolgate::Toolgate {
     use toolgate::{Agent, Effect, Tool, Toolgate};
-    let look = Tool::dynamic("look", "Looks.", json!({"type": "object"}), |_, _| async { Ok(json!(1)) }).effect(Effect::Read);
+    let look =
+        Tool::dynamic("look", "Looks.", json!({"type": "object"}), |_, _| async { Ok(json!(1)) })
+            .effect(Effect::Read);
     let store = std::sync::Arc::new(toolgate_store::SqliteStore::open(ledger).unwrap());
-    Toolgate::builder().store(store).agent(Agent::builder("a").tool(look).build().unwrap()).build().unwrap()
+    Toolgate::builder()
+        .store(store)
+        .agent(Agent::builder("a").tool(look).build().unwrap())
+        .build()
+        .unwrap()
 }
 
 #[tokio::test]
@@ -362,20 +457,33 @@ async fn audit_output_escapes_control_characters() {
     let path = directory.path().join("ledger.db");
     let gate = gate_with_read_tool(&path);
     let hostile = "a\u{9b}2Kb\u{202e}c\u{2028}d\u{e0041}e\u{7f}";
-    let call = gate.session("a", hostile, "talk").call("look", json!({"said": hostile})).await.call.to_string();
+    let call = gate
+        .session("a", hostile, "talk")
+        .call("look", json!({"said": hostile}))
+        .await
+        .call
+        .to_string();
     gate.session("a", "b", "talk").call("look", json!({})).await;
     drop(gate);
     let seen = |args: &[&str]| {
-        let (_, stdout, stderr) = run_toolgate(&[args, &["--store", path.to_str().unwrap()]].concat());
+        let (_, stdout, stderr) =
+            run_toolgate(&[args, &["--store", path.to_str().unwrap()]].concat());
         let text = format!("{stdout}{stderr}");
-        assert!(!text.contains(['\u{9b}', '\u{202e}', '\u{2028}', '\u{e0041}', '\u{7f}']), "{args:?}: {text:?}");
+        assert!(
+            !text.contains(['\u{9b}', '\u{202e}', '\u{2028}', '\u{e0041}', '\u{7f}']),
+            "{args:?}: {text:?}"
+        );
         text
     };
     // As JSON it is the same text, for whoever copies it.
     let shown = seen(&["audit", "show", &call]);
     assert!(shown.contains(r#""said": "a\u009b2Kb\u202ec\u2028d\udb40\udc41e\u007f""#), "{shown}");
     let several = seen(&["replay", "talk"]);
-    assert!(several.contains("several sessions are called `talk`") && several.contains("--principal a\u{fffd}2Kb"), "{several}");
+    assert!(
+        several.contains("several sessions are called `talk`")
+            && several.contains("--principal a\u{fffd}2Kb"),
+        "{several}"
+    );
     seen(&["replay", "talk", "--principal", "b"]);
     seen(&["audit", "query"]);
     seen(&["audit", "tail"]);
@@ -389,17 +497,33 @@ async fn audit_show_prints_pending_call_as_json() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("ledger.db");
     let store = std::sync::Arc::new(toolgate_store::SqliteStore::open(&path).unwrap());
-    let agent = Agent::builder("a").tool(Tool::external("run", "Runs.", None).open()).build().unwrap();
+    let agent =
+        Agent::builder("a").tool(Tool::external("run", "Runs.", None).open()).build().unwrap();
     // Its client has had its time, and nobody has swept since.
     let then = Timestamp::now().checked_sub(SignedDuration::from_hours(72)).unwrap();
-    let gate = Toolgate::builder().store(store).agent(agent).clock(std::sync::Arc::new(ManualClock::at(then))).build().unwrap();
-    let call = gate.admit(gate.session("a", "b", "s").prepare("run", json!({"n": 1})).client_id("c")).await.unwrap().call.to_string();
+    let gate = Toolgate::builder()
+        .store(store)
+        .agent(agent)
+        .clock(std::sync::Arc::new(ManualClock::at(then)))
+        .build()
+        .unwrap();
+    let call = gate
+        .admit(gate.session("a", "b", "s").prepare("run", json!({"n": 1})).client_id("c"))
+        .await
+        .unwrap()
+        .call
+        .to_string();
     drop(gate);
-    let show = |more: &[&str]| run_toolgate(&[&["audit", "show", &call, "--store", path.to_str().unwrap()], more].concat());
+    let show = |more: &[&str]| {
+        run_toolgate(&[&["audit", "show", &call, "--store", path.to_str().unwrap()], more].concat())
+    };
     let (code, stdout, stderr) = show(&["--json"]);
     assert_eq!((code, stderr.as_str()), (0, ""));
     let shown: Value = serde_json::from_str(&stdout).unwrap();
-    assert_eq!((shown["row"]["call"].as_str(), &shown["row"]["arguments"]), (Some(call.as_str()), &json!({"n": 1})));
+    assert_eq!(
+        (shown["row"]["call"].as_str(), &shown["row"]["arguments"]),
+        (Some(call.as_str()), &json!({"n": 1}))
+    );
     assert!(show(&[]).1.starts_with("not in the ledger yet: the outcome is unknown\n"));
 }
 
@@ -407,7 +531,9 @@ async fn audit_show_prints_pending_call_as_json() {
 async fn ledger_with_pending_calls(path: &Path) -> Vec<String> {
     use toolgate::{Agent, Failure, Tool, Toolgate};
     let schema = json!({"type": "object", "properties": {"order": {"type": "string"}}});
-    let pay = Tool::dynamic("pay", "Pays.", schema, |_, _| async { Err::<Value, _>(Failure::transient("gone", "the line broke")) });
+    let pay = Tool::dynamic("pay", "Pays.", schema, |_, _| async {
+        Err::<Value, _>(Failure::transient("gone", "the line broke"))
+    });
     let gate = Toolgate::builder()
         .store(std::sync::Arc::new(toolgate_store::SqliteStore::open(path).unwrap()))
         .agent(Agent::builder("a").tool(pay.open().once()).build().unwrap())
@@ -438,19 +564,33 @@ async fn pending_call_survives_prune_and_is_settled() {
     // Rows go, claims stay.
     assert!(run(&["audit", "prune", "--older-than", "0s"]).1.starts_with("2 rows"));
     let (code, listed, _) = run(&["audit", "settle"]);
-    assert!(code == 0 && calls.len() == 2 && calls.iter().all(|call| listed.contains(call.as_str())), "{calls:?} {listed}");
-    let (code, said, _) = run(&["audit", "settle", &calls[0], "--happened", "{\"paid\": true}", "--by", "ann"]);
+    assert!(
+        code == 0 && calls.len() == 2 && calls.iter().all(|call| listed.contains(call.as_str())),
+        "{calls:?} {listed}"
+    );
+    let (code, said, _) =
+        run(&["audit", "settle", &calls[0], "--happened", "{\"paid\": true}", "--by", "ann"]);
     assert!(code == 0 && said.contains("it happened. A repeated call gets this result"), "{said}");
     let (code, said, _) = run(&["audit", "settle", &calls[1], "--never", "--by", "ann", "--json"]);
-    assert_eq!((code, serde_json::from_str::<Value>(&said).unwrap()["happened"].as_bool()), (0, Some(false)), "{said}");
+    assert_eq!(
+        (code, serde_json::from_str::<Value>(&said).unwrap()["happened"].as_bool()),
+        (0, Some(false)),
+        "{said}"
+    );
     assert_eq!(run(&["audit", "settle"]).1, "no pending calls\n");
     assert_eq!(run(&["audit", "settle", &calls[1], "--never", "--by", "ann"]).0, 2);
     let (code, said, _) = run(&["audit", "verify"]);
     assert!(code == 0, "{said}");
     let (code, said, _) = run(&["audit", "show", &calls[0]]);
-    assert!(code == 0 && said.starts_with("the row of this call was pruned") && said.contains("by ann"), "{said}");
+    assert!(
+        code == 0 && said.starts_with("the row of this call was pruned") && said.contains("by ann"),
+        "{said}"
+    );
     let (code, said, stderr) = run(&["audit", "show", &calls[0], "--receipt"]);
-    assert!(code == 2 && said.is_empty() && stderr.contains("rows up to 2 were pruned since then"), "{stderr}");
+    assert!(
+        code == 2 && said.is_empty() && stderr.contains("rows up to 2 were pruned since then"),
+        "{stderr}"
+    );
     let (_, rows, _) = run(&["audit", "query", "--decision", "settled", "--json"]);
     assert_eq!(rows.lines().count(), 2, "{rows}");
 }
@@ -460,7 +600,14 @@ fn demo_ledger_is_pruned_and_its_key_rotated() {
     let kept = DemoLedger::new();
     let (code, stdout, _) = kept.run(&["audit", "settle"]);
     assert_eq!((code, stdout.as_str()), (0, "no pending calls\n"));
-    let (code, _, stderr) = kept.run(&["audit", "settle", "01a1df09-ae84-70f4-bcc8-c27a3fb5b2c8", "--never", "--by", "ann"]);
+    let (code, _, stderr) = kept.run(&[
+        "audit",
+        "settle",
+        "01a1df09-ae84-70f4-bcc8-c27a3fb5b2c8",
+        "--never",
+        "--by",
+        "ann",
+    ]);
     assert!(code == 2 && stderr.contains("is not pending"), "{stderr}");
     let (_, stdout, _) = kept.run(&["audit", "prune", "--older-than", "0s", "--dry-run"]);
     assert!(stdout.starts_with("31 rows from before"), "{stdout}");
@@ -470,11 +617,18 @@ fn demo_ledger_is_pruned_and_its_key_rotated() {
     let second = kept.run(&["audit", "key", "--rotate"]).1;
     assert_ne!(first, second);
     assert_eq!(kept.run(&["audit", "key"]).1, second);
-    let call = kept.json_rows(&["audit", "query", "-n", "1"])[0]["row"]["call"].as_str().unwrap().to_owned();
+    let call = kept.json_rows(&["audit", "query", "-n", "1"])[0]["row"]["call"]
+        .as_str()
+        .unwrap()
+        .to_owned();
     let (_, stdout, _) = kept.run(&["audit", "prune", "--older-than", "0s"]);
     assert!(stdout.starts_with("31 rows"), "{stdout}");
     let (code, _, stderr) = kept.run(&["audit", "show", &call]);
-    assert!(code == 2 && stderr.contains("rows up to 31 were pruned since then, and it may be one of them"), "{stderr}");
+    assert!(
+        code == 2
+            && stderr.contains("rows up to 31 were pruned since then, and it may be one of them"),
+        "{stderr}"
+    );
     let (code, stdout, _) = kept.run(&["audit", "verify", "--key", first.trim()]);
     assert!(code == 0 && stdout.contains("31 rows before them"), "{stdout}");
 }

@@ -19,7 +19,9 @@ fn replay_decides_recorded_session_again() {
     let (code, _, stderr) = kept.run(&["replay", "sunday"]);
     assert!(code == 2 && stderr.contains("no session `sunday`"), "{stderr}");
     // Rules that a row was decided by, changed behind its back.
-    kept.open_for_tampering().execute("UPDATE configs SET body = replace(body, 'above = 500', 'above = 50')", []).unwrap();
+    kept.open_for_tampering()
+        .execute("UPDATE configs SET body = replace(body, 'above = 500', 'above = 50')", [])
+        .unwrap();
     let (code, stdout, _) = kept.run(&["replay", "monday"]);
     assert!(code == 1 && stdout.contains("now refused at policy by `refund_cap`"), "{stdout}");
     // A second run of the demonstration is another desk.
@@ -39,7 +41,9 @@ fn backtest_applies_other_rules_to_recorded_calls() {
     };
     insta::assert_snapshot!(trying(rules));
     insta::assert_snapshot!(trying(&rules.replace("above = 500", "above = 100")));
-    insta::assert_snapshot!(trying(&rules.replace("issue_refund", "isue_refund").chars().take(400).collect::<String>()));
+    insta::assert_snapshot!(trying(
+        &rules.replace("issue_refund", "isue_refund").chars().take(400).collect::<String>()
+    ));
     std::fs::write(&file, rules.replace("above = 500", "above = 100")).unwrap();
     let lines = kept.json_rows(&["backtest", "--config", file.to_str().unwrap()]);
     assert_eq!(lines.last().unwrap()["summary"]["calls"], 31);
@@ -52,23 +56,29 @@ fn filtered_backtest_decides_like_full_backtest() {
     let kept = DemoLedger::new();
     let rules = include_str!("../../../src/command/demo/policy.toml");
     // One rule of all.
-    let one = rules.split("[[policy]]").find(|rule| rule.contains("name = \"refund_cap\"")).unwrap();
+    let one =
+        rules.split("[[policy]]").find(|rule| rule.contains("name = \"refund_cap\"")).unwrap();
     let file = kept.directory.path().join("one.toml");
     std::fs::write(&file, format!("[[policy]]{one}")).unwrap();
     let backtest = |more: &[&str]| {
-        let mut lines = kept.json_rows(&[&["backtest", "--config", file.to_str().unwrap()], more].concat());
+        let mut lines =
+            kept.json_rows(&[&["backtest", "--config", file.to_str().unwrap()], more].concat());
         lines.pop();
         lines
             .into_iter()
-            .map(|line| (line["at"].as_str().unwrap().to_owned(), line["call"].clone(), line["now"].clone()))
+            .map(|line| {
+                (line["at"].as_str().unwrap().to_owned(), line["call"].clone(), line["now"].clone())
+            })
             .collect::<Vec<_>>()
     };
     let whole = backtest(&[]);
     assert!(whole.len() > 3, "{whole:?}");
     let rows = kept.json_rows(&["audit", "query"]);
-    let times: Vec<&str> = rows.iter().map(|row| row["row"]["at"].as_str().or(row["at"].as_str()).unwrap()).collect();
+    let times: Vec<&str> =
+        rows.iter().map(|row| row["row"]["at"].as_str().or(row["at"].as_str()).unwrap()).collect();
     for since in times.iter().step_by(3) {
-        let wanted: Vec<_> = whole.iter().filter(|(at, ..)| at.as_str() >= *since).cloned().collect();
+        let wanted: Vec<_> =
+            whole.iter().filter(|(at, ..)| at.as_str() >= *since).cloned().collect();
         assert_eq!(backtest(&["--since", since]), wanted, "since {since}");
     }
 }
@@ -79,13 +89,23 @@ async fn replay_until_stops_at_turn() {
     let path = directory.path().join("ledger.db");
     let gate = gate_with_read_tool(&path);
     let session = gate.session("a", "b", "talk");
-    for (n, turn) in [Some(1), Some(1), None, Some(2), None, Some(3), Some(4)].into_iter().enumerate() {
+    for (n, turn) in
+        [Some(1), Some(1), None, Some(2), None, Some(3), Some(4)].into_iter().enumerate()
+    {
         let call = session.prepare("look", json!({"n": n}));
         gate.call(if let Some(turn) = turn { call.turn(turn) } else { call }).await;
     }
     drop(gate);
     for (until, rows) in [("0", 0), ("1", 3), ("2", 5), ("3", 6), ("9", 7)] {
-        let (code, stdout, stderr) = run_toolgate(&["replay", "talk", "--until", until, "--json", "--store", path.to_str().unwrap()]);
+        let (code, stdout, stderr) = run_toolgate(&[
+            "replay",
+            "talk",
+            "--until",
+            until,
+            "--json",
+            "--store",
+            path.to_str().unwrap(),
+        ]);
         assert_eq!((code, stdout.lines().count()), (0, rows + 1), "{until}: {stdout}{stderr}");
     }
 }
@@ -97,24 +117,48 @@ async fn backtest_skips_rejected_callers() {
     let gate = gate_with_read_tool(&path);
     gate.session("a", "b", "s").call("look", json!({})).await;
     gate.session("nobody", "b", "s").call("look", json!({})).await;
-    gate.call(gate.session("a", "b", "(turned away)").prepare("look", json!({})).with_transport_rejection("not with this token")).await;
+    gate.call(
+        gate.session("a", "b", "(turned away)")
+            .prepare("look", json!({}))
+            .with_transport_rejection("not with this token"),
+    )
+    .await;
     drop(gate);
     let rules = directory.path().join("rules.toml");
     let trying = |most: u32| {
-        std::fs::write(&rules, format!("[[policy]]\nname = \"few\"\nrule = \"limit\"\ntools = [\"look\"]\ncalls = {most}\n")).unwrap();
-        run_toolgate(&["backtest", "--config", rules.to_str().unwrap(), "--store", path.to_str().unwrap()])
+        std::fs::write(
+            &rules,
+            format!(
+                "[[policy]]\nname = \"few\"\nrule = \"limit\"\ntools = [\"look\"]\ncalls = {most}\n"
+            ),
+        )
+        .unwrap();
+        run_toolgate(&[
+            "backtest",
+            "--config",
+            rules.to_str().unwrap(),
+            "--store",
+            path.to_str().unwrap(),
+        ])
     };
     let (code, said, told) = trying(9);
-    assert!(code == 0 && said.contains("2 calls: 2 would be decided the same, 0 differently"), "{said}{told}");
+    assert!(
+        code == 0 && said.contains("2 calls: 2 would be decided the same, 0 differently"),
+        "{said}{told}"
+    );
     let (code, said, told) = trying(0);
-    assert!(code == 1 && said.contains("2 calls: 1 would be decided the same, 1 differently"), "{said}{told}");
+    assert!(
+        code == 1 && said.contains("2 calls: 1 would be decided the same, 1 differently"),
+        "{said}{told}"
+    );
 }
 
 #[test]
 fn explain_covers_every_recorded_call() {
     let kept = DemoLedger::new();
     let rows = kept.json_rows(&["audit", "query"]);
-    let calls: Vec<&str> = rows.iter().map(|entry| entry["row"]["call"].as_str().unwrap()).collect();
+    let calls: Vec<&str> =
+        rows.iter().map(|entry| entry["row"]["call"].as_str().unwrap()).collect();
     let told = kept.json_rows(&[&["explain"][..], &calls].concat());
     assert_eq!(told.len(), rows.len());
     for (told, entry) in told.iter().zip(&rows) {
@@ -128,7 +172,11 @@ fn explain_covers_every_recorded_call() {
             _ => "pass",
         };
         let gates = told["explanation"]["gates"].as_array().unwrap();
-        assert_eq!(gates.iter().find(|note| note["gate"] == row["gate"]).unwrap()["said"], wanted, "{told}");
+        assert_eq!(
+            gates.iter().find(|note| note["gate"] == row["gate"]).unwrap()["said"],
+            wanted,
+            "{told}"
+        );
     }
     let (code, _, stderr) = kept.run(&["explain", "01a1df09-ae84-70f4-bcc8-c27a3fb5b2c8"]);
     assert!(code == 2 && stderr.contains("list calls with `toolgate audit query`"), "{stderr}");
@@ -173,11 +221,16 @@ async fn explain_uses_facts_recorded_with_call() {
     for amount in [300, 600, 250] {
         session.call("pay", json!({"amount": amount})).await;
     }
-    let calls: Vec<String> = session.rows().await.unwrap().iter().map(|row| row.call.to_string()).collect();
+    let calls: Vec<String> =
+        session.rows().await.unwrap().iter().map(|row| row.call.to_string()).collect();
     let explain = |args: &[&str]| {
-        let (code, stdout, stderr) = run_toolgate(&[&["explain"][..], args, &["--store", path.to_str().unwrap()]].concat());
+        let (code, stdout, stderr) =
+            run_toolgate(&[&["explain"][..], args, &["--store", path.to_str().unwrap()]].concat());
         assert_eq!((code, stderr.as_str()), (0, ""));
-        Regex::new("[0-9]{4}-[0-9]{2}-[0-9]{2} [0-9:]{8}Z").unwrap().replace_all(&stdout, "TIME").into_owned()
+        Regex::new("[0-9]{4}-[0-9]{2}-[0-9]{2} [0-9:]{8}Z")
+            .unwrap()
+            .replace_all(&stdout, "TIME")
+            .into_owned()
     };
     // The end of a name is enough.
     insta::assert_snapshot!(explain(&[calls[1].rsplit('-').next().unwrap()]), @r#"
@@ -236,5 +289,8 @@ async fn explain_uses_facts_recorded_with_call() {
     let rules = told["explanation"]["rules"].as_array().unwrap();
     assert_eq!(rules.iter().map(|note| &note["said"]).collect::<Vec<_>>(), ["pass", "deny"]);
     assert!(rules[1]["why"].as_str().unwrap().ends_with("(used: 300)"), "{told}");
-    assert_eq!(rules[1]["looked_at"], json!([{"what": "at most 500", "found": "300 used, 250 more", "holds": false}]));
+    assert_eq!(
+        rules[1]["looked_at"],
+        json!([{"what": "at most 500", "found": "300 used, 250 more", "holds": false}])
+    );
 }

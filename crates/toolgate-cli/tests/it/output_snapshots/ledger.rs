@@ -13,7 +13,10 @@ fn replay_is_undecidable_if_rule_reads_redacted_argument() {
     send_hook_event(&project, "PreToolUse", command, &json!({}));
     send_hook_event(&project, "PostToolUse", command, &json!({"tool_response": {"stdout": ""}}));
     let (_, stdout, _) = project.run(&["replay", "s1"], "");
-    assert!(stdout.contains("undecidable: an argument was redacted, and a rule reads all of them"), "{stdout}");
+    assert!(
+        stdout.contains("undecidable: an argument was redacted, and a rule reads all of them"),
+        "{stdout}"
+    );
 }
 
 #[test]
@@ -122,9 +125,15 @@ fn pending_calls_are_settled_with_name_of_person() {
     let project = TestProject::with_config(CODER_CONFIG);
     for command in ["make", "make install"] {
         send_hook_event(&project, "PreToolUse", command, &json!({}));
-        send_hook_event(&project, "PostToolUseFailure", command, &json!({"error": "cut off", "is_interrupt": true}));
+        send_hook_event(
+            &project,
+            "PostToolUseFailure",
+            command,
+            &json!({"error": "cut off", "is_interrupt": true}),
+        );
     }
-    let [one, two] = json_field_values(&project, &["audit", "settle", "--json"], "call").try_into().unwrap();
+    let [one, two] =
+        json_field_values(&project, &["audit", "settle", "--json"], "call").try_into().unwrap();
     let said = transcript(
         &project,
         &format!(
@@ -170,9 +179,13 @@ fn pending_calls_are_settled_with_name_of_person() {
 fn receipt_is_verified_against_ledger_or_key() {
     let project = TestProject::new();
     let store = "--store ledger.db";
-    let run = |line: &str| project.run(&format!("{line} {store}").split(' ').collect::<Vec<_>>(), "").1;
+    let run =
+        |line: &str| project.run(&format!("{line} {store}").split(' ').collect::<Vec<_>>(), "").1;
     run("demo");
-    let paid: Value = serde_json::from_str(&run("audit query --tool issue_refund --decision succeeded -n 1 --json")).unwrap();
+    let paid: Value = serde_json::from_str(&run(
+        "audit query --tool issue_refund --decision succeeded -n 1 --json",
+    ))
+    .unwrap();
     let call = paid["row"]["call"].as_str().unwrap();
     let receipt = run(&format!("audit show {call} --receipt"));
     project.write("project/receipt.json", &receipt);

@@ -43,12 +43,21 @@ pub(crate) fn send_hook_event(project: &TestProject, event: &str, command: &str,
 }
 
 /// One of the programs that stand beside `toolgate`, or itself.
-pub(crate) fn run_program(project: &TestProject, name: &str, args: &[&str], input: &[u8]) -> (i32, String, String) {
+pub(crate) fn run_program(
+    project: &TestProject,
+    name: &str,
+    args: &[&str],
+    input: &[u8],
+) -> (i32, String, String) {
     let mut command = std::process::Command::cargo_bin(name).unwrap();
     project.set_environment(&mut command);
     let output = Command::from_std(command).args(args).write_stdin(input).output().unwrap();
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
-    (output.status.code().unwrap_or_else(|| panic!("killed")), text(output.stdout), text(output.stderr))
+    (
+        output.status.code().unwrap_or_else(|| panic!("killed")),
+        text(output.stdout),
+        text(output.stderr),
+    )
 }
 
 /// Without what is different every time, or on another machine.
@@ -63,18 +72,28 @@ pub(crate) fn mask_variable_parts(text: &str) -> String {
         ("\"principal\":\"[^\"]*\",\"session\"", "\"principal\":\"USER\",\"session\""),
         (" of [^ ]+ with coder", " of USER with coder"),
     ];
-    each_time.iter().fold(text.to_owned(), |text, (from, to)| Regex::new(from).unwrap().replace_all(&text, *to).into_owned())
+    each_time.iter().fold(text.to_owned(), |text, (from, to)| {
+        Regex::new(from).unwrap().replace_all(&text, *to).into_owned()
+    })
 }
 
-/// What is said to each command of a line, after its exit code. What changes in files is left out: other tests look at the files.
+/// What is said to each command of a line, after its exit code. What changes in files is left out:
+/// other tests look at the files.
 pub(crate) fn transcript(project: &TestProject, line: &str) -> String {
     let one = |command: &str| {
         let said = project.masked_output(&command.split(' ').collect::<Vec<_>>(), "");
         let (code, said) = said.strip_prefix("exit ").unwrap().split_once('\n').unwrap();
-        let is_diff = |line: &str| line.starts_with("  +") || (line.starts_with("  -") && !line.starts_with("  --"));
+        let is_diff = |line: &str| {
+            line.starts_with("  +") || (line.starts_with("  -") && !line.starts_with("  --"))
+        };
         // What the kernel can do is the machine's business.
-        let wanted = said.lines().filter(|line| !line.is_empty() && !is_diff(line) && !line.contains(" sandbox "));
-        format!("$ {command} [{code}]\n{}", wanted.map(|line| format!("{line}\n")).collect::<String>())
+        let wanted = said
+            .lines()
+            .filter(|line| !line.is_empty() && !is_diff(line) && !line.contains(" sandbox "));
+        format!(
+            "$ {command} [{code}]\n{}",
+            wanted.map(|line| format!("{line}\n")).collect::<String>()
+        )
     };
     mask_variable_parts(&line.split("; ").map(one).collect::<String>())
 }
@@ -82,17 +101,26 @@ pub(crate) fn transcript(project: &TestProject, line: &str) -> String {
 /// Of each line that a verb says as JSON, one field.
 fn json_field_values(project: &TestProject, args: &[&str], field: &str) -> Vec<String> {
     let (_, stdout, _) = project.run(args, "");
-    stdout.lines().map(|line| serde_json::from_str::<Value>(line).unwrap()[field].as_str().unwrap().to_owned()).collect()
+    stdout
+        .lines()
+        .map(|line| {
+            serde_json::from_str::<Value>(line).unwrap()[field].as_str().unwrap().to_owned()
+        })
+        .collect()
 }
 
 #[test]
 fn approvals_are_listed_and_answered() {
     let project = TestProject::with_config(CODER_CONFIG);
     send_hook_event(&project, "PreToolUse", "ls", &json!({}));
-    assert_eq!(transcript(&project, "approvals list"), "$ approvals list [0]\nno approvals are waiting in HOME/project/ledger.db\n");
+    assert_eq!(
+        transcript(&project, "approvals list"),
+        "$ approvals list [0]\nno approvals are waiting in HOME/project/ledger.db\n"
+    );
     send_hook_event(&project, "PreToolUse", "rm x", &json!({}));
     send_hook_event(&project, "PreToolUse", "rm y", &json!({}));
-    let [one, two] = json_field_values(&project, &["approvals", "list", "--json"], "id").try_into().unwrap();
+    let [one, two] =
+        json_field_values(&project, &["approvals", "list", "--json"], "id").try_into().unwrap();
     let said = transcript(
         &project,
         &format!(
@@ -141,11 +169,19 @@ fn approval_id_part_must_be_unambiguous() {
     for command in ["rm x", "rm y", "rm z"] {
         send_hook_event(&project, "PreToolUse", command, &json!({}));
     }
-    let [x, y, z] = json_field_values(&project, &["approvals", "list", "--json"], "id").try_into().unwrap();
+    let [x, y, z] =
+        json_field_values(&project, &["approvals", "list", "--json"], "id").try_into().unwrap();
     let digits = |id: &String| id.trim_start_matches("apr_").to_owned();
-    // Asked at about the same time, they begin alike, as far as a clock goes; each ends in its own way.
+    // Asked at about the same time, they begin alike, as far as a clock goes; each ends in its own
+    // way.
     let (x, y, z) = (digits(&x), digits(&y), digits(&z));
-    let alike: String = x.chars().zip(y.chars()).zip(z.chars()).take_while(|((a, b), c)| a == b && b == c).map(|((a, _), _)| a).collect();
+    let alike: String = x
+        .chars()
+        .zip(y.chars())
+        .zip(z.chars())
+        .take_while(|((a, b), c)| a == b && b == c)
+        .map(|((a, _), _)| a)
+        .collect();
     let alike = alike.get(..6).unwrap_or_else(|| panic!("{x} {y} {z}"));
     let end = |id: &str| id.chars().skip(id.len() - 8).collect::<String>();
     let short = |id: &str| id.chars().take(id.len() - 4).collect::<String>();
@@ -164,9 +200,15 @@ fn approval_id_part_must_be_unambiguous() {
     assert!(code == 2 && stderr.contains("`ffffffffffff` is not waiting"), "{stderr}");
     assert_eq!(waiting(), 3, "nothing was answered by chance");
     let (code, stdout, stderr) = answer("approve", &format!("…{}", end(&y).to_uppercase()));
-    assert!(code == 0 && stdout.starts_with("approved bash {\"command\":\"rm y\"}"), "{stdout}{stderr}");
+    assert!(
+        code == 0 && stdout.starts_with("approved bash {\"command\":\"rm y\"}"),
+        "{stdout}{stderr}"
+    );
     let (code, stdout, stderr) = answer("deny", &format!("apr_{}", short(&x)));
-    assert!(code == 0 && stdout.starts_with("denied bash {\"command\":\"rm x\"}"), "{stdout}{stderr}");
+    assert!(
+        code == 0 && stdout.starts_with("denied bash {\"command\":\"rm x\"}"),
+        "{stdout}{stderr}"
+    );
     // Only one waits, and it is not taken for those that do not any more.
     assert_eq!(waiting(), 1);
     for said in [alike.to_owned(), end(&x), end(&y)] {
@@ -253,7 +295,10 @@ fn trust_accepts_config_and_reports_its_contents() {
     $ trust nowhere.toml [2]
     error: nowhere.toml: No such file or directory (os error 2)
     ");
-    project.write("project/more.toml", "[[policy]]\nname = \"no\"\nrule = \"deny\"\ntools = [\"look\"]\n");
+    project.write(
+        "project/more.toml",
+        "[[policy]]\nname = \"no\"\nrule = \"deny\"\ntools = [\"look\"]\n",
+    );
     project.write("project/toolgate.toml", "include = [\"more.toml\"]\nname = \"c\"\n[tools.look]\nkind = \"client\"\neffect = \"read\"\n");
     insta::assert_snapshot!(transcript(&project, "trust; trust --revoke; trust --revoke"), @"
     $ trust [0]
@@ -282,7 +327,10 @@ fn trust_accepts_config_and_reports_its_contents() {
 
 #[test]
 fn token_verb_prints_config_lines() {
-    let said = transcript(&TestProject::new(), "token ci --agents support,billing; token ci --json; token");
+    let said = transcript(
+        &TestProject::new(),
+        "token ci --agents support,billing; token ci --json; token",
+    );
     insta::assert_snapshot!(said, @r#"
     $ token ci --agents support,billing [0]
     tg_HEX
@@ -321,19 +369,29 @@ fn pause_writes_to_ledger_of_hook() {
     for broken in ["store = [", "store = 5"] {
         project.write("project/toolgate.toml", broken);
         let (code, stdout, stderr) = project.run(&stop, "");
-        assert!(code == 2 && stdout.is_empty() && stderr.contains("give the ledger with `--store`"), "{stdout}{stderr}");
+        assert!(
+            code == 2 && stdout.is_empty() && stderr.contains("give the ledger with `--store`"),
+            "{stdout}{stderr}"
+        );
     }
     // Beside one's own, a file that nobody has accepted has no say.
     project.write(own, &CODER_CONFIG.replace("store = \"ledger.db\"\n", ""));
     project.run(&["hook"], &call.to_string());
     let (code, stdout, stderr) = project.run(&stop, "");
-    assert!(code == 0 && stdout.ends_with("/.local/state/toolgate/ledger.db\n"), "{stdout}{stderr}");
+    assert!(
+        code == 0 && stdout.ends_with("/.local/state/toolgate/ledger.db\n"),
+        "{stdout}{stderr}"
+    );
     project.write("project/toolgate.toml", CODER_CONFIG);
     std::fs::remove_file(project.path(own)).unwrap();
     std::fs::create_dir(project.path("project/deep")).unwrap();
     let mut below = std::process::Command::cargo_bin("toolgate").unwrap();
     project.set_environment(&mut below);
-    let output = Command::from_std(below).current_dir(project.path("project/deep")).args(stop).output().unwrap();
+    let output = Command::from_std(below)
+        .current_dir(project.path("project/deep"))
+        .args(stop)
+        .output()
+        .unwrap();
     assert!(String::from_utf8(output.stdout).unwrap().ends_with("/project/ledger.db\n"));
     // As for the hook, the client's word for where the project is counts for more.
     let mut elsewhere = std::process::Command::cargo_bin("toolgate").unwrap();

@@ -1,4 +1,5 @@
-//! How it behaves towards those around it: whoever starts it, clients that say anything, a machine that is not in order.
+//! How it behaves towards those around it: whoever starts it, clients that say anything, a machine
+//! that is not in order.
 
 mod retention;
 mod terminal_output;
@@ -21,13 +22,24 @@ impl ToolgateProcess {
     fn start(project: &TestProject, args: &[&str]) -> Self {
         let mut command = std::process::Command::cargo_bin("toolgate").unwrap();
         project.set_environment(&mut command);
-        Self(command.args(args).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap())
+        Self(
+            command
+                .args(args)
+                .stdin(Stdio::piped())
+                .stdout(Stdio::piped())
+                .stderr(Stdio::piped())
+                .spawn()
+                .unwrap(),
+        )
     }
 
     /// What the kernel says of it.
     fn proc_status(&self, name: &str) -> Option<String> {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", self.0.id())).unwrap_or_default();
-        status.lines().find_map(|line| Some(line.strip_prefix(name)?.trim_start_matches(':').trim().to_owned()))
+        let status =
+            std::fs::read_to_string(format!("/proc/{}/status", self.0.id())).unwrap_or_default();
+        status.lines().find_map(|line| {
+            Some(line.strip_prefix(name)?.trim_start_matches(':').trim().to_owned())
+        })
     }
 }
 
@@ -38,14 +50,20 @@ impl Drop for ToolgateProcess {
     }
 }
 
-/// All that a gateway says, with its exit code, when it is told to end as soon as it says that it serves.
+/// All that a gateway says, with its exit code, when it is told to end as soon as it says that it
+/// serves.
 fn serve_output(project: &TestProject, args: &[&str]) -> String {
     let mut gateway = ToolgateProcess::start(project, args);
     let (stdout, stderr) = (gateway.0.stdout.take().unwrap(), gateway.0.stderr.take().unwrap());
     let (tell, told) = std::sync::mpsc::channel();
     let hears = |stream: Box<dyn std::io::Read + Send>, is_error: bool| {
         let tell = tell.clone();
-        std::thread::spawn(move || BufReader::new(stream).lines().map_while(Result::ok).for_each(|line| drop(tell.send((is_error, line)))))
+        std::thread::spawn(move || {
+            BufReader::new(stream)
+                .lines()
+                .map_while(Result::ok)
+                .for_each(|line| drop(tell.send((is_error, line))))
+        })
     };
     let hearing = [hears(Box::new(stdout), false), hears(Box::new(stderr), true)];
     drop(tell);
@@ -57,7 +75,8 @@ fn serve_output(project: &TestProject, args: &[&str]) -> String {
             break;
         }
     }
-    let _ = std::process::Command::new("kill").args(["-TERM", &gateway.0.id().to_string()]).output();
+    let _ =
+        std::process::Command::new("kill").args(["-TERM", &gateway.0.id().to_string()]).output();
     let code = gateway.0.wait().unwrap().code().unwrap_or_else(|| panic!("killed"));
     hearing.into_iter().for_each(|thread| thread.join().unwrap());
     said.extend(told);
@@ -76,7 +95,10 @@ fn serve_prints_address_or_error() {
     $ serve --config none.toml [2]
     error: none.toml: No such file or directory (os error 2)
     ");
-    project.write("project/toolgate.toml", "store = \"ledger.db\"\nname = \"desk\"\n[tools.calc]\nkind = \"builtin\"\n");
+    project.write(
+        "project/toolgate.toml",
+        "store = \"ledger.db\"\nname = \"desk\"\n[tools.calc]\nkind = \"builtin\"\n",
+    );
     let config = ["serve", "--config", "toolgate.toml"];
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap();
@@ -117,12 +139,18 @@ fn serve_prints_address_or_error() {
 fn verbosity_flags_control_serve_output() {
     let project = crate::gateway::project_with_inner_upstream("undeclared = \"read\"\n");
     let serve = ["serve", "--config", "toolgate.toml", "--listen", "127.0.0.1:0"];
-    let away = TestProject::with_config("store = \"l.db\"\n[upstreams.gone]\ncommand = \"/nowhere/program\"\n");
+    let away = TestProject::with_config(
+        "store = \"l.db\"\n[upstreams.gone]\ncommand = \"/nowhere/program\"\n",
+    );
     let said = serve_output(&away, &[&["-q"][..], &serve].concat());
     assert!(said.contains("upstream is down"), "what is wrong is told all the same: {said}");
     let said = serve_output(&away, &serve);
-    assert!(said.contains("  ✗ gone: unavailable\n") && said.matches("cannot be started").count() == 1, "a reason is given once: {said}");
-    let said = [&[][..], &["-q"], &["-v"]].map(|flags| serve_output(&project, &[flags, &serve].concat()));
+    assert!(
+        said.contains("  ✗ gone: unavailable\n") && said.matches("cannot be started").count() == 1,
+        "a reason is given once: {said}"
+    );
+    let said =
+        [&[][..], &["-q"], &["-v"]].map(|flags| serve_output(&project, &[flags, &serve].concat()));
     insta::assert_snapshot!(said.concat(), @r#"
     $ serve --config toolgate.toml --listen 127.0.0.1:PORT [0]
     toolgate serves at http://127.0.0.1:PORT/mcp
@@ -151,7 +179,8 @@ fn verbosity_flags_control_serve_output() {
 fn hook_fuzz_corpus() -> Vec<(String, Vec<u8>)> {
     let directory = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus/hook");
     let files = std::fs::read_dir(directory).unwrap().map(|file| file.unwrap().path());
-    let mut texts: Vec<_> = files.map(|path| (path.display().to_string(), std::fs::read(&path).unwrap())).collect();
+    let mut texts: Vec<_> =
+        files.map(|path| (path.display().to_string(), std::fs::read(&path).unwrap())).collect();
     texts.sort();
     assert!(texts.len() > 20);
     texts
@@ -161,15 +190,22 @@ fn hook_fuzz_corpus() -> Vec<(String, Vec<u8>)> {
 fn any_hook_input_is_answered_or_refused() {
     let project = TestProject::new();
     assert_eq!(project.run(&["init", "--for", "claude-code"], "").0, 0);
-    let odd = [&b"\xff\xfe{}"[..], b"\0\0", b"{\"tool_name\": \"\xff\"}", b"{} {}"].map(|bytes| (format!("{bytes:?}"), bytes.to_vec()));
+    let odd = [&b"\xff\xfe{}"[..], b"\0\0", b"{\"tool_name\": \"\xff\"}", b"{} {}"]
+        .map(|bytes| (format!("{bytes:?}"), bytes.to_vec()));
     let answered = |name: &str, args: &[&str]| {
         for (text, bytes) in hook_fuzz_corpus().iter().chain(&odd) {
             let (code, stdout, stderr) = run_program(&project, name, args, bytes);
             match code {
-                0 => assert!(serde_json::from_str::<Value>(&stdout).unwrap().is_object(), "{text}: {stdout}"),
+                0 => assert!(
+                    serde_json::from_str::<Value>(&stdout).unwrap().is_object(),
+                    "{text}: {stdout}"
+                ),
                 2 => {
                     let reason = stderr.strip_prefix("toolgate: ").unwrap_or_default();
-                    assert!(stdout.is_empty() && !reason.trim().is_empty(), "{text}: {stdout}{stderr}");
+                    assert!(
+                        stdout.is_empty() && !reason.trim().is_empty(),
+                        "{text}: {stdout}{stderr}"
+                    );
                 }
                 _ => panic!("{text}: exit {code}, {stdout}{stderr}"),
             }
@@ -187,7 +223,12 @@ fn mutated_event_does_not_panic_parser() {
         for at in 0..bytes.len() {
             let (before, after) = bytes.split_at(at);
             // Cut off; one byte less; one byte more.
-            for text in [before.to_vec(), [before, &after[1..]].concat(), [before, b"\"", after].concat(), [before, b"}", after].concat()] {
+            for text in [
+                before.to_vec(),
+                [before, &after[1..]].concat(),
+                [before, b"\"", after].concat(),
+                [before, b"}", after].concat(),
+            ] {
                 if let Err(reason) = toolgate_hook::event::HookEvent::parse(&text) {
                     assert!(!reason.is_empty());
                 }
@@ -233,7 +274,12 @@ fn init_user_installs_hooks_for_all_projects() {
     // It says what holds of one's own file, and nothing that holds of a project's.
     let own = project.path(".config/toolgate/toolgate.toml");
     let text = std::fs::read_to_string(&own).unwrap();
-    assert!(text.starts_with("# Configuration for your agents in all projects. Every change is in force at once.\n"), "{text}");
+    assert!(
+        text.starts_with(
+            "# Configuration for your agents in all projects. Every change is in force at once.\n"
+        ),
+        "{text}"
+    );
     assert!(text.contains("| toolgate check\n") && !text.contains("toolgate trust"), "{text}");
     let push = json!({"tool_name": "bash", "tool_input": {"command": "git push -f"}});
     let (code, _, stderr) = project.run(&["hook", "--client", "codex"], &push.to_string());
@@ -254,7 +300,9 @@ fn doctor_reports_shared_state_directory() {
     let project = TestProject::new();
     assert_eq!(project.run(&["init", "--for", "claude-code"], "").0, 0);
     let state = project.path(".local/state/toolgate");
-    let allow = |mode: u32| std::fs::set_permissions(&state, std::fs::Permissions::from_mode(mode)).unwrap();
+    let allow = |mode: u32| {
+        std::fs::set_permissions(&state, std::fs::Permissions::from_mode(mode)).unwrap()
+    };
     allow(0o755);
     insta::assert_snapshot!(transcript(&project, "doctor; doctor --json; trust"), @r#"
     $ doctor [1]
@@ -269,11 +317,15 @@ fn doctor_reports_shared_state_directory() {
     assert_eq!(project.run(&["doctor"], "").0, 0);
     // Only root can give something away.
     if std::os::unix::fs::chown(&state, Some(65_534), None).is_ok() {
-        assert!(transcript(&project, "doctor").contains("✗ state          the state directory HOME/.local/state/toolgate: it belongs"));
+        assert!(transcript(&project, "doctor").contains(
+            "✗ state          the state directory HOME/.local/state/toolgate: it belongs"
+        ));
     }
     std::fs::rename(&state, project.path("moved")).unwrap();
     project.write(".local/state/toolgate", "a file");
-    assert!(transcript(&project, "doctor").contains("✗ state          the state directory HOME/.local/state/toolgate: it is no directory"));
+    assert!(transcript(&project, "doctor").contains(
+        "✗ state          the state directory HOME/.local/state/toolgate: it is no directory"
+    ));
 }
 
 #[test]
@@ -281,7 +333,8 @@ fn doctor_reports_clock_set_back() {
     let project = TestProject::new();
     assert_eq!(project.run(&["init", "--for", "claude-code"], "").0, 0);
     send_hook_event(&project, "PreToolUse", "git push -f", &json!({}));
-    let ledger = rusqlite::Connection::open(project.path(".local/state/toolgate/ledger.db")).unwrap();
+    let ledger =
+        rusqlite::Connection::open(project.path(".local/state/toolgate/ledger.db")).unwrap();
     let later = "UPDATE ledger SET body = replace(body, '\"at\":\"20', '\"at\":\"30')";
     assert_eq!(ledger.execute(later, []).unwrap(), 1);
     let said = transcript(&project, "doctor");
@@ -311,10 +364,16 @@ fn every_verb_has_man_page_and_completion() {
     For more information, try '--help'.
     ");
     let pages = std::fs::read_dir(project.path("project/pages")).unwrap();
-    let mut pages: Vec<String> = pages.map(|page| page.unwrap().file_name().into_string().unwrap().replace(".1", "")).collect();
+    let mut pages: Vec<String> = pages
+        .map(|page| page.unwrap().file_name().into_string().unwrap().replace(".1", ""))
+        .collect();
     pages.sort();
     insta::assert_snapshot!(pages.join(" "), @"toolgate toolgate-approvals toolgate-approvals-approve toolgate-approvals-deny toolgate-approvals-list toolgate-audit toolgate-audit-export toolgate-audit-key toolgate-audit-prune toolgate-audit-query toolgate-audit-receipt toolgate-audit-settle toolgate-audit-show toolgate-audit-stats toolgate-audit-tail toolgate-audit-verify toolgate-backtest toolgate-check toolgate-completions toolgate-demo toolgate-doctor toolgate-eject toolgate-explain toolgate-hook toolgate-init toolgate-lint toolgate-man toolgate-pause toolgate-replay toolgate-resume toolgate-schema toolgate-serve toolgate-token toolgate-trust toolgate-upstream toolgate-upstream-accept toolgate-upstream-diff toolgate-upstream-list");
-    assert!(project.read("project/pages/toolgate-token.1").contains("Create a token for a client of the gateway"));
+    assert!(
+        project
+            .read("project/pages/toolgate-token.1")
+            .contains("Create a token for a client of the gateway")
+    );
     for shell in ["bash", "elvish", "fish", "powershell", "zsh"] {
         let (code, script, _) = project.run(&["completions", shell], "");
         assert_eq!(code, 0, "{shell}");
@@ -323,7 +382,11 @@ fn every_verb_has_man_page_and_completion() {
         }
         project.write(&format!("project/{shell}"), &script);
     }
-    let read = std::process::Command::new("bash").arg("-n").arg(project.path("project/bash")).status().unwrap();
+    let read = std::process::Command::new("bash")
+        .arg("-n")
+        .arg(project.path("project/bash"))
+        .status()
+        .unwrap();
     assert!(read.success(), "bash cannot read its completions");
 }
 
@@ -331,7 +394,10 @@ fn every_verb_has_man_page_and_completion() {
 fn printed_schema_equals_shipped_schema() {
     let (code, stdout, stderr) = TestProject::new().run(&["schema"], "");
     assert_eq!((code, stderr.as_str()), (0, ""));
-    assert!(stdout == include_str!("../../../../../schema/toolgate.schema.json"), "write it to schema/toolgate.schema.json");
+    assert!(
+        stdout == include_str!("../../../../../schema/toolgate.schema.json"),
+        "write it to schema/toolgate.schema.json"
+    );
 }
 
 #[test]
@@ -340,7 +406,8 @@ fn hook_binary_prints_help_and_rejects_arguments() {
     let mut told = String::new();
     for name in ["toolgate-hook"] {
         for args in [&["--help"][..], &["--nonsense", "x"], &["--socket", "none.sock"]] {
-            let (code, stdout, stderr) = run_program(&project, name, args, b"{\"tool_name\": \"bash\"}");
+            let (code, stdout, stderr) =
+                run_program(&project, name, args, b"{\"tool_name\": \"bash\"}");
             told.push_str(&format!("$ {name} {} [{code}]\n{stdout}{stderr}", args.join(" ")));
         }
     }

@@ -14,7 +14,9 @@ use crate::output_snapshots::{CODER_CONFIG, demo_project, send_hook_event, trans
 fn wait_for_stderr_line(running: &mut ToolgateProcess, words: &str) -> String {
     let stderr = BufReader::new(running.0.stderr.take().unwrap());
     let (tell, told) = mpsc::channel();
-    std::thread::spawn(move || stderr.lines().map_while(Result::ok).try_for_each(|line| tell.send(line)));
+    std::thread::spawn(move || {
+        stderr.lines().map_while(Result::ok).try_for_each(|line| tell.send(line))
+    });
     loop {
         let line = told.recv_timeout(Duration::from_secs(60)).unwrap();
         if line.contains(words) {
@@ -27,7 +29,9 @@ fn wait_for_stderr_line(running: &mut ToolgateProcess, words: &str) -> String {
 fn serve_prunes_rows_only_with_retention() {
     let project = demo_project();
     let keeping = |retention: &str| {
-        let config = format!("store = \"ledger.db\"\n{retention}name = \"desk\"\n[tools.calc]\nkind = \"builtin\"\n");
+        let config = format!(
+            "store = \"ledger.db\"\n{retention}name = \"desk\"\n[tools.calc]\nkind = \"builtin\"\n"
+        );
         project.write("project/toolgate.toml", &config);
     };
     let older = |days: i64| {
@@ -39,7 +43,9 @@ fn serve_prunes_rows_only_with_retention() {
     let first = |at: &str| {
         let ledger = rusqlite::Connection::open(project.path("project/ledger.db")).unwrap();
         let at = i64::try_from(at.parse::<toolgate::Timestamp>().unwrap().as_nanosecond()).unwrap();
-        ledger.execute("UPDATE ledger SET at = ?1 WHERE seq = (SELECT min(seq) FROM ledger)", [at]).unwrap();
+        ledger
+            .execute("UPDATE ledger SET at = ?1 WHERE seq = (SELECT min(seq) FROM ledger)", [at])
+            .unwrap();
     };
     let rows = || project.run(&["audit", "query", "--json"], "").1.lines().count();
     older(40);
@@ -54,7 +60,15 @@ fn serve_prunes_rows_only_with_retention() {
     // Of another ledger than the one it names, a configuration says nothing.
     keeping("retention = \"30d\"\n");
     std::fs::copy(project.path("project/toolgate.toml"), project.path("toolgate.toml")).unwrap();
-    let elsewhere = ["serve", "--config", "../toolgate.toml", "--listen", "127.0.0.1:0", "--store", "ledger.db"];
+    let elsewhere = [
+        "serve",
+        "--config",
+        "../toolgate.toml",
+        "--listen",
+        "127.0.0.1:0",
+        "--store",
+        "ledger.db",
+    ];
     assert!(!serve_output(&project, &elsewhere).contains("(`retention`)"));
     assert_eq!(rows(), 30);
     // A clock that is far ahead of the newest row lets nothing go.
@@ -75,7 +89,10 @@ fn serve_prunes_rows_only_with_retention() {
     assert_eq!(project.run(&["audit", "verify"], "").0, 0, "what is left holds");
     older(40);
     let hook = ["hook", "--serve", "--config", "toolgate.toml", "--socket", "hook.sock"];
-    assert!(wait_for_stderr_line(&mut ToolgateProcess::start(&project, &hook), "(`retention`)").starts_with("removed "));
+    assert!(
+        wait_for_stderr_line(&mut ToolgateProcess::start(&project, &hook), "(`retention`)")
+            .starts_with("removed ")
+    );
     let said = transcript(&project, "doctor --config toolgate.toml");
     assert!(
         said.contains("ledger         HOME/project/ledger.db\n                 `toolgate serve` removes rows after 30 days\n"),
@@ -86,9 +103,12 @@ fn serve_prunes_rows_only_with_retention() {
 #[test]
 fn prune_defaults_to_retention_of_config() {
     let project = demo_project();
-    let pruned = |args: &[&str]| project.run(&[&["audit", "prune", "--dry-run"], args].concat(), "").1;
+    let pruned =
+        |args: &[&str]| project.run(&[&["audit", "prune", "--dry-run"], args].concat(), "").1;
     let keeping = |store: &str| {
-        let config = format!("store = \"{store}\"\nretention = \"36500d\"\n[tools.calc]\nkind = \"builtin\"\n");
+        let config = format!(
+            "store = \"{store}\"\nretention = \"36500d\"\n[tools.calc]\nkind = \"builtin\"\n"
+        );
         project.write("project/toolgate.toml", &config);
     };
     keeping("ledger.db");
@@ -100,30 +120,47 @@ fn prune_defaults_to_retention_of_config() {
     keeping("other.db");
     assert!(pruned(&["--store", "ledger.db"]).starts_with("0 rows from before 20"));
     // What does not load may keep them for longer, and nothing goes by a guess.
-    for config in
-        ["store = \"ledger.db\"\nretention = \"10 years\"\n", "store = \"ledger.db\"\nretention = \"36500d\"\n", "store = \"ledger.db\n"]
-    {
+    for config in [
+        "store = \"ledger.db\"\nretention = \"10 years\"\n",
+        "store = \"ledger.db\"\nretention = \"36500d\"\n",
+        "store = \"ledger.db\n",
+    ] {
         project.write("project/toolgate.toml", config);
         for args in [&["--dry-run"][..], &[]] {
-            let (code, stdout, stderr) = project.run(&[&["audit", "prune", "--store", "ledger.db"], args].concat(), "");
+            let (code, stdout, stderr) =
+                project.run(&[&["audit", "prune", "--store", "ledger.db"], args].concat(), "");
             assert!(
-                code == 2 && stdout.is_empty() && stderr.contains("set the maximum age of rows with `--older-than`"),
+                code == 2
+                    && stdout.is_empty()
+                    && stderr.contains("set the maximum age of rows with `--older-than`"),
                 "{config}: {stderr}"
             );
         }
-        assert!(pruned(&["--store", "ledger.db", "--older-than", "1d"]).starts_with("0 rows from before 20"), "{config}");
+        assert!(
+            pruned(&["--store", "ledger.db", "--older-than", "1d"])
+                .starts_with("0 rows from before 20"),
+            "{config}"
+        );
     }
 }
 
 #[test]
 fn doctor_reports_age_of_oldest_row() {
     let project = demo_project();
-    project.write("project/toolgate.toml", "store = \"ledger.db\"\n[tools.calc]\nkind = \"builtin\"\n");
+    project.write(
+        "project/toolgate.toml",
+        "store = \"ledger.db\"\n[tools.calc]\nkind = \"builtin\"\n",
+    );
     assert!(!transcript(&project, "doctor --config toolgate.toml").contains("the oldest row"));
     let ledger = rusqlite::Connection::open(project.path("project/ledger.db")).unwrap();
-    ledger.execute("UPDATE ledger SET body = replace(body, '\"at\":\"20', '\"at\":\"19')", []).unwrap();
+    ledger
+        .execute("UPDATE ledger SET body = replace(body, '\"at\":\"20', '\"at\":\"19')", [])
+        .unwrap();
     let said = transcript(&project, "doctor --config toolgate.toml");
-    assert!(said.contains("the oldest row is from TIME; set `retention` or run `toolgate audit prune`"), "{said}");
+    assert!(
+        said.contains("the oldest row is from TIME; set `retention` or run `toolgate audit prune`"),
+        "{said}"
+    );
     assert_eq!(project.run(&["audit", "prune", "--older-than", "0s"], "").0, 0);
 }
 
@@ -131,10 +168,15 @@ fn doctor_reports_age_of_oldest_row() {
 fn audit_tail_prints_new_rows() {
     let project = TestProject::with_config(CODER_CONFIG);
     send_hook_event(&project, "PreToolUse", "rm before", &json!({}));
-    let mut tail = ToolgateProcess::start(&project, &["audit", "tail", "-f", "-n", "1", "--decision", "refused"]);
+    let mut tail = ToolgateProcess::start(
+        &project,
+        &["audit", "tail", "-f", "-n", "1", "--decision", "refused"],
+    );
     let (heard, lines) = mpsc::channel();
     let stdout = BufReader::new(tail.0.stdout.take().unwrap());
-    std::thread::spawn(move || stdout.lines().map_while(Result::ok).try_for_each(|line| heard.send(line)));
+    std::thread::spawn(move || {
+        stdout.lines().map_while(Result::ok).try_for_each(|line| heard.send(line))
+    });
     let next = || lines.recv_timeout(Duration::from_secs(60)).unwrap();
     assert!(next().contains("rm before"));
     // What does not fit is passed over.
@@ -178,14 +220,18 @@ fn export_streams_rows_with_bounded_memory() {
     let (code, whole, stderr) = project.run(&["audit", "export"], "");
     assert_eq!((code, stderr.as_str(), whole.lines().count()), (0, "", 31 * 200));
     for (n, line) in whole.lines().enumerate() {
-        let entry: Value = serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}"));
+        let entry: Value =
+            serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}"));
         assert_eq!(entry["seq"], n + 1, "oldest first");
     }
-    // However much there is, it takes no more memory: nobody has read on, so all but the first of it is still to come.
+    // However much there is, it takes no more memory: nobody has read on, so all but the first of
+    // it is still to come.
     let peak = |more: &[&str]| {
-        let mut export = ToolgateProcess::start(&project, &[&["audit", "export"][..], more].concat());
+        let mut export =
+            ToolgateProcess::start(&project, &[&["audit", "export"][..], more].concat());
         BufReader::new(export.0.stdout.as_mut().unwrap()).read_line(&mut String::new()).unwrap();
-        export.proc_status("VmHWM").unwrap().trim_end_matches(" kB").parse::<usize>().unwrap() * 1024
+        export.proc_status("VmHWM").unwrap().trim_end_matches(" kB").parse::<usize>().unwrap()
+            * 1024
     };
     let (few, all) = (peak(&["--tool", "lookup_order"]), peak(&[]));
     assert!(all < few + whole.len() / 2, "{all} after {few} for {}", whole.len());

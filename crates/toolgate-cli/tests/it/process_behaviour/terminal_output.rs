@@ -9,10 +9,15 @@ use crate::output_snapshots::{CODER_CONFIG, demo_project, send_hook_event};
 
 /// What a person at a terminal sees.
 fn run_in_terminal(project: &TestProject, variables: &[(&str, &str)], args: &[&str]) -> String {
-    let line = format!("'{}' {}", assert_cmd::cargo::cargo_bin("toolgate").display(), args.join(" "));
+    let line =
+        format!("'{}' {}", assert_cmd::cargo::cargo_bin("toolgate").display(), args.join(" "));
     let mut command = std::process::Command::new("script");
     project.set_environment(&mut command);
-    command.env("TERM", "xterm").envs(variables.iter().copied()).args(["-qec", &line, "/dev/null"]).stdin(Stdio::null());
+    command
+        .env("TERM", "xterm")
+        .envs(variables.iter().copied())
+        .args(["-qec", &line, "/dev/null"])
+        .stdin(Stdio::null());
     String::from_utf8(command.output().unwrap().stdout).unwrap()
 }
 
@@ -24,14 +29,23 @@ fn colors_appear_only_in_color_terminals() {
     }
     let project = demo_project();
     project.write("project/bad.toml", "[tools.look]\nkind = \"clint\"\n");
-    for line in ["audit query", "audit verify", "doctor --config bad.toml", "trust bad.toml", "lint --config bad.toml", "dmeo", "--help"] {
+    for line in [
+        "audit query",
+        "audit verify",
+        "doctor --config bad.toml",
+        "trust bad.toml",
+        "lint --config bad.toml",
+        "dmeo",
+        "--help",
+    ] {
         let args: Vec<&str> = line.split(' ').collect();
         assert!(run_in_terminal(&project, &[], &args).contains('\u{1b}'), "{line} has colours");
         for off in [("NO_COLOR", "1"), ("CLICOLOR", "0"), ("TERM", "dumb")] {
             let seen = run_in_terminal(&project, &[off], &args);
             assert!(!seen.is_empty() && !seen.contains('\u{1b}'), "{line} with {off:?}: {seen}");
         }
-        let (_, stdout, stderr) = project.run_with(&[("CLICOLOR_FORCE", "1"), ("NO_COLOR", "1")], &args, "");
+        let (_, stdout, stderr) =
+            project.run_with(&[("CLICOLOR_FORCE", "1"), ("NO_COLOR", "1")], &args, "");
         assert!(!format!("{stdout}{stderr}").contains('\u{1b}'), "{line}");
     }
 }
@@ -55,7 +69,9 @@ fn untrusted_text_is_escaped_in_terminal() {
     let odd = "rm \u{202e}x\u{1b}[2J\r\nls";
     send_hook_event(&project, "PreToolUse", odd, &json!({}));
     assert_eq!(project.run(&["pause", "--principal", odd, "--because", odd], "").0, 0);
-    for (line, lines) in [("approvals list", 4), ("audit query", 3), ("audit tail", 1), ("pause", 1)] {
+    for (line, lines) in
+        [("approvals list", 4), ("audit query", 3), ("audit tail", 1), ("pause", 1)]
+    {
         let (_, stdout, _) = project.run(&line.split(' ').collect::<Vec<_>>(), "");
         assert!(!stdout.contains(['\u{202e}', '\u{1b}', '\r']), "{line}: {stdout:?}");
         assert_eq!(stdout.lines().count(), lines, "{line}: {stdout}");

@@ -77,18 +77,27 @@ pub(crate) struct TokenIssuer {
 
 impl TokenIssuer {
     pub(crate) fn new(jwt: JwtConfig) -> Self {
-        Self { jwt, keys: RwLock::default(), fetch_started: Mutex::default(), fetch_ended: Mutex::default(), fetch_lock: Arc::default() }
+        Self {
+            jwt,
+            keys: RwLock::default(),
+            fetch_started: Mutex::default(),
+            fetch_ended: Mutex::default(),
+            fetch_lock: Arc::default(),
+        }
     }
 
     /// Authenticates the bearer of a token.
     pub(crate) async fn authenticate(self: &Arc<Self>, token: &str) -> Result<Caller, AuthError> {
-        let header = jsonwebtoken::decode_header(token).map_err(|_| AuthError::Invalid("the token is malformed"))?;
+        let header = jsonwebtoken::decode_header(token)
+            .map_err(|_| AuthError::Invalid("the token is malformed"))?;
         if !ALLOWED_ALGORITHMS.contains(&header.alg) {
             return Err(AuthError::Invalid("the signature algorithm of the token is not allowed"));
         }
         // Critical header parameters are not supported (RFC 7515, section 4.1.11).
         if header.crit.is_some() {
-            return Err(AuthError::Invalid("the token has an unsupported critical header parameter"));
+            return Err(AuthError::Invalid(
+                "the token has an unsupported critical header parameter",
+            ));
         }
         if self.is_stale() {
             let turn = self.lock_fetch().await?;
@@ -105,7 +114,8 @@ impl TokenIssuer {
             // unverifiable token wait for a fetch, and fetches are rate limited. While no key is
             // known, fetches are more frequent.
             let turn = self.lock_fetch().await?;
-            let age = if self.is_empty() { EMPTY_KEY_SET_FETCH_INTERVAL } else { MIN_KEY_FETCH_INTERVAL };
+            let age =
+                if self.is_empty() { EMPTY_KEY_SET_FETCH_INTERVAL } else { MIN_KEY_FETCH_INTERVAL };
             if Arc::ptr_eq(&known, &self.keys()) && self.is_due(age) {
                 let _ = self.spawn_fetch(turn).await;
             }
@@ -114,7 +124,8 @@ impl TokenIssuer {
                 claims = self.verify_claims(&renewed, token, &kid, header.alg);
             }
         }
-        let claims = claims.ok_or(AuthError::Invalid("the token is signed with an unknown key"))??;
+        let claims =
+            claims.ok_or(AuthError::Invalid("the token is signed with an unknown key"))??;
         // Refreshes in the background, unless a fetch is running. Requests with a new key wait for
         // it.
         if let Ok(turn) = Arc::clone(&self.fetch_lock).try_lock_owned()
@@ -126,7 +137,13 @@ impl TokenIssuer {
     }
 
     /// Returns the claims of a valid token, or `None` if none of these keys signed it.
-    fn verify_claims(&self, keys: &KeySet, token: &str, kid: &str, algorithm: Algorithm) -> Option<Result<Value, AuthError>> {
+    fn verify_claims(
+        &self,
+        keys: &KeySet,
+        token: &str,
+        kid: &str,
+        algorithm: Algorithm,
+    ) -> Option<Result<Value, AuthError>> {
         let mut validation = Validation::new(algorithm);
         validation.set_audience(&[&self.jwt.audience]);
         validation.set_issuer(&[&self.jwt.issuer]);
@@ -134,25 +151,33 @@ impl TokenIssuer {
         // Dates are checked separately, because they may have fractions.
         validation.validate_exp = false;
         // A token without a key ID refers to the only key.
-        let named = keys.get(kid).or_else(|| keys.values().next().filter(|_| kid.is_empty() && keys.len() == 1))?;
-        named.iter().filter(|key| key.is_usable_with(algorithm)).take(MAX_KEYS_PER_ID).find_map(|key| {
-            match jsonwebtoken::decode::<Value>(token, &key.key, &validation) {
+        let named = keys
+            .get(kid)
+            .or_else(|| keys.values().next().filter(|_| kid.is_empty() && keys.len() == 1))?;
+        named.iter().filter(|key| key.is_usable_with(algorithm)).take(MAX_KEYS_PER_ID).find_map(
+            |key| match jsonwebtoken::decode::<Value>(token, &key.key, &validation) {
                 Ok(token) => Some(check_dates(&token.claims).map(|()| token.claims)),
                 Err(error) => match error.kind() {
                     ErrorKind::InvalidSignature => None,
-                    ErrorKind::InvalidAudience => Some(Err(AuthError::Invalid("the token is for another audience"))),
-                    ErrorKind::InvalidIssuer => Some(Err(AuthError::Invalid("the token is from another issuer"))),
+                    ErrorKind::InvalidAudience => {
+                        Some(Err(AuthError::Invalid("the token is for another audience")))
+                    }
+                    ErrorKind::InvalidIssuer => {
+                        Some(Err(AuthError::Invalid("the token is from another issuer")))
+                    }
                     _ => Some(Err(AuthError::Invalid("the token is not valid"))),
                 },
-            }
-        })
+            },
+        )
     }
 
     /// Builds the caller from the claims.
     fn caller_from_claims(&self, claims: &Value) -> Result<Caller, AuthError> {
         let claim = |name: &str| claims.get(name);
-        let principal = claim(&self.jwt.principal).and_then(Value::as_str).filter(|who| !who.is_empty());
-        let principal = principal.ok_or(AuthError::Invalid("the token does not name a principal"))?.to_owned();
+        let principal =
+            claim(&self.jwt.principal).and_then(Value::as_str).filter(|who| !who.is_empty());
+        let principal =
+            principal.ok_or(AuthError::Invalid("the token does not name a principal"))?.to_owned();
         if principal == CANARY_PRINCIPAL {
             return Err(AuthError::Invalid("the token names a reserved principal"));
         }
@@ -161,7 +186,9 @@ impl TokenIssuer {
             None | Some(Value::Null) => None,
             Some(Value::String(name)) => Some(name.clone()),
             Some(Value::Number(name)) => Some(name.to_string()),
-            Some(_) => return Err(AuthError::Invalid("the session claim of the token is not text")),
+            Some(_) => {
+                return Err(AuthError::Invalid("the session claim of the token is not text"));
+            }
         };
         // The bearer cannot correct the claim, so the token is rejected.
         if session.as_deref().is_some_and(|name| !is_session_name(name)) {
@@ -171,11 +198,18 @@ impl TokenIssuer {
         }
         // If the configured claim is missing, the caller may act as no agent.
         let agents = self.jwt.agents.as_deref().map(|name| match claim(name) {
-            Some(Value::Array(names)) => names.iter().filter_map(Value::as_str).map(str::to_owned).collect(),
+            Some(Value::Array(names)) => {
+                names.iter().filter_map(Value::as_str).map(str::to_owned).collect()
+            }
             Some(Value::String(names)) => names.split_whitespace().map(str::to_owned).collect(),
             _ => Vec::new(),
         });
-        Ok(Caller { principal, agents, session, auth_method: AuthMethod::Issuer(self.jwt.issuer.clone()) })
+        Ok(Caller {
+            principal,
+            agents,
+            session,
+            auth_method: AuthMethod::Issuer(self.jwt.issuer.clone()),
+        })
     }
 
     fn keys(&self) -> Arc<KeySet> {
@@ -203,7 +237,9 @@ impl TokenIssuer {
 
     /// Waits until no fetch is running.
     async fn lock_fetch(&self) -> Result<OwnedMutexGuard<()>, AuthError> {
-        let turn = tokio::time::timeout(KEY_FETCH_LOCK_TIMEOUT, Arc::clone(&self.fetch_lock).lock_owned()).await;
+        let turn =
+            tokio::time::timeout(KEY_FETCH_LOCK_TIMEOUT, Arc::clone(&self.fetch_lock).lock_owned())
+                .await;
         turn.map_err(|_| AuthError::Invalid("the keys for tokens are not available now"))
     }
 
@@ -233,16 +269,27 @@ impl TokenIssuer {
     /// Replaces the known keys by the published ones.
     async fn replace_keys(&self) -> Result<(), String> {
         let text = self.read_key_set().await?;
-        let set: JwkSet = serde_json::from_str(&text).map_err(|error| format!("the key set for tokens is not valid: {error}"))?;
+        let set: JwkSet = serde_json::from_str(&text)
+            .map_err(|error| format!("the key set for tokens is not valid: {error}"))?;
         let mut keys = KeySet::new();
         for jwk in &set.keys {
             // Skips keys for encryption and for unsupported algorithms.
-            if jwk.common.public_key_use.as_ref().is_some_and(|purpose| *purpose != PublicKeyUse::Signature) {
+            if jwk
+                .common
+                .public_key_use
+                .as_ref()
+                .is_some_and(|purpose| *purpose != PublicKeyUse::Signature)
+            {
                 continue;
             }
-            let Ok(algorithm) = jwk.common.key_algorithm.map(Algorithm::try_from).transpose() else { continue };
+            let Ok(algorithm) = jwk.common.key_algorithm.map(Algorithm::try_from).transpose()
+            else {
+                continue;
+            };
             if let Ok(key) = DecodingKey::from_jwk(jwk) {
-                keys.entry(jwk.common.key_id.clone().unwrap_or_default()).or_default().push(IssuerKey { key, algorithm });
+                keys.entry(jwk.common.key_id.clone().unwrap_or_default())
+                    .or_default()
+                    .push(IssuerKey { key, algorithm });
             }
         }
         if keys.is_empty() {
@@ -256,12 +303,19 @@ impl TokenIssuer {
     /// Reads the published key set.
     async fn read_key_set(&self) -> Result<String, String> {
         if !is_url(&self.jwt.keys) {
-            return std::fs::read_to_string(&self.jwt.keys).map_err(|error| format!("{}: {error}", self.jwt.keys));
+            return std::fs::read_to_string(&self.jwt.keys)
+                .map_err(|error| format!("{}: {error}", self.jwt.keys));
         }
         // The URL may contain a secret.
-        let said = |error: reqwest::Error| format!("the request for the key set failed: {}", error.without_url());
-        let request = crate::http_tool::upstream_client().map_err(said)?.get(&self.jwt.keys).timeout(Duration::from_secs(10));
-        let answer = request.send().await.and_then(reqwest::Response::error_for_status).map_err(said)?;
+        let said = |error: reqwest::Error| {
+            format!("the request for the key set failed: {}", error.without_url())
+        };
+        let request = crate::http_tool::upstream_client()
+            .map_err(said)?
+            .get(&self.jwt.keys)
+            .timeout(Duration::from_secs(10));
+        let answer =
+            request.send().await.and_then(reqwest::Response::error_for_status).map_err(said)?;
         let bytes = crate::upstream::transport::bounded_http::read_body(answer)
             .await
             .map_err(said)?
@@ -278,12 +332,20 @@ fn check_dates(claims: &Value) -> Result<(), AuthError> {
     let now = toolgate::Timestamp::now().as_duration().as_secs_f64();
     let date = |name: &str| claims.get(name).map(Value::as_f64);
     match date("exp") {
-        Some(Some(end)) if end < now - MAX_CLOCK_SKEW_SECONDS => return Err(AuthError::Invalid("the token has expired")),
+        Some(Some(end)) if end < now - MAX_CLOCK_SKEW_SECONDS => {
+            return Err(AuthError::Invalid("the token has expired"));
+        }
         Some(Some(_)) => {}
-        None | Some(None) => return Err(AuthError::Invalid("`exp` of the token is missing or not a number of seconds")),
+        None | Some(None) => {
+            return Err(AuthError::Invalid(
+                "`exp` of the token is missing or not a number of seconds",
+            ));
+        }
     }
     match date("nbf") {
-        Some(Some(begin)) if begin > now + MAX_CLOCK_SKEW_SECONDS => Err(AuthError::Invalid("the token is not valid yet")),
+        Some(Some(begin)) if begin > now + MAX_CLOCK_SKEW_SECONDS => {
+            Err(AuthError::Invalid("the token is not valid yet"))
+        }
         Some(None) => Err(AuthError::Invalid("`nbf` of the token is not a number of seconds")),
         Some(Some(_)) | None => Ok(()),
     }
@@ -304,7 +366,15 @@ mod tests {
 
     fn issuer(keys: String) -> Arc<TokenIssuer> {
         let (issuer, audience, principal) = ("i".to_owned(), "a".to_owned(), "sub".to_owned());
-        Arc::new(TokenIssuer::new(JwtConfig { issuer, audience, keys, resource: None, principal, session: None, agents: None }))
+        Arc::new(TokenIssuer::new(JwtConfig {
+            issuer,
+            audience,
+            keys,
+            resource: None,
+            principal,
+            session: None,
+            agents: None,
+        }))
     }
 
     /// Publishes keys in a file.
@@ -321,7 +391,8 @@ mod tests {
         }
 
         fn publish(&self, keys: &[Value]) {
-            std::fs::write(self.home.path().join("keys.json"), json!({"keys": keys}).to_string()).unwrap();
+            std::fs::write(self.home.path().join("keys.json"), json!({"keys": keys}).to_string())
+                .unwrap();
         }
 
         async fn is_accepted(&self, token: &str) -> bool {
@@ -340,7 +411,12 @@ mod tests {
     fn sign_token(kid: Option<&str>, pair: TestKeyPair) -> String {
         let header = Header { kid: kid.map(str::to_owned), ..Header::new(Algorithm::ES256) };
         let claims = json!({"iss": "i", "aud": "a", "sub": "ann", "exp": toolgate::Timestamp::now().as_second() + 600});
-        jsonwebtoken::encode(&header, &claims, &EncodingKey::from_ec_pem(pair.0.as_bytes()).unwrap()).unwrap()
+        jsonwebtoken::encode(
+            &header,
+            &claims,
+            &EncodingKey::from_ec_pem(pair.0.as_bytes()).unwrap(),
+        )
+        .unwrap()
     }
 
     async fn advance_past(than: Duration) {
@@ -356,7 +432,10 @@ mod tests {
             signer.issuer.fetch().await.unwrap();
             // An invalid key set does not replace the known keys.
             std::fs::write(signer.home.path().join("keys.json"), "busy").unwrap();
-            assert!(signer.issuer.fetch().await.is_err() && signer.is_accepted(&token).await, "{others:?}");
+            assert!(
+                signer.issuer.fetch().await.is_err() && signer.is_accepted(&token).await,
+                "{others:?}"
+            );
             signer.publish(&others);
             assert!(signer.is_accepted(&token).await, "the keys are fresh: {others:?}");
             advance_past(KEY_REFRESH_INTERVAL).await;
@@ -374,13 +453,21 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn withdrawn_key_is_rejected_after_idle_time() {
         let signer = TestTokenSigner::new();
-        let (first, second) = (sign_token(Some("one"), FIRST_KEY), sign_token(Some("two"), SECOND_KEY));
+        let (first, second) =
+            (sign_token(Some("one"), FIRST_KEY), sign_token(Some("two"), SECOND_KEY));
         signer.publish(&[public_jwk(Some("one"), FIRST_KEY)]);
         signer.issuer.fetch().await.unwrap();
         advance_past(KEY_SET_TTL).await;
         signer.publish(&[public_jwk(Some("two"), SECOND_KEY)]);
         // The withdrawn key is rejected, also for concurrent requests.
-        assert_eq!(tokio::join!(signer.is_accepted(&first), signer.is_accepted(&first), signer.is_accepted(&second)), (false, false, true));
+        assert_eq!(
+            tokio::join!(
+                signer.is_accepted(&first),
+                signer.is_accepted(&first),
+                signer.is_accepted(&second)
+            ),
+            (false, false, true)
+        );
         // If the fetch fails, the known keys count, and requests do not wait for another fetch.
         std::fs::write(signer.home.path().join("keys.json"), "busy").unwrap();
         advance_past(KEY_SET_TTL).await;
@@ -396,7 +483,10 @@ mod tests {
             let (first, second) = (sign_token(kid, FIRST_KEY), sign_token(kid, SECOND_KEY));
             signer.publish(&[public_jwk(kid, FIRST_KEY)]);
             signer.issuer.fetch().await.unwrap();
-            assert!(signer.is_accepted(&first).await && !signer.is_accepted(&second).await, "{kid:?}");
+            assert!(
+                signer.is_accepted(&first).await && !signer.is_accepted(&second).await,
+                "{kid:?}"
+            );
             advance_past(MIN_KEY_FETCH_INTERVAL).await;
             signer.publish(&[public_jwk(kid, SECOND_KEY)]);
             assert!(signer.is_accepted(&second).await, "{kid:?}");
@@ -407,7 +497,10 @@ mod tests {
             assert!(!signer.is_accepted(&first).await, "{kid:?}");
             signer.publish(&[public_jwk(kid, FIRST_KEY)]);
             for _ in 0..20 {
-                assert!(!signer.is_accepted(&first).await && signer.is_accepted(&second).await, "{kid:?}");
+                assert!(
+                    !signer.is_accepted(&first).await && signer.is_accepted(&second).await,
+                    "{kid:?}"
+                );
                 tokio::time::advance(Duration::from_secs(1)).await;
             }
             advance_past(Duration::from_secs(10)).await;
@@ -430,15 +523,25 @@ mod tests {
             signer.publish(&[public_jwk(kid, FIRST_KEY), public_jwk(kid, SECOND_KEY), other(kid)]);
             signer.issuer.fetch().await.unwrap();
             assert!(
-                signer.is_accepted(&sign_token(kid, FIRST_KEY)).await && signer.is_accepted(&sign_token(kid, SECOND_KEY)).await,
+                signer.is_accepted(&sign_token(kid, FIRST_KEY)).await
+                    && signer.is_accepted(&sign_token(kid, SECOND_KEY)).await,
                 "{kid:?}"
             );
             assert!(!signer.is_accepted(&sign_token(Some("other"), FIRST_KEY)).await, "{kid:?}");
             // An expired token is reported as such, whichever key signed it.
             let claims = json!({"iss": "i", "aud": "a", "sub": "ann", "exp": 1});
             let header = Header { kid: kid.map(str::to_owned), ..Header::new(Algorithm::ES256) };
-            let token = jsonwebtoken::encode(&header, &claims, &EncodingKey::from_ec_pem(SECOND_KEY.0.as_bytes()).unwrap()).unwrap();
-            assert_eq!(signer.issuer.authenticate(&token).await, Err(AuthError::Invalid("the token has expired")), "{kid:?}");
+            let token = jsonwebtoken::encode(
+                &header,
+                &claims,
+                &EncodingKey::from_ec_pem(SECOND_KEY.0.as_bytes()).unwrap(),
+            )
+            .unwrap();
+            assert_eq!(
+                signer.issuer.authenticate(&token).await,
+                Err(AuthError::Invalid("the token has expired")),
+                "{kid:?}"
+            );
         }
     }
 
@@ -450,8 +553,10 @@ mod tests {
         let now = toolgate::Timestamp::now().as_second();
         let (end, ended) = (format!("{}.25", now + 600), format!("{}.25", now - 600));
         let (expired, early) = ("the token has expired", "the token is not valid yet");
-        let (no_end, no_begin) =
-            ("`exp` of the token is missing or not a number of seconds", "`nbf` of the token is not a number of seconds");
+        let (no_end, no_begin) = (
+            "`exp` of the token is missing or not a number of seconds",
+            "`nbf` of the token is not a number of seconds",
+        );
         for (dates, why) in [
             (format!("\"exp\": {end}"), None),
             ("\"exp\": 4e9".to_owned(), None),
@@ -468,10 +573,18 @@ mod tests {
             ("\"iat\": 1".to_owned(), Some(no_end)),
             ("\"exp\": 4e9, \"nbf\": null".to_owned(), Some(no_begin)),
         ] {
-            let claims: Value = serde_json::from_str(&format!("{{\"iss\": \"i\", \"aud\": \"a\", \"sub\": \"ann\", {dates}}}")).unwrap();
+            let claims: Value = serde_json::from_str(&format!(
+                "{{\"iss\": \"i\", \"aud\": \"a\", \"sub\": \"ann\", {dates}}}"
+            ))
+            .unwrap();
             let key = EncodingKey::from_ec_pem(FIRST_KEY.0.as_bytes()).unwrap();
-            let token = jsonwebtoken::encode(&Header::new(Algorithm::ES256), &claims, &key).unwrap();
-            assert_eq!(signer.issuer.authenticate(&token).await.err(), why.map(AuthError::Invalid), "{dates}");
+            let token =
+                jsonwebtoken::encode(&Header::new(Algorithm::ES256), &claims, &key).unwrap();
+            assert_eq!(
+                signer.issuer.authenticate(&token).await.err(),
+                why.map(AuthError::Invalid),
+                "{dates}"
+            );
         }
     }
 
@@ -495,7 +608,10 @@ mod tests {
                     hung_up.notified().await;
                 }
                 let said = json!({"keys": [public_jwk(None, pair)]}).to_string();
-                let said = format!("HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: {}\r\n\r\n{said}", said.len());
+                let said = format!(
+                    "HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: {}\r\n\r\n{said}",
+                    said.len()
+                );
                 stream.write_all(said.as_bytes()).await.unwrap();
             }
         });

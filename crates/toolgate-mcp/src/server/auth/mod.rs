@@ -35,7 +35,9 @@ impl Authenticator {
         let issuer = match &settings.jwt {
             None => None,
             Some(jwt) => {
-                let same = before.and_then(|before| before.issuer.clone()).filter(|issuer| issuer.jwt == *jwt && is_url(&jwt.keys));
+                let same = before
+                    .and_then(|before| before.issuer.clone())
+                    .filter(|issuer| issuer.jwt == *jwt && is_url(&jwt.keys));
                 let issuer = match same {
                     Some(issuer) => issuer,
                     None => {
@@ -49,7 +51,9 @@ impl Authenticator {
                             Err(error) => tracing::warn!(error, "{KEY_FETCH_FAILED_MESSAGE}"),
                             // An empty key file at startup is a mistake. Later it withdraws all
                             // keys.
-                            Ok(()) if is_file && !had && issuer.is_empty() => return Err(io::Error::other(EMPTY_KEY_SET_MESSAGE)),
+                            Ok(()) if is_file && !had && issuer.is_empty() => {
+                                return Err(io::Error::other(EMPTY_KEY_SET_MESSAGE));
+                            }
                             Ok(()) => {}
                         }
                         issuer
@@ -71,28 +75,48 @@ impl Authenticator {
     /// With `any`, another token with the same rights also counts. Of a signed token only the
     /// issuer is compared, because the token itself is not kept.
     pub(crate) fn can_reauthenticate(&self, caller: &Caller, any: bool) -> bool {
-        let same =
-            |token: &GatewayToken| token.principal == caller.principal && is_same_agents(token.agents.as_deref(), caller.agents.as_deref());
+        let same = |token: &GatewayToken| {
+            token.principal == caller.principal
+                && is_same_agents(token.agents.as_deref(), caller.agents.as_deref())
+        };
         let known = match &caller.auth_method {
             AuthMethod::Anonymous => false,
-            AuthMethod::Token(sha256) => self.tokens.iter().any(|token| (any || token.sha256 == *sha256) && same(token)),
-            AuthMethod::Issuer(name) => self.issuer.as_ref().is_some_and(|issuer| issuer.jwt.issuer == *name),
+            AuthMethod::Token(sha256) => {
+                self.tokens.iter().any(|token| (any || token.sha256 == *sha256) && same(token))
+            }
+            AuthMethod::Issuer(name) => {
+                self.issuer.as_ref().is_some_and(|issuer| issuer.jwt.issuer == *name)
+            }
         };
         known || self.is_auth_disabled()
     }
 
     /// Authenticates a request by its headers.
-    pub(crate) async fn authenticate(&self, headers: &HeaderMap, local: &str) -> Result<Caller, AuthError> {
+    pub(crate) async fn authenticate(
+        &self,
+        headers: &HeaderMap,
+        local: &str,
+    ) -> Result<Caller, AuthError> {
         if self.is_auth_disabled() {
-            return Ok(Caller { principal: local.to_owned(), agents: None, session: None, auth_method: AuthMethod::Anonymous });
+            return Ok(Caller {
+                principal: local.to_owned(),
+                agents: None,
+                session: None,
+                auth_method: AuthMethod::Anonymous,
+            });
         }
         let mut values = headers.get_all(http::header::AUTHORIZATION).iter();
         let value = values.next().ok_or(AuthError::Missing)?;
         if values.next().is_some() {
             return Err(AuthError::Invalid("more than one token"));
         }
-        let value = value.to_str().map_err(|_| AuthError::Invalid("the token is not valid text"))?;
-        let token = value.strip_prefix("Bearer ").or_else(|| value.strip_prefix("bearer ")).ok_or(AuthError::Missing)?.trim();
+        let value =
+            value.to_str().map_err(|_| AuthError::Invalid("the token is not valid text"))?;
+        let token = value
+            .strip_prefix("Bearer ")
+            .or_else(|| value.strip_prefix("bearer "))
+            .ok_or(AuthError::Missing)?
+            .trim();
         let digest = Digest::of(token.as_bytes()).to_string();
         // Compares with every token, so that the response time reveals nothing.
         let mut found = None;
@@ -132,7 +156,11 @@ mod tests {
 
     #[test]
     fn static_token_is_not_replaced_by_issuer() {
-        let token = |sha256: &str| GatewayToken { principal: "ann".to_owned(), sha256: sha256.to_owned(), agents: None };
+        let token = |sha256: &str| GatewayToken {
+            principal: "ann".to_owned(),
+            sha256: sha256.to_owned(),
+            agents: None,
+        };
         let jwt = |issuer: &str| JwtConfig {
             issuer: issuer.to_owned(),
             audience: String::new(),
@@ -143,8 +171,14 @@ mod tests {
             agents: None,
         };
         let issuer = |name: &str| Arc::new(TokenIssuer::new(jwt(name)));
-        let caller = |proof: AuthMethod| Caller { principal: "ann".to_owned(), agents: None, session: None, auth_method: proof };
-        let (own, signed) = (caller(AuthMethod::Token("1".to_owned())), caller(AuthMethod::Issuer("a".to_owned())));
+        let caller = |proof: AuthMethod| Caller {
+            principal: "ann".to_owned(),
+            agents: None,
+            session: None,
+            auth_method: proof,
+        };
+        let (own, signed) =
+            (caller(AuthMethod::Token("1".to_owned())), caller(AuthMethod::Issuer("a".to_owned())));
         for (tokens, issues, knows_own, knows_signed) in [
             (vec![token("1")], Some("a"), true, true),
             (vec![token("1")], None, true, false),
@@ -154,16 +188,28 @@ mod tests {
             (vec![], None, true, true),
         ] {
             let keys = Authenticator { tokens, issuer: issues.map(issuer) };
-            let known = (keys.can_reauthenticate(&own, false), keys.can_reauthenticate(&signed, false));
+            let known =
+                (keys.can_reauthenticate(&own, false), keys.can_reauthenticate(&signed, false));
             assert_eq!(known, (knows_own, knows_signed), "{issues:?} {:?}", keys.tokens);
-            assert_eq!(keys.can_reauthenticate(&caller(AuthMethod::Anonymous), false), keys.is_auth_disabled(), "a caller without proof");
+            assert_eq!(
+                keys.can_reauthenticate(&caller(AuthMethod::Anonymous), false),
+                keys.is_auth_disabled(),
+                "a caller without proof"
+            );
         }
     }
 
     #[test]
     fn equivalent_token_is_accepted_if_any_is_allowed() {
-        let agents = |names: &str| (names != "all").then(|| names.split(' ').map(str::to_owned).collect::<Vec<_>>());
-        let caller = |proof: AuthMethod| Caller { principal: "ann".to_owned(), agents: agents("a b"), session: None, auth_method: proof };
+        let agents = |names: &str| {
+            (names != "all").then(|| names.split(' ').map(str::to_owned).collect::<Vec<_>>())
+        };
+        let caller = |proof: AuthMethod| Caller {
+            principal: "ann".to_owned(),
+            agents: agents("a b"),
+            session: None,
+            auth_method: proof,
+        };
         for (principal, names, sha256, known) in [
             ("ann", "a b", "1", (true, true)),
             ("ann", "b a", "1", (true, true)),
@@ -172,10 +218,24 @@ mod tests {
             ("ann", "all", "2", (false, false)),
             ("bob", "a b", "2", (false, false)),
         ] {
-            let token = GatewayToken { principal: principal.to_owned(), sha256: sha256.to_owned(), agents: agents(names) };
-            let (keys, own) = (Authenticator { tokens: vec![token], issuer: None }, caller(AuthMethod::Token("1".to_owned())));
-            assert_eq!((keys.can_reauthenticate(&own, true), keys.can_reauthenticate(&own, false)), known, "{principal} {names} {sha256}");
-            assert!(!keys.can_reauthenticate(&caller(AuthMethod::Anonymous), true), "a caller without proof");
+            let token = GatewayToken {
+                principal: principal.to_owned(),
+                sha256: sha256.to_owned(),
+                agents: agents(names),
+            };
+            let (keys, own) = (
+                Authenticator { tokens: vec![token], issuer: None },
+                caller(AuthMethod::Token("1".to_owned())),
+            );
+            assert_eq!(
+                (keys.can_reauthenticate(&own, true), keys.can_reauthenticate(&own, false)),
+                known,
+                "{principal} {names} {sha256}"
+            );
+            assert!(
+                !keys.can_reauthenticate(&caller(AuthMethod::Anonymous), true),
+                "a caller without proof"
+            );
         }
     }
 }

@@ -62,7 +62,12 @@ impl PrincipalLimiter {
     }
 
     /// Takes permits for a principal: all of them, or none.
-    pub(crate) fn try_acquire(&self, principal: &str, many: u32, is_shared: bool) -> Option<ConcurrencyPermit> {
+    pub(crate) fn try_acquire(
+        &self,
+        principal: &str,
+        many: u32,
+        is_shared: bool,
+    ) -> Option<ConcurrencyPermit> {
         let mut own = lock(&self.in_use);
         let taken = own.get(principal).copied().unwrap_or_default() + many as usize;
         if taken > self.max_per_principal(is_shared) {
@@ -70,7 +75,12 @@ impl PrincipalLimiter {
         }
         let free = Arc::clone(&self.permits).try_acquire_many_owned(many).ok()?;
         own.insert(principal.to_owned(), taken);
-        Some(ConcurrencyPermit { _permits: free, in_use: Arc::clone(&self.in_use), principal: principal.to_owned(), count: many as usize })
+        Some(ConcurrencyPermit {
+            _permits: free,
+            in_use: Arc::clone(&self.in_use),
+            principal: principal.to_owned(),
+            count: many as usize,
+        })
     }
 }
 
@@ -116,7 +126,10 @@ impl Body for GuardedBody {
     type Data = Bytes;
     type Error = Infallible;
 
-    fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
         Pin::new(&mut self.body).poll_frame(context)
     }
 
@@ -138,11 +151,21 @@ mod tests {
         let seats = PrincipalLimiter::new(5);
         let has = |who: &str| lock(&seats.in_use).get(who).copied();
         assert_eq!(
-            (seats.max_per_principal(true), seats.max_per_principal(false), PrincipalLimiter::new(1).max_per_principal(true)),
+            (
+                seats.max_per_principal(true),
+                seats.max_per_principal(false),
+                PrincipalLimiter::new(1).max_per_principal(true)
+            ),
             (2, 5, 1)
         );
-        let (one, two) = (seats.try_acquire("ann", 1, true).unwrap(), seats.try_acquire("ann", 1, true).unwrap());
-        assert!(seats.try_acquire("ann", 1, true).is_none() && seats.try_acquire("bob", 3, true).is_none());
+        let (one, two) = (
+            seats.try_acquire("ann", 1, true).unwrap(),
+            seats.try_acquire("ann", 1, true).unwrap(),
+        );
+        assert!(
+            seats.try_acquire("ann", 1, true).is_none()
+                && seats.try_acquire("bob", 3, true).is_none()
+        );
         let both = seats.try_acquire("bob", 2, true).unwrap();
         assert_eq!((has("ann"), has("bob")), (Some(2), Some(2)));
         // Only one permit is left.

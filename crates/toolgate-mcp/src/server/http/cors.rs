@@ -1,8 +1,9 @@
 //! Implements CORS: which web pages may send requests and read responses.
 
 use http::header::{
-    ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS, ACCESS_CONTROL_ALLOW_ORIGIN, ACCESS_CONTROL_EXPOSE_HEADERS,
-    ACCESS_CONTROL_MAX_AGE, ACCESS_CONTROL_REQUEST_HEADERS, ACCESS_CONTROL_REQUEST_METHOD, HeaderName, ORIGIN, VARY,
+    ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS, ACCESS_CONTROL_ALLOW_ORIGIN,
+    ACCESS_CONTROL_EXPOSE_HEADERS, ACCESS_CONTROL_MAX_AGE, ACCESS_CONTROL_REQUEST_HEADERS,
+    ACCESS_CONTROL_REQUEST_METHOD, HeaderName, ORIGIN, VARY,
 };
 use http::request::Parts;
 use http::{HeaderMap, HeaderValue, Method, Response, StatusCode};
@@ -24,7 +25,9 @@ const MAX_PREFLIGHT_AGE_SECONDS: u64 = 600;
 impl HttpServer {
     /// Returns whether pages of an origin may send requests.
     pub(crate) fn is_allowed_origin(&self, origin: &HeaderValue) -> bool {
-        let of = |text: &str| url::Url::parse(text).ok().map(|url| url.origin()).filter(url::Origin::is_tuple);
+        let of = |text: &str| {
+            url::Url::parse(text).ok().map(|url| url.origin()).filter(url::Origin::is_tuple)
+        };
         let origin = origin.to_str().ok().and_then(of);
         origin.is_some() && self.mcp.config.allowed_origins.iter().any(|known| of(known) == origin)
     }
@@ -54,8 +57,15 @@ pub(crate) fn preflight_response(parts: &Parts) -> Option<HttpResponse> {
         return None;
     }
     let mut allowed = ALLOWED_HEADERS.to_owned();
-    for wanted in parts.headers.get_all(ACCESS_CONTROL_REQUEST_HEADERS).iter().filter_map(|wanted| wanted.to_str().ok()) {
-        for name in wanted.split(',').filter_map(|name| HeaderName::from_bytes(name.trim().as_bytes()).ok()) {
+    for wanted in parts
+        .headers
+        .get_all(ACCESS_CONTROL_REQUEST_HEADERS)
+        .iter()
+        .filter_map(|wanted| wanted.to_str().ok())
+    {
+        for name in
+            wanted.split(',').filter_map(|name| HeaderName::from_bytes(name.trim().as_bytes()).ok())
+        {
             if name.as_str().starts_with(ARGUMENT_HEADER_PREFIX) {
                 allowed.push_str(", ");
                 allowed.push_str(name.as_str());
@@ -66,7 +76,10 @@ pub(crate) fn preflight_response(parts: &Parts) -> Option<HttpResponse> {
     *answer.status_mut() = StatusCode::NO_CONTENT;
     let headers = answer.headers_mut();
     headers.insert(ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static(ALLOWED_METHODS));
-    headers.insert(ACCESS_CONTROL_ALLOW_HEADERS, allowed.parse().unwrap_or(HeaderValue::from_static(ALLOWED_HEADERS)));
+    headers.insert(
+        ACCESS_CONTROL_ALLOW_HEADERS,
+        allowed.parse().unwrap_or(HeaderValue::from_static(ALLOWED_HEADERS)),
+    );
     headers.insert(ACCESS_CONTROL_MAX_AGE, MAX_PREFLIGHT_AGE_SECONDS.into());
     Some(answer)
 }

@@ -52,40 +52,72 @@ struct EventBuffer {
 }
 
 impl EventBufferIndex {
-    fn buffer(&mut self, session: &SessionId, request: &str, number: u64) -> Option<&mut EventBuffer> {
+    fn buffer(
+        &mut self,
+        session: &SessionId,
+        request: &str,
+        number: u64,
+    ) -> Option<&mut EventBuffer> {
         self.sessions.get_mut(session)?.get_mut(request).filter(|tape| tape.id == number)
     }
 
     /// Opens the buffer of a request; `None` if it already has the answer.
     fn open(&mut self, session: &SessionId, request: &str) -> Option<u64> {
         self.remove_expired();
-        if let Some(tape) = self.sessions.get_mut(session).and_then(|tapes| tapes.get_mut(request)) {
+        if let Some(tape) = self.sessions.get_mut(session).and_then(|tapes| tapes.get_mut(request))
+        {
             tape.writers += 1;
             return tape.ended_at.is_none().then_some(tape.id);
         }
         self.created += 1;
-        let tape = EventBuffer { id: self.created, events: VecDeque::new(), bytes: 0, writers: 1, ended_at: None, changed: Arc::default() };
+        let tape = EventBuffer {
+            id: self.created,
+            events: VecDeque::new(),
+            bytes: 0,
+            writers: 1,
+            ended_at: None,
+            changed: Arc::default(),
+        };
         self.sessions.entry(session.clone()).or_default().insert(request.to_owned(), tape);
         Some(self.created)
     }
 
     /// Adds an event to a buffer; false if the buffer does not exist any more.
-    fn push(&mut self, session: &SessionId, request: &str, number: u64, event: ServerSseMessage, bytes: usize) -> bool {
+    fn push(
+        &mut self,
+        session: &SessionId,
+        request: &str,
+        number: u64,
+        event: ServerSseMessage,
+        bytes: usize,
+    ) -> bool {
         let Some(tape) = self.buffer(session, request, number) else { return false };
         // Events after the answer, and duplicates, are ignored.
-        let known = |(known, _): &(ServerSseMessage, usize)| known.event_id.is_some() && known.event_id == event.event_id;
+        let known = |(known, _): &(ServerSseMessage, usize)| {
+            known.event_id.is_some() && known.event_id == event.event_id
+        };
         if tape.ended_at.is_some() || tape.events.iter().any(known) {
             return true;
         }
         tape.events.push_back((event, bytes));
         // The answer is the last event, so it is never dropped here.
-        let gone = if tape.events.len() > MAX_EVENTS_PER_BUFFER { tape.events.pop_front().map_or(0, |(_, bytes)| bytes) } else { 0 };
+        let gone = if tape.events.len() > MAX_EVENTS_PER_BUFFER {
+            tape.events.pop_front().map_or(0, |(_, bytes)| bytes)
+        } else {
+            0
+        };
         tape.bytes = tape.bytes + bytes - gone;
         tape.changed.notify_waiters();
         self.bytes = self.bytes + bytes - gone;
-        let all = |tapes: &HashMap<String, EventBuffer>| tapes.values().map(|tape| tape.bytes).sum::<usize>();
+        let all = |tapes: &HashMap<String, EventBuffer>| {
+            tapes.values().map(|tape| tape.bytes).sum::<usize>()
+        };
         while self.bytes > MAX_TOTAL_BUFFER_BYTES {
-            let most = self.sessions.iter().max_by_key(|(_, tapes)| all(tapes)).map(|(session, _)| session.clone());
+            let most = self
+                .sessions
+                .iter()
+                .max_by_key(|(_, tapes)| all(tapes))
+                .map(|(session, _)| session.clone());
             let Some(session) = most else { break };
             self.drop_oldest(&session, |_| true);
         }
@@ -106,7 +138,13 @@ impl EventBufferIndex {
             return self.drop_buffer(session, request);
         }
         // The number of running calls limits the number of unfinished buffers.
-        let over = self.sessions.get(session).into_iter().flatten().filter(|(_, tape)| tape.ended_at.is_some()).count();
+        let over = self
+            .sessions
+            .get(session)
+            .into_iter()
+            .flatten()
+            .filter(|(_, tape)| tape.ended_at.is_some())
+            .count();
         if over > MAX_ANSWERS_PER_SESSION {
             self.drop_oldest(session, |tape| tape.ended_at.is_some());
         }
@@ -125,9 +163,14 @@ impl EventBufferIndex {
 
     /// Drops the oldest of the matching buffers of a session.
     fn drop_oldest(&mut self, session: &SessionId, which: impl Fn(&EventBuffer) -> bool) {
-        let tapes = self.sessions.get(session).into_iter().flatten().filter(|(_, tape)| which(tape));
-        if let Some(request) = tapes.min_by_key(|(_, tape)| tape.id).map(|(request, _)| request.clone()) {
-            tracing::warn!("dropped a buffered answer that its client did not fetch, to make room for others");
+        let tapes =
+            self.sessions.get(session).into_iter().flatten().filter(|(_, tape)| which(tape));
+        if let Some(request) =
+            tapes.min_by_key(|(_, tape)| tape.id).map(|(request, _)| request.clone())
+        {
+            tracing::warn!(
+                "dropped a buffered answer that its client did not fetch, to make room for others"
+            );
             self.drop_buffer(session, &request);
         }
     }
@@ -151,7 +194,11 @@ impl EventBufferIndex {
 
 /// Returns the size of an event as text.
 fn event_bytes(event: &ServerSseMessage) -> usize {
-    event.message.as_ref().and_then(|message| serde_json::to_vec(message).ok()).map_or(0, |text| text.len())
+    event
+        .message
+        .as_ref()
+        .and_then(|message| serde_json::to_vec(message).ok())
+        .map_or(0, |text| text.len())
 }
 
 impl EventBuffers {
@@ -159,7 +206,13 @@ impl EventBuffers {
         lock(&self.0).open(session, request)
     }
 
-    pub(crate) fn push(&self, session: &SessionId, request: &str, number: u64, event: ServerSseMessage) -> bool {
+    pub(crate) fn push(
+        &self,
+        session: &SessionId,
+        request: &str,
+        number: u64,
+        event: ServerSseMessage,
+    ) -> bool {
         let bytes = event_bytes(&event);
         lock(&self.0).push(session, request, number, event, bytes)
     }
@@ -169,7 +222,12 @@ impl EventBuffers {
     }
 
     /// Buffers an answer that was sent, because the client may not have received it.
-    pub(crate) fn store_answer(&self, session: &SessionId, request: &str, answer: ServerSseMessage) {
+    pub(crate) fn store_answer(
+        &self,
+        session: &SessionId,
+        request: &str,
+        answer: ServerSseMessage,
+    ) {
         let bytes = event_bytes(&answer);
         let mut all = lock(&self.0);
         let Some(number) = all.open(session, request) else { return };
@@ -179,7 +237,8 @@ impl EventBuffers {
 
     pub(crate) fn drop_session(&self, session: &SessionId) {
         let mut all = lock(&self.0);
-        let requests: Vec<String> = all.sessions.get(session).into_iter().flat_map(HashMap::keys).cloned().collect();
+        let requests: Vec<String> =
+            all.sessions.get(session).into_iter().flat_map(HashMap::keys).cloned().collect();
         for request in requests {
             all.drop_buffer(session, &request);
         }
@@ -188,7 +247,12 @@ impl EventBuffers {
     /// Returns the buffered events of a request after `last`, and those that follow.
     ///
     /// `None` if there is no buffer.
-    pub(crate) fn replay(&self, session: &SessionId, request: &str, last: String) -> Option<impl Stream<Item = ServerSseMessage> + use<>> {
+    pub(crate) fn replay(
+        &self,
+        session: &SessionId,
+        request: &str,
+        last: String,
+    ) -> Option<impl Stream<Item = ServerSseMessage> + use<>> {
         let number = lock(&self.0).sessions.get(session)?.get(request)?.id;
         let (tapes, session, request) = (self.clone(), session.clone(), request.to_owned());
         Some(stream::unfold(last, move |last| {
@@ -199,7 +263,10 @@ impl EventBuffers {
                         let mut all = lock(&tapes.0);
                         let tape = all.buffer(&session, &request, number)?;
                         // If `last` is not in the buffer, it is older than all of it.
-                        let known = tape.events.iter().rposition(|(event, _)| event.event_id.as_deref() == Some(&*last));
+                        let known = tape
+                            .events
+                            .iter()
+                            .rposition(|(event, _)| event.event_id.as_deref() == Some(&*last));
                         if let Some((event, _)) = tape.events.get(known.map_or(0, |at| at + 1)) {
                             return Some((event.clone(), event.event_id.clone().unwrap_or(last)));
                         }
@@ -232,7 +299,11 @@ mod tests {
         ServerSseMessage::new(name, JsonRpcMessage::Response(response))
     }
 
-    async fn count_replayed_events(tapes: &EventBuffers, session: &SessionId, request: &str) -> usize {
+    async fn count_replayed_events(
+        tapes: &EventBuffers,
+        session: &SessionId,
+        request: &str,
+    ) -> usize {
         match tapes.replay(session, request, format!("0/{request}")) {
             Some(replay) => replay.count().await,
             None => 0,
@@ -241,19 +312,34 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn oldest_answers_are_dropped_and_expire() {
-        let (tapes, session, other): (_, SessionId, SessionId) = (EventBuffers::default(), "one".into(), "two".into());
+        let (tapes, session, other): (_, SessionId, SessionId) =
+            (EventBuffers::default(), "one".into(), "two".into());
         for n in 0..MAX_ANSWERS_PER_SESSION + 1 {
             tapes.store_answer(&session, &n.to_string(), answer("1"));
         }
         tapes.store_answer(&other, "0", answer("1"));
-        assert_eq!((count_replayed_events(&tapes, &session, "0").await, count_replayed_events(&tapes, &session, "1").await), (0, 1));
+        assert_eq!(
+            (
+                count_replayed_events(&tapes, &session, "0").await,
+                count_replayed_events(&tapes, &session, "1").await
+            ),
+            (0, 1)
+        );
         assert_eq!(count_replayed_events(&tapes, &other, "0").await, 1);
         // Only finished buffers count for the limit.
-        let numbers: Vec<u64> = (0..2 * MAX_ANSWERS_PER_SESSION).filter_map(|n| tapes.open(&other, &format!("open {n}"))).collect();
+        let numbers: Vec<u64> = (0..2 * MAX_ANSWERS_PER_SESSION)
+            .filter_map(|n| tapes.open(&other, &format!("open {n}")))
+            .collect();
         assert!(tapes.push(&other, "open 0", numbers[0], answer("1")));
         tokio::time::advance(BUFFERED_ANSWER_TTL).await;
         tapes.store_answer(&other, "new", answer("1"));
-        assert_eq!((count_replayed_events(&tapes, &session, "1").await, count_replayed_events(&tapes, &other, "0").await), (0, 0));
+        assert_eq!(
+            (
+                count_replayed_events(&tapes, &session, "1").await,
+                count_replayed_events(&tapes, &other, "0").await
+            ),
+            (0, 0)
+        );
         assert_eq!(count_replayed_events(&tapes, &other, "new").await, 1);
         tapes.drop_session(&other);
         let all = lock(&tapes.0);
@@ -265,18 +351,31 @@ mod tests {
         let (tapes, session): (_, SessionId) = (EventBuffers::default(), "one".into());
         let number = tapes.open(&session, "7").unwrap();
         for n in 1..=2 * MAX_EVENTS_PER_BUFFER {
-            assert!(tapes.push(&session, "7", number, ServerSseMessage::priming(format!("{n}/7"), Duration::ZERO)));
+            assert!(tapes.push(
+                &session,
+                "7",
+                number,
+                ServerSseMessage::priming(format!("{n}/7"), Duration::ZERO)
+            ));
         }
         assert!(tapes.push(&session, "7", number, answer("last/7")));
         tapes.close(&session, "7", number);
         let heard: Vec<_> = tapes.replay(&session, "7", "0/7".to_owned()).unwrap().collect().await;
-        assert_eq!((heard.len(), heard.last().is_some_and(is_answer)), (MAX_EVENTS_PER_BUFFER, true));
+        assert_eq!(
+            (heard.len(), heard.last().is_some_and(is_answer)),
+            (MAX_EVENTS_PER_BUFFER, true)
+        );
         // A client that has some of the events receives the rest.
-        let heard: Vec<_> = tapes.replay(&session, "7", format!("{}/7", 2 * MAX_EVENTS_PER_BUFFER)).unwrap().collect().await;
+        let heard: Vec<_> = tapes
+            .replay(&session, "7", format!("{}/7", 2 * MAX_EVENTS_PER_BUFFER))
+            .unwrap()
+            .collect()
+            .await;
         assert_eq!(heard.len(), 1);
         // A disconnect that is noticed late does not affect a client that has resumed since.
         assert_eq!(tapes.open(&session, "7"), None);
-        let (early, late) = (tapes.open(&session, "9").unwrap(), tapes.open(&session, "9").unwrap());
+        let (early, late) =
+            (tapes.open(&session, "9").unwrap(), tapes.open(&session, "9").unwrap());
         tapes.close(&session, "9", late);
         assert!(tapes.push(&session, "9", early, answer("1/9")));
         tapes.close(&session, "9", early);

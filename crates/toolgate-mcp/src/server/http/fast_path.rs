@@ -1,6 +1,6 @@
-//! The straight way for calls of 2026-07-28 over HTTP. Most requests are such calls: each stands for itself, and its answer is one
-//! JSON document, or a stream where something is said before the answer. Whatever is not plainly so goes the long way, and is told
-//! there what is wrong with it.
+//! The straight way for calls of 2026-07-28 over HTTP. Most requests are such calls: each stands
+//! for itself, and its answer is one JSON document, or a stream where something is said before the
+//! answer. Whatever is not plainly so goes the long way, and is told there what is wrong with it.
 
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -16,8 +16,8 @@ use http_body_util::{BodyExt, Full, StreamBody};
 use hyper::body::Frame;
 use rmcp::ErrorData;
 use rmcp::model::{
-    CallToolRequestParams, CallToolResponse, ClientCapabilities, ErrorCode, JsonObject, NumberOrString, RequestMetaObject,
-    ServerNotification,
+    CallToolRequestParams, CallToolResponse, ClientCapabilities, ErrorCode, JsonObject,
+    NumberOrString, RequestMetaObject, ServerNotification,
 };
 use serde::{Deserialize as _, Serialize};
 use serde_json::Value;
@@ -50,18 +50,28 @@ fn single_header<'p>(parts: &'p Parts, name: &str) -> Option<&'p str> {
 }
 
 impl FastPathCall {
-    /// The call that a request asks for, where it can go this way. What it takes of the body it takes only then.
-    pub(crate) fn from_request(running: &ActiveConfig, parts: &Parts, body: &mut Value) -> Option<Self> {
+    /// The call that a request asks for, where it can go this way. What it takes of the body it
+    /// takes only then.
+    pub(crate) fn from_request(
+        running: &ActiveConfig,
+        parts: &Parts,
+        body: &mut Value,
+    ) -> Option<Self> {
         let is = |name: &str, value: &str| single_header(parts, name) == Some(value);
-        let accepts = |accept: &str| accept.contains("application/json") && accept.contains("text/event-stream");
+        let accepts = |accept: &str| {
+            accept.contains("application/json") && accept.contains("text/event-stream")
+        };
         let fits = is("mcp-protocol-version", crate::REVISION_2026_07_28)
             && is("mcp-method", "tools/call")
-            && single_header(parts, CONTENT_TYPE.as_str()).is_some_and(|kind| kind.starts_with("application/json"))
+            && single_header(parts, CONTENT_TYPE.as_str())
+                .is_some_and(|kind| kind.starts_with("application/json"))
             && single_header(parts, ACCEPT.as_str()).is_some_and(accepts)
             && !parts.headers.contains_key("mcp-session-id")
             && !parts.headers.keys().any(|name| name.as_str().starts_with("mcp-param-"));
         let message = body.as_object().filter(|message| fits && message.len() == 4)?;
-        if message.get("jsonrpc")?.as_str()? != "2.0" || message.get("method")?.as_str()? != "tools/call" {
+        if message.get("jsonrpc")?.as_str()? != "2.0"
+            || message.get("method")?.as_str()? != "tools/call"
+        {
             return None;
         }
         let id = match message.get("id")? {
@@ -78,20 +88,28 @@ impl FastPathCall {
             return None;
         }
         // Only what its caller sees goes the other way, which can be told from this one.
-        if running.header_tools.contains(&name) && Self::has_arguments_in_headers(running, parts, &name) {
+        if running.header_tools.contains(&name)
+            && Self::has_arguments_in_headers(running, parts, &name)
+        {
             return None;
         }
         let meta = params.get("_meta")?.as_object()?;
-        if meta.get("io.modelcontextprotocol/protocolVersion")?.as_str()? != crate::REVISION_2026_07_28 {
+        if meta.get("io.modelcontextprotocol/protocolVersion")?.as_str()?
+            != crate::REVISION_2026_07_28
+        {
             return None;
         }
-        let capabilities = ClientCapabilities::deserialize(meta.get("io.modelcontextprotocol/clientCapabilities")?).ok()?;
+        let capabilities = ClientCapabilities::deserialize(
+            meta.get("io.modelcontextprotocol/clientCapabilities")?,
+        )
+        .ok()?;
         let params = body.get_mut("params")?.as_object_mut()?;
         let mut take = |key: &str| match params.remove(key) {
             Some(Value::Object(map)) => Some(map),
             _ => None,
         };
-        let (arguments, meta): (Option<JsonObject>, JsonObject) = (take("arguments"), take("_meta")?);
+        let (arguments, meta): (Option<JsonObject>, JsonObject) =
+            (take("arguments"), take("_meta")?);
         let mut request = CallToolRequestParams::new(name);
         request.arguments = arguments;
         Some(Self { id, request, meta: RequestMetaObject::from(meta), capabilities })
@@ -101,7 +119,8 @@ impl FastPathCall {
     fn has_arguments_in_headers(running: &ActiveConfig, parts: &Parts, name: &str) -> bool {
         let Some(caller) = parts.extensions.get::<Caller>() else { return true };
         let asked = parts.extensions.get::<PathSelector>().and_then(|asked| asked.agent.as_deref());
-        let schema = identity::find_visible_tool(running, caller, asked, name).and_then(ToolSpec::input_schema);
+        let schema = identity::find_visible_tool(running, caller, asked, name)
+            .and_then(ToolSpec::input_schema);
         schema.is_some_and(crate::has_header_arguments)
     }
 
@@ -123,7 +142,12 @@ impl FastPathCall {
         }
     }
 
-    async fn run_call(self, http: Arc<HttpServer>, parts: Parts, tell: mpsc::Sender<ServerNotification>) -> FastPathResponse {
+    async fn run_call(
+        self,
+        http: Arc<HttpServer>,
+        parts: Parts,
+        tell: mpsc::Sender<ServerNotification>,
+    ) -> FastPathResponse {
         let client = CallClient {
             id: CallClient::format_id(&self.id),
             meta: &self.meta,
@@ -157,13 +181,26 @@ struct FastPathMessage<'m, T: Serialize> {
 
 impl FastPathResponse {
     fn to_json(&self) -> Vec<u8> {
-        fn serialize_response<T: Serialize>(id: &NumberOrString, result: Option<T>, error: Option<&ErrorData>) -> Vec<u8> {
-            serde_json::to_vec(&FastPathMessage { jsonrpc: "2.0", id, result, error }).unwrap_or_default()
+        fn serialize_response<T: Serialize>(
+            id: &NumberOrString,
+            result: Option<T>,
+            error: Option<&ErrorData>,
+        ) -> Vec<u8> {
+            serde_json::to_vec(&FastPathMessage { jsonrpc: "2.0", id, result, error })
+                .unwrap_or_default()
         }
         match &self.result {
-            Ok(CallToolResponse::Complete(result)) => serialize_response(&self.id, Some(result), None),
-            Ok(CallToolResponse::InputRequired(asked)) => serialize_response(&self.id, Some(asked), None),
-            Ok(_) => serialize_response::<()>(&self.id, None, Some(&ErrorData::internal_error("there is no word for this", None))),
+            Ok(CallToolResponse::Complete(result)) => {
+                serialize_response(&self.id, Some(result), None)
+            }
+            Ok(CallToolResponse::InputRequired(asked)) => {
+                serialize_response(&self.id, Some(asked), None)
+            }
+            Ok(_) => serialize_response::<()>(
+                &self.id,
+                None,
+                Some(&ErrorData::internal_error("there is no word for this", None)),
+            ),
             Err(error) => serialize_response::<()>(&self.id, None, Some(error)),
         }
     }
@@ -185,35 +222,47 @@ fn response_head(status: StatusCode, kind: &'static str) -> Response<()> {
 
 /// The answer alone.
 fn complete_response(said: &FastPathResponse) -> HttpResponse {
-    response_head(said.status(), "application/json").map(|()| Full::new(Bytes::from(said.to_json())).boxed())
+    response_head(said.status(), "application/json")
+        .map(|()| Full::new(Bytes::from(said.to_json())).boxed())
 }
 
 /// What a call comes to; `None` where it does not come to an end.
 type FastPathFuture = Pin<Box<dyn Future<Output = Option<FastPathResponse>> + Send + Sync>>;
 
 /// What was said before the answer, and the answer.
-fn stream_response(first: ServerNotification, told: mpsc::Receiver<ServerNotification>, work: FastPathFuture) -> HttpResponse {
+fn stream_response(
+    first: ServerNotification,
+    told: mpsc::Receiver<ServerNotification>,
+    work: FastPathFuture,
+) -> HttpResponse {
     let event = |text: &[u8]| Some(Bytes::from([b"data: ", text, b"\n\n"].concat()));
-    let word =
-        move |said: &ServerNotification| event(&serde_json::to_vec(&FastPathNotification { jsonrpc: "2.0", said }).unwrap_or_default());
-    let events = stream::unfold((Some(first), told, Some(work)), move |(first, mut told, mut work)| async move {
-        if let Some(first) = first {
-            return Some((word(&first), (None, told, work)));
-        }
-        let waits = work.as_mut()?;
-        let said = tokio::select! {
-            biased;
-            Some(next) = told.recv() => word(&next),
-            said = waits => {
-                work = None;
-                said.and_then(|said| event(&said.to_json()))
+    let word = move |said: &ServerNotification| {
+        event(
+            &serde_json::to_vec(&FastPathNotification { jsonrpc: "2.0", said }).unwrap_or_default(),
+        )
+    };
+    let events = stream::unfold(
+        (Some(first), told, Some(work)),
+        move |(first, mut told, mut work)| async move {
+            if let Some(first) = first {
+                return Some((word(&first), (None, told, work)));
             }
-            () = tokio::time::sleep(KEEP_ALIVE_INTERVAL) => Some(Bytes::from_static(b":\n\n")),
-        };
-        Some((said, (None, told, work)))
+            let waits = work.as_mut()?;
+            let said = tokio::select! {
+                biased;
+                Some(next) = told.recv() => word(&next),
+                said = waits => {
+                    work = None;
+                    said.and_then(|said| event(&said.to_json()))
+                }
+                () = tokio::time::sleep(KEEP_ALIVE_INTERVAL) => Some(Bytes::from_static(b":\n\n")),
+            };
+            Some((said, (None, told, work)))
+        },
+    );
+    let frames = futures_util::StreamExt::filter_map(events, |event| async move {
+        event.map(|event| Ok::<_, Infallible>(Frame::data(event)))
     });
-    let frames =
-        futures_util::StreamExt::filter_map(events, |event| async move { event.map(|event| Ok::<_, Infallible>(Frame::data(event))) });
     event_stream_response(frames)
 }
 
@@ -221,9 +270,12 @@ fn stream_response(first: ServerNotification, told: mpsc::Receiver<ServerNotific
 pub(crate) fn event_stream_response(
     frames: impl stream::Stream<Item = Result<Frame<Bytes>, Infallible>> + Send + Sync + 'static,
 ) -> HttpResponse {
-    let mut answer = response_head(StatusCode::OK, "text/event-stream").map(|()| BodyExt::boxed(StreamBody::new(frames)));
+    let mut answer = response_head(StatusCode::OK, "text/event-stream")
+        .map(|()| BodyExt::boxed(StreamBody::new(frames)));
     answer.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
-    answer.headers_mut().insert(HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no"));
+    answer
+        .headers_mut()
+        .insert(HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no"));
     answer
 }
 

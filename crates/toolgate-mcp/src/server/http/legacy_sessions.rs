@@ -47,9 +47,13 @@ impl HttpServer {
         agent: Option<&str>,
     ) -> Result<Option<SessionKeepAlive>, Box<HttpResponse>> {
         let Some(id) = headers.get("mcp-session-id") else { return Ok(None) };
-        let id = id.to_str().map_err(|_| error_response(StatusCode::BAD_REQUEST, "the session ID is not valid text", None))?;
+        let id = id.to_str().map_err(|_| {
+            error_response(StatusCode::BAD_REQUEST, "the session ID is not valid text", None)
+        })?;
         match lock(&self.sessions.owners).get_mut(id) {
-            Some(owner) if owner.caller.has_same_rights(caller) && owner.agent.as_deref() == agent => {
+            Some(owner)
+                if owner.caller.has_same_rights(caller) && owner.agent.as_deref() == agent =>
+            {
                 owner.last_used = Instant::now();
                 Ok(Some(owner.keep_alive.clone()))
             }
@@ -59,8 +63,14 @@ impl HttpServer {
     }
 
     /// Returns the answer, or 404 if the session has ended by itself.
-    pub(crate) fn replace_ended_session_error(&self, session: Option<&HeaderValue>, answer: HttpResponse) -> HttpResponse {
-        let gone = |id: &HeaderValue| id.to_str().is_ok_and(|id| !lock(&self.sessions.owners).contains_key(id));
+    pub(crate) fn replace_ended_session_error(
+        &self,
+        session: Option<&HeaderValue>,
+        answer: HttpResponse,
+    ) -> HttpResponse {
+        let gone = |id: &HeaderValue| {
+            id.to_str().is_ok_and(|id| !lock(&self.sessions.owners).contains_key(id))
+        };
         match answer.status().is_server_error() && session.is_some_and(gone) {
             true => *unknown_session(),
             false => answer,
@@ -78,9 +88,19 @@ impl HttpServer {
         caller: &Caller,
         agent: Option<&str>,
     ) -> Result<HttpResponse, Box<HttpResponse>> {
-        let bound = (!running.authenticator.is_auth_disabled()).then_some(MAX_SESSIONS_PER_PRINCIPAL);
-        if has_too_many_sessions(&lock(&self.sessions.owners), &caller.principal, MAX_SESSIONS, bound) {
-            return Err(error_response(StatusCode::SERVICE_UNAVAILABLE, "too many sessions", Some(60)));
+        let bound =
+            (!running.authenticator.is_auth_disabled()).then_some(MAX_SESSIONS_PER_PRINCIPAL);
+        if has_too_many_sessions(
+            &lock(&self.sessions.owners),
+            &caller.principal,
+            MAX_SESSIONS,
+            bound,
+        ) {
+            return Err(error_response(
+                StatusCode::SERVICE_UNAVAILABLE,
+                "too many sessions",
+                Some(60),
+            ));
         }
         let (http, caller, agent) = (Arc::clone(self), caller.clone(), agent.map(str::to_owned));
         let opened = tokio::spawn(async move {
@@ -88,11 +108,16 @@ impl HttpServer {
             http.register_owner(&answer, caller, agent).await;
             answer
         });
-        opened.await.map_err(|_| error_response(StatusCode::INTERNAL_SERVER_ERROR, "cannot open the session", None))
+        opened.await.map_err(|_| {
+            error_response(StatusCode::INTERNAL_SERVER_ERROR, "cannot open the session", None)
+        })
     }
 
     async fn register_owner(&self, answer: &HttpResponse, caller: Caller, agent: Option<String>) {
-        let Some(id) = answer.headers().get("mcp-session-id").and_then(|id| id.to_str().ok()) else { return };
+        let Some(id) = answer.headers().get("mcp-session-id").and_then(|id| id.to_str().ok())
+        else {
+            return;
+        };
         // A session that has already ended would be counted for a whole lifetime.
         let sessions = self.sessions.local.sessions.read().await;
         if sessions.contains_key(id) {
@@ -114,7 +139,8 @@ impl HttpServer {
             }
             stays
         });
-        let ending = futures_util::future::join_all(idle.iter().map(|id| self.sessions.close_session(id)));
+        let ending =
+            futures_util::future::join_all(idle.iter().map(|id| self.sessions.close_session(id)));
         drop(ending.await);
     }
 }
@@ -124,7 +150,12 @@ fn unknown_session() -> Box<HttpResponse> {
 }
 
 /// Returns whether a principal can open no more sessions, by the total or by its own limit.
-fn has_too_many_sessions(owners: &HashMap<SessionId, SessionOwner>, principal: &str, most: usize, own: Option<usize>) -> bool {
+fn has_too_many_sessions(
+    owners: &HashMap<SessionId, SessionOwner>,
+    principal: &str,
+    most: usize,
+    own: Option<usize>,
+) -> bool {
     // One principal must not use up the sessions of all others.
     let owned = || owners.values().filter(|owner| owner.caller.principal == principal).count();
     owners.len() >= most || own.is_some_and(|own| owners.len() >= own && owned() >= own)
@@ -132,7 +163,8 @@ fn has_too_many_sessions(owners: &HashMap<SessionId, SessionOwner>, principal: &
 
 /// Returns whether a request opens a session. The method decides, not the revision that it names.
 pub(crate) fn is_session_start(headers: &HeaderMap, message: &Value) -> bool {
-    !headers.contains_key("mcp-session-id") && message.get("method").is_some_and(|method| method == "initialize")
+    !headers.contains_key("mcp-session-id")
+        && message.get("method").is_some_and(|method| method == "initialize")
 }
 
 #[cfg(test)]
@@ -147,7 +179,12 @@ pub(crate) mod tests {
     use crate::server::identity::PathSelector;
 
     pub(crate) fn test_caller(who: &str) -> Caller {
-        Caller { principal: who.to_owned(), agents: None, session: None, auth_method: crate::server::identity::AuthMethod::Anonymous }
+        Caller {
+            principal: who.to_owned(),
+            agents: None,
+            session: None,
+            auth_method: crate::server::identity::AuthMethod::Anonymous,
+        }
     }
 
     /// Opens a gateway with one tool, which does not listen.
@@ -187,8 +224,12 @@ pub(crate) mod tests {
     /// Builds a handshake request that names a newer revision.
     pub(crate) fn initialize_request() -> Request<Full<Bytes>> {
         let about = json!({"protocolVersion": crate::REVISION_2026_07_28, "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}});
-        let mut request = legacy_request(&json!({"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": about}));
-        request.headers_mut().insert("mcp-protocol-version", HeaderValue::from_static(crate::REVISION_2026_07_28));
+        let mut request = legacy_request(
+            &json!({"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": about}),
+        );
+        request
+            .headers_mut()
+            .insert("mcp-protocol-version", HeaderValue::from_static(crate::REVISION_2026_07_28));
         request
     }
 
@@ -210,13 +251,18 @@ pub(crate) mod tests {
                 tokio::time::sleep(Duration::from_millis(10)).await;
             }
         };
-        tokio::time::timeout(Duration::from_secs(20), counted).await.expect("the session has no owner");
+        tokio::time::timeout(Duration::from_secs(20), counted)
+            .await
+            .expect("the session has no owner");
         assert_eq!(http.sessions.local.sessions.read().await.len(), 1);
         let (parts, _) = initialize_request().into_parts();
         assert!(is_session_start(&parts.headers, &json!({"method": "initialize"})));
-        lock(&http.sessions.owners).extend((0..MAX_SESSIONS).map(|n| (n.to_string().into(), SessionOwner::new(ann.clone(), None))));
+        lock(&http.sessions.owners).extend(
+            (0..MAX_SESSIONS).map(|n| (n.to_string().into(), SessionOwner::new(ann.clone(), None))),
+        );
         let refused = http.open_session(&running, initialize_request(), &ann, None).await.err();
-        let told = refused.map(|answer| (answer.status(), answer.headers().contains_key(RETRY_AFTER)));
+        let told =
+            refused.map(|answer| (answer.status(), answer.headers().contains_key(RETRY_AFTER)));
         assert_eq!(told, Some((StatusCode::SERVICE_UNAVAILABLE, true)));
         // All sessions fit into two gigabytes, at 80 KB each.
         const { assert!(MAX_SESSIONS * 80_000 < 2 << 30) };
@@ -237,7 +283,11 @@ pub(crate) mod tests {
             ("bob", 3, Some(2), true),
             ("ann", 10, Some(3), false),
         ] {
-            assert_eq!(has_too_many_sessions(&owners, who, most, own), full, "{who} {most} {own:?}");
+            assert_eq!(
+                has_too_many_sessions(&owners, who, most, own),
+                full,
+                "{who} {most} {own:?}"
+            );
         }
     }
 
@@ -246,11 +296,17 @@ pub(crate) mod tests {
         let http = test_server().await;
         let (running, ann) = (http.gateway.active_config(), test_caller("ann"));
         let mut refused = initialize_request();
-        refused.extensions_mut().insert(PathSelector { agent: Some("nobody".to_owned()), session: None });
-        assert!(http.open_session(&running, refused, &ann, Some("nobody")).await.is_ok(), "the stream contains the error");
+        refused
+            .extensions_mut()
+            .insert(PathSelector { agent: Some("nobody".to_owned()), session: None });
+        assert!(
+            http.open_session(&running, refused, &ann, Some("nobody")).await.is_ok(),
+            "the stream contains the error"
+        );
         assert!(lock(&http.sessions.owners).is_empty());
         assert!(http.sessions.local.sessions.read().await.is_empty());
-        let opened = http.open_session(&running, initialize_request(), &ann, None).await.ok().unwrap();
+        let opened =
+            http.open_session(&running, initialize_request(), &ann, None).await.ok().unwrap();
         assert!(http.check_session(&session_headers(&opened), &ann, None).is_ok());
         // The session ends for any reason.
         let id = lock(&http.sessions.owners).keys().next().cloned().unwrap();

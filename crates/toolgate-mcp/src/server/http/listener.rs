@@ -60,24 +60,40 @@ impl Gateway {
                 "{address} is reachable from other hosts, and no token is required; add `[[gateway.tokens]]` or `[gateway.jwt]`, or listen on 127.0.0.1"
             )));
         }
-        let tls = running.settings.tls.as_ref().map(|(certificate, key)| tls_acceptor(certificate, key)).transpose()?;
+        let tls = running
+            .settings
+            .tls
+            .as_ref()
+            .map(|(certificate, key)| tls_acceptor(certificate, key))
+            .transpose()?;
         let listener = TcpListener::bind(address).await.map_err(|error| {
-            io::Error::new(error.kind(), format!("cannot listen on {address}: {error}; choose another address with `--listen`"))
+            io::Error::new(
+                error.kind(),
+                format!(
+                    "cannot listen on {address}: {error}; choose another address with `--listen`"
+                ),
+            )
         })?;
         let address = listener.local_addr()?;
         lock(&self.0.addresses).push(address);
         let http = Arc::new(HttpServer::new(self.clone(), &running, address));
         let gateway = self.clone();
-        let task = self.0.listeners.spawn(async move { accept_connections(listener, http, tls, gateway).await });
+        let task = self
+            .0
+            .listeners
+            .spawn(async move { accept_connections(listener, http, tls, gateway).await });
         Ok(HttpListener { address, task })
     }
 }
 
 fn tls_acceptor(certificate: &Path, key: &Path) -> io::Result<TlsAcceptor> {
-    let named = |path: &Path, error: String| io::Error::other(format!("{}: {error}", path.display()));
-    let chain: Vec<CertificateDer<'static>> =
-        CertificateDer::pem_file_iter(certificate).and_then(Iterator::collect).map_err(|error| named(certificate, error.to_string()))?;
-    let secret = PrivateKeyDer::from_pem_file(key).map_err(|error| named(key, error.to_string()))?;
+    let named =
+        |path: &Path, error: String| io::Error::other(format!("{}: {error}", path.display()));
+    let chain: Vec<CertificateDer<'static>> = CertificateDer::pem_file_iter(certificate)
+        .and_then(Iterator::collect)
+        .map_err(|error| named(certificate, error.to_string()))?;
+    let secret =
+        PrivateKeyDer::from_pem_file(key).map_err(|error| named(key, error.to_string()))?;
     let provider = Arc::new(tokio_rustls::rustls::crypto::aws_lc_rs::default_provider());
     let config = TlsConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
@@ -88,8 +104,14 @@ fn tls_acceptor(certificate: &Path, key: &Path) -> io::Result<TlsAcceptor> {
     Ok(TlsAcceptor::from(Arc::new(config)))
 }
 
-async fn accept_connections(listener: TcpListener, http: Arc<HttpServer>, tls: Option<TlsAcceptor>, gateway: Gateway) {
-    let seats = Arc::new(Semaphore::new(toolgate_process::nofile_limit::max_connections(MAX_CONNECTIONS)));
+async fn accept_connections(
+    listener: TcpListener,
+    http: Arc<HttpServer>,
+    tls: Option<TlsAcceptor>,
+    gateway: Gateway,
+) {
+    let seats =
+        Arc::new(Semaphore::new(toolgate_process::nofile_limit::max_connections(MAX_CONNECTIONS)));
     let graceful = hyper_util::server::graceful::GracefulShutdown::new();
     let mut sweep = tokio::time::interval(SESSION_SWEEP_INTERVAL);
     loop {
@@ -126,7 +148,8 @@ async fn accept_connections(listener: TcpListener, http: Arc<HttpServer>, tls: O
     }
     // An open session would keep the gateway and its resources for the rest of its lifetime.
     let left: Vec<_> = http.sessions.local.sessions.read().await.keys().cloned().collect();
-    let closing = futures_util::future::join_all(left.iter().map(|id| http.sessions.close_session(id)));
+    let closing =
+        futures_util::future::join_all(left.iter().map(|id| http.sessions.close_session(id)));
     // A client that does not read could delay this, so there is a timeout.
     let _ = tokio::time::timeout(Duration::from_secs(2), closing).await;
     lock(&http.sessions.owners).clear();
@@ -147,13 +170,20 @@ async fn serve_connection(
     stream.set_write_timeout(Some(CLIENT_WRITE_TIMEOUT));
     let stream = Box::pin(stream);
     let mut builder = hyper::server::conn::http1::Builder::new();
-    builder.timer(TokioTimer::new()).header_read_timeout(REQUEST_READ_TIMEOUT).max_buf_size(64 << 10);
+    builder
+        .timer(TokioTimer::new())
+        .header_read_timeout(REQUEST_READ_TIMEOUT)
+        .max_buf_size(64 << 10);
     match tls {
         None => {
             let _ = watcher.watch(builder.serve_connection(TokioIo::new(stream), service)).await;
         }
         Some(tls) => {
-            let Ok(Ok(stream)) = tokio::time::timeout(REQUEST_READ_TIMEOUT, tls.accept(stream)).await else { return };
+            let Ok(Ok(stream)) =
+                tokio::time::timeout(REQUEST_READ_TIMEOUT, tls.accept(stream)).await
+            else {
+                return;
+            };
             let _ = watcher.watch(builder.serve_connection(TokioIo::new(stream), service)).await;
         }
     }
@@ -172,7 +202,8 @@ mod tests {
     use crate::server::http::legacy_sessions::tests::test_server_with;
 
     fn token_config(principal: &str) -> String {
-        let digest: String = Sha256::digest(principal.as_bytes()).iter().map(|byte| format!("{byte:02x}")).collect();
+        let digest: String =
+            Sha256::digest(principal.as_bytes()).iter().map(|byte| format!("{byte:02x}")).collect();
         format!("[[gateway.tokens]]\nprincipal = \"{principal}\"\nsha256 = \"{digest}\"\n")
     }
 
@@ -192,15 +223,27 @@ mod tests {
                 tokio::time::sleep(Duration::from_millis(10)).await;
             }
         };
-        tokio::time::timeout(Duration::from_secs(60), waits).await.unwrap_or_else(|_| panic!("timeout: {what}"));
+        tokio::time::timeout(Duration::from_secs(60), waits)
+            .await
+            .unwrap_or_else(|_| panic!("timeout: {what}"));
     }
 
     /// Builds a request of a client of 2026-07-28.
-    fn modern_request(http: &reqwest::Client, url: &str, method: &str, name: Option<&str>, mut params: Value) -> RequestBuilder {
+    fn modern_request(
+        http: &reqwest::Client,
+        url: &str,
+        method: &str,
+        name: Option<&str>,
+        mut params: Value,
+    ) -> RequestBuilder {
         params["_meta"] = json!({"io.modelcontextprotocol/protocolVersion": crate::REVISION_2026_07_28, "io.modelcontextprotocol/clientCapabilities": {},
             "io.modelcontextprotocol/clientInfo": {"name": "t", "version": "1"}});
-        let request = http.post(url).header("accept", "application/json, text/event-stream").header("mcp-method", method);
-        let request = name.into_iter().fold(request, |request, name| request.header("mcp-name", name));
+        let request = http
+            .post(url)
+            .header("accept", "application/json, text/event-stream")
+            .header("mcp-method", method);
+        let request =
+            name.into_iter().fold(request, |request, name| request.header("mcp-name", name));
         let body = json!({"jsonrpc": "2.0", "id": 1, "method": method, "params": params});
         request.header("mcp-protocol-version", crate::REVISION_2026_07_28).json(&body)
     }
@@ -213,16 +256,29 @@ mod tests {
         let client = reqwest::Client::builder().no_proxy().build().unwrap();
         let listen = async |who: &str| {
             let wanted = json!({"notifications": {"toolsListChanged": true}});
-            modern_request(&client, &url, "subscriptions/listen", None, wanted).bearer_auth(who).send().await.unwrap()
+            modern_request(&client, &url, "subscriptions/listen", None, wanted)
+                .bearer_auth(who)
+                .send()
+                .await
+                .unwrap()
         };
         let streams = [listen("ann").await, listen("ann").await];
         assert!(streams.iter().all(|stream| stream.status() == 200), "{streams:?}");
         let refused = listen("ann").await;
-        assert!(refused.status() == 503 && refused.headers().contains_key(RETRY_AFTER), "{refused:?}");
+        assert!(
+            refused.status() == 503 && refused.headers().contains_key(RETRY_AFTER),
+            "{refused:?}"
+        );
         // Another principal still gets a stream, and calls are still possible.
         let other = listen("bob").await;
         assert_eq!(other.status(), 200);
-        let calc = modern_request(&client, &url, "tools/call", Some("calc"), json!({"name": "calc", "arguments": {"expression": "1"}}));
+        let calc = modern_request(
+            &client,
+            &url,
+            "tools/call",
+            Some("calc"),
+            json!({"name": "calc", "arguments": {"expression": "1"}}),
+        );
         assert_eq!(calc.bearer_auth("ann").send().await.unwrap().status(), 200);
         // A disconnect releases the permits.
         drop(streams);
@@ -246,7 +302,9 @@ mod tests {
         let greeted = client.post(&url).header("accept", accept).json(&hello).send().await.unwrap();
         let session = greeted.headers()["mcp-session-id"].clone();
         greeted.text().await.unwrap();
-        let request = |method: reqwest::Method| client.request(method, &url).header("accept", accept).header("mcp-session-id", &session);
+        let request = |method: reqwest::Method| {
+            client.request(method, &url).header("accept", accept).header("mcp-session-id", &session)
+        };
         let listening = request(reqwest::Method::GET).send().await.unwrap();
         assert_eq!(listening.status(), 200);
         http.close_idle_sessions(Duration::ZERO).await;
@@ -254,13 +312,22 @@ mod tests {
         // A slow call whose client has disconnected.
         let call = json!({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "slow", "arguments": {}}});
         let calling = request(reqwest::Method::POST).json(&call).send().await.unwrap();
-        let (mut asked, _) = tokio::time::timeout(Duration::from_secs(60), service.accept()).await.unwrap().unwrap();
+        let (mut asked, _) =
+            tokio::time::timeout(Duration::from_secs(60), service.accept()).await.unwrap().unwrap();
         drop((listening, calling));
         tokio::time::sleep(Duration::from_millis(300)).await;
         http.close_idle_sessions(Duration::ZERO).await;
         assert!(lives().await, "a call is running");
-        assert_eq!(http.sessions.local.session_config.keep_alive, None, "the library does not end it either");
-        asked.write_all(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}").await.unwrap();
+        assert_eq!(
+            http.sessions.local.session_config.keep_alive, None,
+            "the library does not end it either"
+        );
+        asked
+            .write_all(
+                b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}",
+            )
+            .await
+            .unwrap();
         wait_until("the session has ended", async || {
             http.close_idle_sessions(Duration::ZERO).await;
             !lives().await

@@ -8,7 +8,10 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use http::header::{ALLOW, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, HOST, ORIGIN, RETRY_AFTER, TRANSFER_ENCODING};
+use http::header::{
+    ALLOW, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, HOST, ORIGIN, RETRY_AFTER,
+    TRANSFER_ENCODING,
+};
 use http::request::Parts;
 use http::{HeaderMap, Method, Request, Response, StatusCode};
 use http_body_util::combinators::BoxBody;
@@ -76,18 +79,30 @@ type RequestTimes = HashMap<String, VecDeque<Instant>>;
 impl HttpServer {
     fn new(gateway: Gateway, running: &ActiveConfig, address: SocketAddr) -> Self {
         let settings = &running.settings;
-        let own = ["localhost", "127.0.0.1", "::1"].into_iter().map(str::to_owned).chain([address.ip().to_string()]);
+        let own = ["localhost", "127.0.0.1", "::1"]
+            .into_iter()
+            .map(str::to_owned)
+            .chain([address.ip().to_string()]);
         let config = StreamableHttpServerConfig::default()
             .with_allowed_hosts(own.chain(settings.hosts.iter().cloned()))
             .with_allowed_origins(own_origins(address).chain(settings.origins.iter().cloned()))
             .enforce_origin_validation()
             .with_max_request_body_bytes(settings.max_request_bytes)
             .with_cancellation_token(gateway.0.closed.child_token());
-        let (doors, sessions) = (gateway.clone(), Arc::new(ResumableSessions::new(gateway.clone())));
-        let mcp = StreamableHttpService::new(move || Ok(McpServer::new(doors.clone(), None)), Arc::clone(&sessions), config);
-        let (seats, beside) = (PrincipalLimiter::new(settings.max_concurrency), PrincipalLimiter::new(settings.max_concurrency));
-        let listening =
-            PrincipalLimiter::new(toolgate_process::nofile_limit::max_connections(crate::server::http::listener::MAX_CONNECTIONS));
+        let (doors, sessions) =
+            (gateway.clone(), Arc::new(ResumableSessions::new(gateway.clone())));
+        let mcp = StreamableHttpService::new(
+            move || Ok(McpServer::new(doors.clone(), None)),
+            Arc::clone(&sessions),
+            config,
+        );
+        let (seats, beside) = (
+            PrincipalLimiter::new(settings.max_concurrency),
+            PrincipalLimiter::new(settings.max_concurrency),
+        );
+        let listening = PrincipalLimiter::new(toolgate_process::nofile_limit::max_connections(
+            crate::server::http::listener::MAX_CONNECTIONS,
+        ));
         let door = McpServer::new(gateway.clone(), None);
         let arriving = AtomicUsize::new(0);
         let rates = Mutex::default();
@@ -122,7 +137,10 @@ impl HttpServer {
         answer
     }
 
-    async fn handle_request(self: &Arc<Self>, request: Request<Incoming>) -> Result<HttpResponse, Box<HttpResponse>> {
+    async fn handle_request(
+        self: &Arc<Self>,
+        request: Request<Incoming>,
+    ) -> Result<HttpResponse, Box<HttpResponse>> {
         let running = self.gateway.active_config();
         let (mut parts, body) = request.into_parts();
         self.check_headers(&parts)?;
@@ -136,40 +154,76 @@ impl HttpServer {
             ["readyz"] => {
                 return Ok(match self.gateway.check_ready() {
                     Ok(()) => text_response(StatusCode::OK, "ready\n"),
-                    Err(why) => text_response(StatusCode::SERVICE_UNAVAILABLE, &format!("not ready: {why}\n")),
+                    Err(why) => text_response(
+                        StatusCode::SERVICE_UNAVAILABLE,
+                        &format!("not ready: {why}\n"),
+                    ),
                 });
             }
-            ["openapi.json"] => return Ok(json_response(StatusCode::OK, &crate::server::decision_api::openapi_description())),
+            ["openapi.json"] => {
+                return Ok(json_response(
+                    StatusCode::OK,
+                    &crate::server::decision_api::openapi_description(),
+                ));
+            }
             [".well-known", "oauth-protected-resource", place @ ..] => {
-                return Ok(crate::server::http::resource_metadata::metadata_response(&running, &parts, place));
+                return Ok(crate::server::http::resource_metadata::metadata_response(
+                    &running, &parts, place,
+                ));
             }
             _ => {}
         }
         if self.gateway.0.stop.is_cancelled() {
-            return Err(error_response(StatusCode::SERVICE_UNAVAILABLE, "the gateway is shutting down", Some(5)));
+            return Err(error_response(
+                StatusCode::SERVICE_UNAVAILABLE,
+                "the gateway is shutting down",
+                Some(5),
+            ));
         }
         let caller = self.authenticate(&running, &parts, &words).await?;
         self.check_rate_limit(&running, &caller)?;
         // A request takes no permit while its body arrives, which may take long.
         let is_shared = !running.authenticator.is_auth_disabled();
         let full = || error_response(StatusCode::SERVICE_UNAVAILABLE, OVERLOADED_MESSAGE, Some(1));
-        let seats = |many: u32| self.request_permits.try_acquire(&caller.principal, many, is_shared).ok_or_else(full);
+        let seats = |many: u32| {
+            self.request_permits.try_acquire(&caller.principal, many, is_shared).ok_or_else(full)
+        };
         match words.as_slice() {
             ["metrics"] => self.metrics_response(&running, &caller),
-            ["mcp", _, _, _, ..] => Err(error_response(StatusCode::NOT_FOUND, "unknown path; use /mcp/{agent}/{session}", None)),
+            ["mcp", _, _, _, ..] => Err(error_response(
+                StatusCode::NOT_FOUND,
+                "unknown path; use /mcp/{agent}/{session}",
+                None,
+            )),
             ["mcp", rest @ ..] => {
                 let Some(asked) = PathSelector::from_segments(rest) else {
-                    return Err(error_response(StatusCode::BAD_REQUEST, "the percent-encoding of the URL path is not valid UTF-8", None));
+                    return Err(error_response(
+                        StatusCode::BAD_REQUEST,
+                        "the percent-encoding of the URL path is not valid UTF-8",
+                        None,
+                    ));
                 };
                 let hold = self.check_session(&parts.headers, &caller, asked.agent.as_deref())?;
                 // The library compares this header with the body only from this revision on.
                 let listens = parts.method == Method::GET
                     || (is_modern_request(&parts.headers)
-                        && parts.headers.get("mcp-method").is_some_and(|method| method == "subscriptions/listen"));
+                        && parts
+                            .headers
+                            .get("mcp-method")
+                            .is_some_and(|method| method == "subscriptions/listen"));
                 let text = self.read_body(&running, &parts, body).await?;
                 let mut message = match parts.method == Method::POST {
-                    true => parse_message::parse_message(text.clone(), &message_bounds(running.settings.max_request_bytes))
-                        .map_err(|error| rejection_response(error.code(), parse_message::find_request_id(&text), error.message()))?,
+                    true => parse_message::parse_message(
+                        text.clone(),
+                        &message_bounds(running.settings.max_request_bytes),
+                    )
+                    .map_err(|error| {
+                        rejection_response(
+                            error.code(),
+                            parse_message::find_request_id(&text),
+                            error.message(),
+                        )
+                    })?,
                     false => ParsedMessage::default(),
                 };
                 if let Some(why) = parse_message::metadata_size_error(&message.value) {
@@ -178,10 +232,17 @@ impl HttpServer {
                 drop(text);
                 // Messages that are not requests have their own permits, because running requests
                 // need them to finish. So do streams that only listen, which may last for days.
-                let asks = message.value.get("method").is_some() && message.value.get("id").is_some();
+                let asks =
+                    message.value.get("method").is_some() && message.value.get("id").is_some();
                 let taken = match asks {
-                    _ if listens => self.stream_permits.try_acquire(&caller.principal, 1, is_shared).ok_or_else(full),
-                    false => self.message_permits.try_acquire(&caller.principal, 1, is_shared).ok_or_else(full),
+                    _ if listens => self
+                        .stream_permits
+                        .try_acquire(&caller.principal, 1, is_shared)
+                        .ok_or_else(full),
+                    false => self
+                        .message_permits
+                        .try_acquire(&caller.principal, 1, is_shared)
+                        .ok_or_else(full),
                     true => seats(1),
                 };
                 let seat = Arc::new(taken?);
@@ -189,7 +250,12 @@ impl HttpServer {
                     parts.extensions.insert(raw);
                     parts.headers.remove(CONTENT_LENGTH);
                 }
-                if self.server.filter_subscriptions(&running, &caller, asked.agent.as_deref(), &mut message) {
+                if self.server.filter_subscriptions(
+                    &running,
+                    &caller,
+                    asked.agent.as_deref(),
+                    &mut message,
+                ) {
                     parts.headers.remove(CONTENT_LENGTH);
                 }
                 parts.extensions.insert(caller.clone());
@@ -202,37 +268,56 @@ impl HttpServer {
                 if let Some(hold) = &hold {
                     parts.extensions.insert(hold.clone());
                 }
-                let answer = match FastPathCall::from_request(&running, &parts, &mut message.value) {
+                let answer = match FastPathCall::from_request(&running, &parts, &mut message.value)
+                {
                     Some(call) => call.respond(self, parts).await,
                     None => {
                         let opens = is_session_start(&parts.headers, &message.value);
                         let request = Request::from_parts(parts, Full::new(message.text));
                         match opens {
-                            true => self.open_session(&running, request, &caller, asked.agent.as_deref()).await?,
-                            false => self.handle_mcp(request, &caller, asked.agent.as_deref()).await,
+                            true => {
+                                self.open_session(
+                                    &running,
+                                    request,
+                                    &caller,
+                                    asked.agent.as_deref(),
+                                )
+                                .await?
+                            }
+                            false => {
+                                self.handle_mcp(request, &caller, asked.agent.as_deref()).await
+                            }
                         }
                     }
                 };
                 // The response body holds the permit until it is sent.
-                Ok(answer.map(|body| GuardedBody { body, _permit: seat, _keep_alive: hold }.boxed()))
+                Ok(answer
+                    .map(|body| GuardedBody { body, _permit: seat, _keep_alive: hold }.boxed()))
             }
             ["v1", "calls", verb] if parts.method == Method::POST => {
                 let counted = self.gateway.count_call();
                 let text = self.read_body(&running, &parts, body).await?;
                 let seat = seats(1)?;
-                let (verb, context) = ((*verb).to_owned(), crate::trace_context::context_from_headers(&parts));
+                let (verb, context) =
+                    ((*verb).to_owned(), crate::trace_context::context_from_headers(&parts));
                 // Hooks may take long. The task continues and holds its permit if the client
                 // disconnects.
                 let work = async move {
                     let (_counted, _seat) = (counted, seat);
-                    crate::server::decision_api::handle_decision_request(&running, &verb, &caller, &parts, &text)
-                        .with_context(context)
-                        .await
+                    crate::server::decision_api::handle_decision_request(
+                        &running, &verb, &caller, &parts, &text,
+                    )
+                    .with_context(context)
+                    .await
                 };
                 match tokio::spawn(work).await {
                     Ok(Ok(answer)) => Ok(json_response(StatusCode::OK, &answer)),
                     Ok(Err((status, told))) => Err(Box::new(json_response(status, &told))),
-                    Err(_) => Err(error_response(StatusCode::INTERNAL_SERVER_ERROR, "cannot answer the request: internal error", None)),
+                    Err(_) => Err(error_response(
+                        StatusCode::INTERNAL_SERVER_ERROR,
+                        "cannot answer the request: internal error",
+                        None,
+                    )),
                 }
             }
             ["v1", "calls", "check" | "report"] => {
@@ -254,70 +339,131 @@ impl HttpServer {
         }
         // Bodies are not decompressed.
         if parts.headers.contains_key(CONTENT_ENCODING) {
-            return Err(error_response(StatusCode::UNSUPPORTED_MEDIA_TYPE, "compressed requests are not supported", None));
+            return Err(error_response(
+                StatusCode::UNSUPPORTED_MEDIA_TYPE,
+                "compressed requests are not supported",
+                None,
+            ));
         }
         let allowed = &self.mcp.config.allowed_hosts;
-        let host =
-            parts.headers.get(HOST).and_then(|host| host.to_str().ok()).or_else(|| parts.uri.authority().map(http::uri::Authority::as_str));
+        let host = parts
+            .headers
+            .get(HOST)
+            .and_then(|host| host.to_str().ok())
+            .or_else(|| parts.uri.authority().map(http::uri::Authority::as_str));
         let host = host.and_then(|host| host.parse::<http::uri::Authority>().ok());
         let known = host.as_ref().is_some_and(|host| {
             let bare = host.host().trim_matches(['[', ']']);
-            allowed.iter().any(|known| known.eq_ignore_ascii_case(bare) || known.eq_ignore_ascii_case(host.as_str()))
+            allowed.iter().any(|known| {
+                known.eq_ignore_ascii_case(bare) || known.eq_ignore_ascii_case(host.as_str())
+            })
         });
         if !known {
-            return Err(error_response(StatusCode::FORBIDDEN, "unknown `Host` header; add it to `hosts` in `[gateway]`", None));
+            return Err(error_response(
+                StatusCode::FORBIDDEN,
+                "unknown `Host` header; add it to `hosts` in `[gateway]`",
+                None,
+            ));
         }
         if parts.headers.get(ORIGIN).is_some_and(|origin| !self.is_allowed_origin(origin)) {
-            return Err(error_response(StatusCode::FORBIDDEN, "origin not allowed; add it to `origins` in `[gateway]`", None));
+            return Err(error_response(
+                StatusCode::FORBIDDEN,
+                "origin not allowed; add it to `origins` in `[gateway]`",
+                None,
+            ));
         }
         Ok(())
     }
 
-    async fn authenticate(&self, running: &ActiveConfig, parts: &Parts, words: &[&str]) -> Result<Caller, Box<HttpResponse>> {
-        let found = running.authenticator.authenticate(&parts.headers, self.gateway.default_principal()).await;
-        found.map_err(|why| crate::server::http::resource_metadata::unauthorized_response(running, parts, words, why))
+    async fn authenticate(
+        &self,
+        running: &ActiveConfig,
+        parts: &Parts,
+        words: &[&str],
+    ) -> Result<Caller, Box<HttpResponse>> {
+        let found = running
+            .authenticator
+            .authenticate(&parts.headers, self.gateway.default_principal())
+            .await;
+        found.map_err(|why| {
+            crate::server::http::resource_metadata::unauthorized_response(
+                running, parts, words, why,
+            )
+        })
     }
 
     /// Serves the metrics of all agents to callers that may see all of them.
-    fn metrics_response(&self, running: &ActiveConfig, caller: &Caller) -> Result<HttpResponse, Box<HttpResponse>> {
+    fn metrics_response(
+        &self,
+        running: &ActiveConfig,
+        caller: &Caller,
+    ) -> Result<HttpResponse, Box<HttpResponse>> {
         if !identity::can_see_all(running, caller) {
             let why = "metrics cover all agents and tools; use a token that may see all of them";
             return Err(error_response(StatusCode::FORBIDDEN, why, None));
         }
-        let mut answer = text_response(StatusCode::OK, &self.gateway.0.metrics.export(&self.gateway.health()));
+        let mut answer =
+            text_response(StatusCode::OK, &self.gateway.0.metrics.export(&self.gateway.health()));
         let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
         answer.headers_mut().insert(CONTENT_TYPE, http::HeaderValue::from_static(kind));
         Ok(answer)
     }
 
     /// Counts a request against the rate limit of a caller.
-    fn check_rate_limit(&self, running: &ActiveConfig, caller: &Caller) -> Result<(), Box<HttpResponse>> {
+    fn check_rate_limit(
+        &self,
+        running: &ActiveConfig,
+        caller: &Caller,
+    ) -> Result<(), Box<HttpResponse>> {
         let Some(rate) = running.settings.rate else { return Ok(()) };
         let mut rates = lock(&self.request_times);
         let now = Instant::now();
         if rates.len() > 10_000 {
-            rates.retain(|_, asked| asked.back().is_some_and(|last| now.duration_since(*last) < rate.per));
+            rates.retain(|_, asked| {
+                asked.back().is_some_and(|last| now.duration_since(*last) < rate.per)
+            });
         }
         let asked = recent_requests(&mut rates, &caller.principal, rate.per, now);
         if asked.len() >= rate.calls as usize {
-            let wait = asked.front().map_or(rate.per, |first| rate.per.saturating_sub(now.duration_since(*first)));
-            return Err(error_response(StatusCode::TOO_MANY_REQUESTS, RATE_LIMITED_MESSAGE, Some(wait.as_secs() + 1)));
+            let wait = asked
+                .front()
+                .map_or(rate.per, |first| rate.per.saturating_sub(now.duration_since(*first)));
+            return Err(error_response(
+                StatusCode::TOO_MANY_REQUESTS,
+                RATE_LIMITED_MESSAGE,
+                Some(wait.as_secs() + 1),
+            ));
         }
         asked.push_back(now);
         Ok(())
     }
 
     /// Passes a request to the library, with the agent for its `get_tool`.
-    pub(crate) async fn handle_mcp(&self, request: Request<Full<Bytes>>, caller: &Caller, agent: Option<&str>) -> HttpResponse {
-        let agent =
-            identity::resolve_agent(&self.gateway.active_config(), caller, agent).ok().map(|agent| (agent, caller.principal.clone()));
-        let session = request.headers().get("mcp-session-id").filter(|_| !is_modern_request(request.headers())).cloned();
+    pub(crate) async fn handle_mcp(
+        &self,
+        request: Request<Full<Bytes>>,
+        caller: &Caller,
+        agent: Option<&str>,
+    ) -> HttpResponse {
+        let agent = identity::resolve_agent(&self.gateway.active_config(), caller, agent)
+            .ok()
+            .map(|agent| (agent, caller.principal.clone()));
+        let session = request
+            .headers()
+            .get("mcp-session-id")
+            .filter(|_| !is_modern_request(request.headers()))
+            .cloned();
         let answer = CURRENT_AGENT.scope(agent, self.mcp.handle(request)).await;
         self.replace_ended_session_error(session.as_ref(), answer)
     }
 
     /// Reads the body of a request, within limits for size and time.
-    async fn read_body(&self, running: &ActiveConfig, parts: &Parts, body: Incoming) -> Result<Bytes, Box<HttpResponse>> {
+    async fn read_body(
+        &self,
+        running: &ActiveConfig,
+        parts: &Parts,
+        body: Incoming,
+    ) -> Result<Bytes, Box<HttpResponse>> {
         if parts.method != Method::POST {
             return Ok(Bytes::new());
         }
@@ -328,12 +474,24 @@ impl HttpServer {
             let mut bytes = Vec::new();
             while let Some(frame) = body.frame().await {
                 let frame = frame.map_err(|error| match error.is::<LengthLimitError>() {
-                    true => error_response(StatusCode::PAYLOAD_TOO_LARGE, &format!("the request is larger than {most} bytes"), None),
-                    false => error_response(StatusCode::BAD_REQUEST, "the request body is incomplete", None),
+                    true => error_response(
+                        StatusCode::PAYLOAD_TOO_LARGE,
+                        &format!("the request is larger than {most} bytes"),
+                        None,
+                    ),
+                    false => error_response(
+                        StatusCode::BAD_REQUEST,
+                        "the request body is incomplete",
+                        None,
+                    ),
                 })?;
                 if let Ok(chunk) = frame.into_data() {
                     if !held.try_add(chunk.len()) {
-                        return Err(error_response(StatusCode::SERVICE_UNAVAILABLE, "too many bytes of requests are arriving", Some(1)));
+                        return Err(error_response(
+                            StatusCode::SERVICE_UNAVAILABLE,
+                            "too many bytes of requests are arriving",
+                            Some(1),
+                        ));
                     }
                     bytes.extend_from_slice(&chunk);
                 }
@@ -341,12 +499,23 @@ impl HttpServer {
             Ok(Bytes::from(bytes))
         };
         let collected = tokio::time::timeout(REQUEST_READ_TIMEOUT, collect).await;
-        collected.map_err(|_| error_response(StatusCode::REQUEST_TIMEOUT, "the request body took too long to arrive", None))?
+        collected.map_err(|_| {
+            error_response(
+                StatusCode::REQUEST_TIMEOUT,
+                "the request body took too long to arrive",
+                None,
+            )
+        })?
     }
 }
 
 /// Returns the times of the requests of a principal that still count.
-fn recent_requests<'r>(rates: &'r mut RequestTimes, principal: &str, per: Duration, now: Instant) -> &'r mut VecDeque<Instant> {
+fn recent_requests<'r>(
+    rates: &'r mut RequestTimes,
+    principal: &str,
+    per: Duration,
+    now: Instant,
+) -> &'r mut VecDeque<Instant> {
     let asked = rates.entry(principal.to_owned()).or_default();
     while asked.front().is_some_and(|first| now.duration_since(*first) >= per) {
         asked.pop_front();
@@ -356,7 +525,9 @@ fn recent_requests<'r>(rates: &'r mut RequestTimes, principal: &str, per: Durati
 
 /// Returns whether a request is of 2026-07-28 or later.
 fn is_modern_request(headers: &HeaderMap) -> bool {
-    headers.get("mcp-protocol-version").is_some_and(|version| version.as_bytes() >= crate::REVISION_2026_07_28.as_bytes())
+    headers
+        .get("mcp-protocol-version")
+        .is_some_and(|version| version.as_bytes() >= crate::REVISION_2026_07_28.as_bytes())
 }
 
 /// Returns the origins of pages that the gateway itself would serve.
@@ -372,7 +543,9 @@ fn full_body(text: impl Into<Bytes>) -> BoxBody<Bytes, Infallible> {
 fn text_response(status: StatusCode, said: &str) -> HttpResponse {
     let mut answer = Response::new(full_body(said.to_owned()));
     *answer.status_mut() = status;
-    answer.headers_mut().insert(CONTENT_TYPE, http::HeaderValue::from_static("text/plain; charset=utf-8"));
+    answer
+        .headers_mut()
+        .insert(CONTENT_TYPE, http::HeaderValue::from_static("text/plain; charset=utf-8"));
     answer
 }
 
@@ -385,7 +558,10 @@ pub(crate) fn json_response(status: StatusCode, said: &Value) -> HttpResponse {
 
 /// Builds the response to a message that is not a valid request.
 fn rejection_response(code: ErrorCode, id: Value, why: &str) -> Box<HttpResponse> {
-    Box::new(json_response(StatusCode::BAD_REQUEST, &malformed_call::rejection_message(code, id, why)))
+    Box::new(json_response(
+        StatusCode::BAD_REQUEST,
+        &malformed_call::rejection_message(code, id, why),
+    ))
 }
 
 fn error_response(status: StatusCode, why: &str, retry: Option<u64>) -> Box<HttpResponse> {

@@ -28,9 +28,17 @@ impl ProtectedResource {
     /// Uses the configured resource, else the audience if it is a URL, else the address of the
     /// request.
     fn from_config(running: &ActiveConfig, jwt: &JwtConfig, parts: &Parts) -> Self {
-        let address = |text: &str| Url::parse(text).ok().filter(|url| matches!(url.scheme(), "http" | "https") && url.has_host());
-        let parted = |url: &Url| (url.origin().ascii_serialization(), url.path().trim_end_matches('/').to_owned());
-        if let Some((said, url)) = jwt.resource.as_ref().and_then(|said| Some((said, address(said)?))) {
+        let address = |text: &str| {
+            Url::parse(text)
+                .ok()
+                .filter(|url| matches!(url.scheme(), "http" | "https") && url.has_host())
+        };
+        let parted = |url: &Url| {
+            (url.origin().ascii_serialization(), url.path().trim_end_matches('/').to_owned())
+        };
+        if let Some((said, url)) =
+            jwt.resource.as_ref().and_then(|said| Some((said, address(said)?)))
+        {
             let (origin, path) = parted(&url);
             return Self { origin, path, identifier: said.clone() };
         }
@@ -55,12 +63,20 @@ fn request_origin(running: &ActiveConfig, parts: &Parts) -> String {
 ///
 /// This is `""`, `/{agent}` or `/{agent}/{session}`. It does not reveal which agents exist.
 fn path_after_mcp(words: &[&str]) -> Option<String> {
-    let plain = |word: &&str| word.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-._~%!$&'()*+,;=:@".contains(&byte));
-    (words.len() <= 2 && words.iter().all(plain)).then(|| words.iter().map(|word| format!("/{word}")).collect())
+    let plain = |word: &&str| {
+        word.bytes()
+            .all(|byte| byte.is_ascii_alphanumeric() || b"-._~%!$&'()*+,;=:@".contains(&byte))
+    };
+    (words.len() <= 2 && words.iter().all(plain))
+        .then(|| words.iter().map(|word| format!("/{word}")).collect())
 }
 
 /// Serves the metadata document for the path with these segments.
-pub(crate) fn metadata_response(running: &ActiveConfig, parts: &Parts, words: &[&str]) -> HttpResponse {
+pub(crate) fn metadata_response(
+    running: &ActiveConfig,
+    parts: &Parts,
+    words: &[&str],
+) -> HttpResponse {
     let Some(jwt) = &running.settings.jwt else {
         return *error_response(StatusCode::NOT_FOUND, "no token issuer is configured", None);
     };
@@ -76,7 +92,12 @@ pub(crate) fn metadata_response(running: &ActiveConfig, parts: &Parts, words: &[
 }
 
 /// Builds the response to an unauthenticated request for the path with these segments.
-pub(crate) fn unauthorized_response(running: &ActiveConfig, parts: &Parts, words: &[&str], why: AuthError) -> Box<HttpResponse> {
+pub(crate) fn unauthorized_response(
+    running: &ActiveConfig,
+    parts: &Parts,
+    words: &[&str],
+    why: AuthError,
+) -> Box<HttpResponse> {
     let (said, error) = match why {
         AuthError::Missing => ("a token is required", ""),
         AuthError::Invalid(why) => (why, ", error=\"invalid_token\""),
@@ -85,7 +106,10 @@ pub(crate) fn unauthorized_response(running: &ActiveConfig, parts: &Parts, words
     let named = running.settings.jwt.as_ref().map(|jwt| {
         let place = ProtectedResource::from_config(running, jwt, parts);
         let rest = words.strip_prefix(&["mcp"]).and_then(path_after_mcp).unwrap_or_default();
-        format!(" resource_metadata=\"{}{METADATA_PATH_PREFIX}{}{rest}\"{error}", place.origin, place.path)
+        format!(
+            " resource_metadata=\"{}{METADATA_PATH_PREFIX}{}{rest}\"{error}",
+            place.origin, place.path
+        )
     });
     if let Ok(value) = format!("Bearer{}", named.unwrap_or_default()).parse() {
         answer.headers_mut().insert(WWW_AUTHENTICATE, value);

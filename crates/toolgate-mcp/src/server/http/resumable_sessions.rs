@@ -12,9 +12,15 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use futures_util::{Stream, StreamExt as _, stream};
-use rmcp::model::{ClientJsonRpcMessage, JsonRpcMessage, ProtocolVersion, ServerJsonRpcMessage, ServerResult};
-use rmcp::transport::streamable_http_server::session::local::{LocalSessionManager, LocalSessionManagerError, SessionError};
-use rmcp::transport::streamable_http_server::session::{RestoreOutcome, ServerSseMessage, SessionId, SessionManager};
+use rmcp::model::{
+    ClientJsonRpcMessage, JsonRpcMessage, ProtocolVersion, ServerJsonRpcMessage, ServerResult,
+};
+use rmcp::transport::streamable_http_server::session::local::{
+    LocalSessionManager, LocalSessionManagerError, SessionError,
+};
+use rmcp::transport::streamable_http_server::session::{
+    RestoreOutcome, ServerSseMessage, SessionId, SessionManager,
+};
 use tokio::runtime::Handle;
 use tokio::time::{Instant, Sleep};
 use tokio_util::sync::CancellationToken;
@@ -44,15 +50,26 @@ impl ResumableSessions {
         let mut local = LocalSessionManager::default();
         // The library does not count a running call as activity.
         local.session_config.keep_alive = None;
-        Self { local, gateway, buffers: EventBuffers::default(), resumable: Mutex::default(), owners: Mutex::default() }
+        Self {
+            local,
+            gateway,
+            buffers: EventBuffers::default(),
+            resumable: Mutex::default(),
+            owners: Mutex::default(),
+        }
     }
 
     /// Returns the error. Removes a session that has ended by itself, so that its client starts
     /// another.
-    async fn close_if_ended(&self, id: &SessionId, why: ResumableSessionError) -> ResumableSessionError {
+    async fn close_if_ended(
+        &self,
+        id: &SessionId,
+        why: ResumableSessionError,
+    ) -> ResumableSessionError {
         if matches!(
             why,
-            ResumableSessionError::SessionNotFound(_) | ResumableSessionError::SessionError(SessionError::SessionServiceTerminated)
+            ResumableSessionError::SessionNotFound(_)
+                | ResumableSessionError::SessionError(SessionError::SessionServiceTerminated)
         ) {
             drop(self.close_session(id).await);
         }
@@ -63,7 +80,11 @@ impl ResumableSessions {
     fn wrap_stream(&self, session: &SessionId, rest: StreamRemainder) -> ServerEventStream {
         let returns = || lock(&self.resumable).contains(session);
         let life = self.gateway.active_config().settings.max_stream_duration.filter(|_| returns());
-        let keeper = StreamRecorder { buffers: self.buffers.clone(), session: session.clone(), closed: self.gateway.0.closed.clone() };
+        let keeper = StreamRecorder {
+            buffers: self.buffers.clone(),
+            session: session.clone(),
+            closed: self.gateway.0.closed.clone(),
+        };
         Box::pin(ResumableStream {
             rest: Some(rest),
             started: Instant::now(),
@@ -121,16 +142,27 @@ impl SessionManager for ResumableSessions {
         &self,
         id: &SessionId,
         message: ClientJsonRpcMessage,
-    ) -> Result<impl Stream<Item = ServerSseMessage> + Send + Sync + 'static, ResumableSessionError> {
+    ) -> Result<impl Stream<Item = ServerSseMessage> + Send + Sync + 'static, ResumableSessionError>
+    {
         match self.local.create_stream(id, message).await {
-            Ok(events) => {
-                Ok(self.wrap_stream(id, StreamRemainder { events: Box::pin(events), request: None, is_resumed: false, is_buffered: false }))
-            }
+            Ok(events) => Ok(self.wrap_stream(
+                id,
+                StreamRemainder {
+                    events: Box::pin(events),
+                    request: None,
+                    is_resumed: false,
+                    is_buffered: false,
+                },
+            )),
             Err(why) => Err(self.close_if_ended(id, why).await),
         }
     }
 
-    async fn accept_message(&self, id: &SessionId, message: ClientJsonRpcMessage) -> Result<(), ResumableSessionError> {
+    async fn accept_message(
+        &self,
+        id: &SessionId,
+        message: ClientJsonRpcMessage,
+    ) -> Result<(), ResumableSessionError> {
         match self.local.accept_message(id, message).await {
             Ok(()) => Ok(()),
             Err(why) => Err(self.close_if_ended(id, why).await),
@@ -140,7 +172,8 @@ impl SessionManager for ResumableSessions {
     async fn create_standalone_stream(
         &self,
         id: &SessionId,
-    ) -> Result<impl Stream<Item = ServerSseMessage> + Send + Sync + 'static, ResumableSessionError> {
+    ) -> Result<impl Stream<Item = ServerSseMessage> + Send + Sync + 'static, ResumableSessionError>
+    {
         match self.local.create_standalone_stream(id).await {
             Ok(events) => Ok(events),
             Err(why) => Err(self.close_if_ended(id, why).await),
@@ -151,7 +184,8 @@ impl SessionManager for ResumableSessions {
         &self,
         id: &SessionId,
         last: String,
-    ) -> Result<impl Stream<Item = ServerSseMessage> + Send + Sync + 'static, ResumableSessionError> {
+    ) -> Result<impl Stream<Item = ServerSseMessage> + Send + Sync + 'static, ResumableSessionError>
+    {
         let Some(request) = request_of_event(&last).map(str::to_owned) else {
             return match self.local.resume(id, last).await {
                 Ok(rest) => Ok(Box::pin(rest) as ServerEventStream),
@@ -170,12 +204,24 @@ impl SessionManager for ResumableSessions {
         // repeats the last event, so it is skipped.
         let retry = self.local.session_config.sse_retry.unwrap_or_default();
         let (first, known) = (ServerSseMessage::priming(last.clone(), retry), last);
-        let rest = rest.filter(move |event| std::future::ready(event.event_id.as_ref() != Some(&known)));
+        let rest =
+            rest.filter(move |event| std::future::ready(event.event_id.as_ref() != Some(&known)));
         let events = Box::pin(stream::once(std::future::ready(first)).chain(rest));
-        Ok(self.wrap_stream(id, StreamRemainder { events, request: Some(request), is_resumed: true, is_buffered: taped }))
+        Ok(self.wrap_stream(
+            id,
+            StreamRemainder {
+                events,
+                request: Some(request),
+                is_resumed: true,
+                is_buffered: taped,
+            },
+        ))
     }
 
-    async fn restore_session(&self, id: SessionId) -> Result<RestoreOutcome<Self::Transport>, ResumableSessionError> {
+    async fn restore_session(
+        &self,
+        id: SessionId,
+    ) -> Result<RestoreOutcome<Self::Transport>, ResumableSessionError> {
         self.local.restore_session(id).await
     }
 }
@@ -205,7 +251,10 @@ struct ResumableStream {
 impl Stream for ResumableStream {
     type Item = ServerSseMessage;
 
-    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<ServerSseMessage>> {
+    fn poll_next(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<ServerSseMessage>> {
         let this = &mut *self;
         let Some(rest) = &mut this.rest else { return Poll::Ready(None) };
         let Poll::Ready(said) = rest.events.as_mut().poll_next(context) else {
@@ -221,13 +270,19 @@ impl Stream for ResumableStream {
         };
         match &said {
             Some(event) if !is_answer(event) => {
-                let named = || event.event_id.as_deref().and_then(request_of_event).map(str::to_owned);
+                let named =
+                    || event.event_id.as_deref().and_then(request_of_event).map(str::to_owned);
                 rest.request = rest.request.take().or_else(named);
             }
             ended => {
-                let slow = (rest.is_resumed || this.started.elapsed() >= MIN_SLOW_CALL_DURATION) && !rest.is_buffered;
+                let slow = (rest.is_resumed || this.started.elapsed() >= MIN_SLOW_CALL_DURATION)
+                    && !rest.is_buffered;
                 if let (Some(answer), Some(request), true) = (ended, &rest.request, slow) {
-                    this.recorder.buffers.store_answer(&this.recorder.session, request, answer.clone());
+                    this.recorder.buffers.store_answer(
+                        &this.recorder.session,
+                        request,
+                        answer.clone(),
+                    );
                 }
                 this.rest = None;
             }
@@ -239,7 +294,10 @@ impl Stream for ResumableStream {
 impl Drop for ResumableStream {
     fn drop(&mut self) {
         // Events from a buffer are still in it.
-        if let Some(StreamRemainder { events, request: Some(request), is_buffered: false, .. }) = self.rest.take() {
+        if let Some(StreamRemainder {
+            events, request: Some(request), is_buffered: false, ..
+        }) = self.rest.take()
+        {
             self.recorder.record(request, events);
         }
     }
@@ -256,7 +314,8 @@ impl StreamRecorder {
     fn record(&self, request: String, mut rest: ServerEventStream) {
         let Ok(runtime) = Handle::try_current() else { return };
         let Some(number) = self.buffers.open(&self.session, &request) else { return };
-        let (tapes, session, closed) = (self.buffers.clone(), self.session.clone(), self.closed.clone());
+        let (tapes, session, closed) =
+            (self.buffers.clone(), self.session.clone(), self.closed.clone());
         runtime.spawn(async move {
             let taping = async {
                 while let Some(event) = rest.next().await {

@@ -1,5 +1,5 @@
-//! A task that wakes itself runs on at once. Left to the scheduler it would go to the back of the queue, and another thread would be
-//! woken to look for work that is done by the time it looks.
+//! A task that wakes itself runs on at once. Left to the scheduler it would go to the back of the
+//! queue, and another thread would be woken to look for work that is done by the time it looks.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -43,7 +43,8 @@ impl Wake for SelfWaker {
 
 impl<F: Future> SelfWakingTask<F> {
     pub(crate) fn new(inner: F) -> Self {
-        let bell = Arc::new(SelfWaker { state: AtomicU8::new(STATE_IDLE), outer: AtomicWaker::new() });
+        let bell =
+            Arc::new(SelfWaker { state: AtomicU8::new(STATE_IDLE), outer: AtomicWaker::new() });
         Self { inner: Box::pin(inner), waker: Waker::from(Arc::clone(&bell)), self_waker: bell }
     }
 }
@@ -56,10 +57,16 @@ impl<F: Future> Future for SelfWakingTask<F> {
         own.self_waker.outer.register(context.waker());
         for _ in 0..MAX_CONSECUTIVE_POLLS {
             own.self_waker.state.swap(STATE_RUNNING, Ordering::SeqCst);
-            if let Poll::Ready(done) = own.inner.as_mut().poll(&mut Context::from_waker(&own.waker)) {
+            if let Poll::Ready(done) = own.inner.as_mut().poll(&mut Context::from_waker(&own.waker))
+            {
                 return Poll::Ready(done);
             }
-            if own.self_waker.state.compare_exchange(STATE_RUNNING, STATE_IDLE, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
+            if own
+                .self_waker
+                .state
+                .compare_exchange(STATE_RUNNING, STATE_IDLE, Ordering::SeqCst, Ordering::SeqCst)
+                .is_ok()
+            {
                 return Poll::Pending;
             }
         }

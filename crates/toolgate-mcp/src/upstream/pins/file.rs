@@ -31,7 +31,8 @@ pub(crate) struct PinFileLock(File);
 
 impl PinFileLock {
     fn acquire(path: &Path) -> io::Result<Self> {
-        let file = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(path)?;
+        let file =
+            OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(path)?;
         let taken = || flock(&file, FlockOperation::NonBlockingLockExclusive);
         let outcome = match taken() {
             Err(Errno::WOULDBLOCK | Errno::INTR) => wait_off_worker(|| lock_with_retry(taken)),
@@ -39,7 +40,9 @@ impl PinFileLock {
         };
         match outcome {
             Ok(()) => Ok(Self(file)),
-            Err(Errno::WOULDBLOCK) => Err(io::Error::other(format!("locked by another process for more than {PIN_FILE_LOCK_TIMEOUT:?}"))),
+            Err(Errno::WOULDBLOCK) => Err(io::Error::other(format!(
+                "locked by another process for more than {PIN_FILE_LOCK_TIMEOUT:?}"
+            ))),
             Err(error) => Err(error.into()),
         }
     }
@@ -93,8 +96,11 @@ impl Pins {
             return Ok(());
         }
         let text = std::fs::read(path).map_err(|error| self.with_file_name(&error))?;
-        let spoiled =
-            |error| self.with_file_name(&io::Error::other(format!("invalid pin file ({error}); remove it to pin all tools again")));
+        let spoiled = |error| {
+            self.with_file_name(&io::Error::other(format!(
+                "invalid pin file ({error}); remove it to pin all tools again"
+            )))
+        };
         let read: PinFileContents = serde_json::from_slice(&text).map_err(spoiled)?;
         // The definitions of the own upstream are not in the file.
         let own = std::mem::take(&mut known.own);
@@ -109,14 +115,19 @@ impl Pins {
     pub(crate) fn lock_file(&self) -> PinFileLockResult {
         let Some(path) = &self.file else { return Ok(None) };
         let made = path.parent().map_or(Ok(()), std::fs::create_dir_all);
-        let turn =
-            made.and_then(|()| PinFileLock::acquire(&path.with_extension("json.lock"))).map_err(|error| self.with_file_name(&error))?;
+        let turn = made
+            .and_then(|()| PinFileLock::acquire(&path.with_extension("json.lock")))
+            .map_err(|error| self.with_file_name(&error))?;
         self.reload()?;
         Ok(Some(turn))
     }
 
     /// Writes the pins, and returns the reason if that fails.
-    pub(crate) fn write_or_explain(&self, known: &PinFileContents, turn: PinFileLockResult) -> Result<(), String> {
+    pub(crate) fn write_or_explain(
+        &self,
+        known: &PinFileContents,
+        turn: PinFileLockResult,
+    ) -> Result<(), String> {
         self.write(known, turn).map_err(|error| {
             tracing::error!(%error, "cannot write the pin file");
             error.to_string()
@@ -131,16 +142,27 @@ impl Pins {
             return Ok(());
         }
         let _turn = turn?;
-        let draft = path.with_extension(format!("new-{}-{}", std::process::id(), NEXT_TEMP_FILE_ID.fetch_add(1, Ordering::Relaxed)));
+        let draft = path.with_extension(format!(
+            "new-{}-{}",
+            std::process::id(),
+            NEXT_TEMP_FILE_ID.fetch_add(1, Ordering::Relaxed)
+        ));
         let written = (|| {
-            let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&draft)?;
+            let mut file = OpenOptions::new()
+                .write(true)
+                .create(true)
+                .truncate(true)
+                .mode(0o600)
+                .open(&draft)?;
             file.write_all(&text)?;
             file.sync_all()?;
             std::fs::rename(&draft, path)?;
             file.metadata()
         })();
         // Writing is retried often, so remove the temporary file or the disk would fill up.
-        let written = written.inspect_err(|_| drop(std::fs::remove_file(&draft))).map_err(|error| self.with_file_name(&error))?;
+        let written = written
+            .inspect_err(|_| drop(std::fs::remove_file(&draft)))
+            .map_err(|error| self.with_file_name(&error))?;
         *lock(&self.file_version) = file_version(&written);
         Ok(())
     }

@@ -82,13 +82,29 @@ impl ToolPin {
     /// Returns the new pin if the offered definition differs from the stored pin.
     ///
     /// `before` is the digest that the own upstream offered under this name before.
-    fn next_pin(known: Option<&Self>, now: &OfferedDefinition, before: Option<Digest>) -> Option<Self> {
+    fn next_pin(
+        known: Option<&Self>,
+        now: &OfferedDefinition,
+        before: Option<Digest>,
+    ) -> Option<Self> {
         let Some(pin) = known else {
             let why = scan_tool(&now.tool);
             let is_fine = why.is_empty() && !now.ambiguous;
-            let (accepted, seen) = if is_fine { (Some(now.tool.clone()), None) } else { (None, Some(now.tool.clone())) };
+            let (accepted, seen) = if is_fine {
+                (Some(now.tool.clone()), None)
+            } else {
+                (None, Some(now.tool.clone()))
+            };
             let known_digest = std::sync::OnceLock::new();
-            return Some(Self { accepted, known_digest, seen, why, first: Timestamp::now(), shown: None, vouched: None });
+            return Some(Self {
+                accepted,
+                known_digest,
+                seen,
+                why,
+                first: Timestamp::now(),
+                shown: None,
+                vouched: None,
+            });
         };
         let (seen, is_news) = (pin.seen.as_ref().map(tool_digest), before != Some(now.digest));
         if now.is_accepted(pin.accepted_digest()) {
@@ -100,7 +116,11 @@ impl ToolPin {
         // If two processes see different definitions, the stored one stays until it is resolved.
         // Otherwise the two processes would overwrite each other forever.
         let is_told = seen == Some(now.digest) || (seen.is_some() && !is_news);
-        (!is_told).then(|| Self { seen: Some(now.tool.clone()), why: scan_tool(&now.tool), ..pin.clone() })
+        (!is_told).then(|| Self {
+            seen: Some(now.tool.clone()),
+            why: scan_tool(&now.tool),
+            ..pin.clone()
+        })
     }
 }
 
@@ -116,14 +136,22 @@ impl PinFileContents {
         let long = |tool: &Tool| serde_json::to_vec(tool).map_or(0, |text| text.len());
         let is_new = |tool: &&Tool| {
             let pin = self.tools.get(&*tool.name);
-            pin.is_none_or(|pin| pin.accepted.as_ref() != Some(*tool) && pin.seen.as_ref() != Some(*tool))
+            pin.is_none_or(|pin| {
+                pin.accepted.as_ref() != Some(*tool) && pin.seen.as_ref() != Some(*tool)
+            })
         };
         // Fast path: nothing is new.
         if !tools.iter().any(|tool| is_new(&tool)) {
             return true;
         }
-        let names = self.tools.len() + tools.iter().filter(|tool| !self.tools.contains_key(&*tool.name)).count();
-        let kept: usize = self.tools.values().flat_map(|pin| pin.accepted.iter().chain(&pin.seen)).map(long).sum();
+        let names = self.tools.len()
+            + tools.iter().filter(|tool| !self.tools.contains_key(&*tool.name)).count();
+        let kept: usize = self
+            .tools
+            .values()
+            .flat_map(|pin| pin.accepted.iter().chain(&pin.seen))
+            .map(long)
+            .sum();
         let more: usize = tools.iter().filter(is_new).map(long).sum();
         names <= MAX_PINNED_TOOLS && kept + more <= MAX_PINNED_BYTES
     }
@@ -134,7 +162,10 @@ impl PinFileContents {
         for tool in tools {
             let digest = tool_digest(tool);
             let Some(other) = offered.get_mut(&*tool.name) else {
-                offered.insert(tool.name.to_string(), OfferedDefinition { tool: tool.clone(), digest, ambiguous: false });
+                offered.insert(
+                    tool.name.to_string(),
+                    OfferedDefinition { tool: tool.clone(), digest, ambiguous: false },
+                );
                 continue;
             };
             if other.digest == digest {
@@ -152,8 +183,9 @@ impl PinFileContents {
     /// Returns the definitions of the own upstream that differ from the accepted ones and are not
     /// stored as such.
     fn unstored_differences(&self) -> Vec<OfferedDefinition> {
-        let is_untold =
-            |(name, now): &(&String, &OfferedDefinition)| ToolPin::next_pin(self.tools.get(*name), now, Some(now.digest)).is_some();
+        let is_untold = |(name, now): &(&String, &OfferedDefinition)| {
+            ToolPin::next_pin(self.tools.get(*name), now, Some(now.digest)).is_some()
+        };
         self.own.iter().filter(is_untold).map(|(_, now)| now.clone()).collect()
     }
 
@@ -163,13 +195,23 @@ impl PinFileContents {
         for pin in self.tools.values_mut() {
             let is_told = pin.why.iter().any(|why| matches!(why, QuarantineReason::Shadow { .. }));
             // Do not ask again about a definition that a person accepted.
-            let vouched = |tool: &&Tool| pin.vouched.is_some_and(|vouched| vouched == tool_digest(tool));
-            let speaks = |tool: &Tool, since| names.find_foreign_mention(own, since, &tool_text(tool));
+            let vouched =
+                |tool: &&Tool| pin.vouched.is_some_and(|vouched| vouched == tool_digest(tool));
+            let speaks =
+                |tool: &Tool, since| names.find_foreign_mention(own, since, &tool_text(tool));
             // A changed definition counts as of now, however old the tool name is.
-            let seen = pin.seen.as_ref().filter(|tool| !is_told && !vouched(tool)).and_then(|tool| speaks(tool, Timestamp::now()));
+            let seen = pin
+                .seen
+                .as_ref()
+                .filter(|tool| !is_told && !vouched(tool))
+                .and_then(|tool| speaks(tool, Timestamp::now()));
             // Check the accepted definition too: the upstream of another process may still offer
             // it.
-            let accepted = pin.accepted.as_ref().filter(|tool| !vouched(tool)).and_then(|tool| speaks(tool, pin.first));
+            let accepted = pin
+                .accepted
+                .as_ref()
+                .filter(|tool| !vouched(tool))
+                .and_then(|tool| speaks(tool, pin.first));
             found |= seen.is_some() || accepted.is_some();
             pin.why.extend(seen.map(|tool| QuarantineReason::Shadow { tool }));
             if let Some(tool) = accepted {
@@ -249,7 +291,16 @@ pub(super) fn tool_digest(tool: &Tool) -> Digest {
     let mut written = serde_json::to_value(tool).unwrap_or_default();
     if let Some(fields) = written.as_object_mut() {
         fields.retain(|key, _| {
-            matches!(key.as_str(), "name" | "title" | "description" | "inputSchema" | "outputSchema" | "annotations" | "_meta")
+            matches!(
+                key.as_str(),
+                "name"
+                    | "title"
+                    | "description"
+                    | "inputSchema"
+                    | "outputSchema"
+                    | "annotations"
+                    | "_meta"
+            )
         });
     }
     Digest::of(&toolgate_json::to_canonical_bytes(&written))
@@ -265,8 +316,14 @@ impl Pins {
     /// The file exists and cannot be read.
     pub fn open(directory: Option<&Path>, upstream: &UpstreamConfig) -> io::Result<Self> {
         let file = directory.map(|directory| directory.join(format!("{}.json", upstream.name)));
-        let known = PinFileContents { upstream: upstream.name.clone(), ..PinFileContents::default() };
-        let pins = Self { file, contents: Mutex::new(known), file_version: Mutex::default(), unwritten_tools: Mutex::default() };
+        let known =
+            PinFileContents { upstream: upstream.name.clone(), ..PinFileContents::default() };
+        let pins = Self {
+            file,
+            contents: Mutex::new(known),
+            file_version: Mutex::default(),
+            unwritten_tools: Mutex::default(),
+        };
         pins.reload()?;
         Ok(pins)
     }
@@ -380,13 +437,18 @@ impl Pins {
     /// Returns the accepted tools; `None` if no tool was ever seen.
     pub(super) fn accepted(&self) -> Option<Vec<Tool>> {
         let known = self.lock_reloaded();
-        (!known.tools.is_empty()).then(|| known.tools.values().filter_map(|pin| pin.accepted.clone()).collect())
+        (!known.tools.is_empty())
+            .then(|| known.tools.values().filter_map(|pin| pin.accepted.clone()).collect())
     }
 
     /// Returns all tools that were ever seen, with the first time and whether one is accepted.
     pub(super) fn first_seen(&self) -> BTreeMap<String, (Timestamp, bool)> {
         let known = self.lock_reloaded();
-        known.tools.iter().map(|(name, pin)| (name.clone(), (pin.first, pin.accepted.is_some()))).collect()
+        known
+            .tools
+            .iter()
+            .map(|(name, pin)| (name.clone(), (pin.first, pin.accepted.is_some())))
+            .collect()
     }
 
     /// Returns the digest of the accepted definition of a tool.
@@ -397,7 +459,11 @@ impl Pins {
     /// Returns whether calls of a tool need no `x-mcp-header` arguments in HTTP headers.
     pub(super) fn can_use_fast_path(&self, tool: &str) -> bool {
         let known = crate::gateway::lock(&self.contents);
-        let schema = known.tools.get(tool).and_then(|pin| pin.accepted.as_ref()).map(|tool| &tool.input_schema);
+        let schema = known
+            .tools
+            .get(tool)
+            .and_then(|pin| pin.accepted.as_ref())
+            .map(|tool| &tool.input_schema);
         schema.is_some_and(|schema| !crate::has_header_arguments(schema))
     }
 
@@ -407,7 +473,13 @@ impl Pins {
     /// version. They count only if the own upstream has not listed the tool yet.
     pub(super) fn is_current(&self, tool: &str, accepted: Option<Digest>) -> bool {
         let known = crate::gateway::lock(&self.contents);
-        let Some(pin) = known.tools.get(tool).filter(|pin| accepted.is_some() && pin.accepted_digest() == accepted) else { return false };
+        let Some(pin) = known
+            .tools
+            .get(tool)
+            .filter(|pin| accepted.is_some() && pin.accepted_digest() == accepted)
+        else {
+            return false;
+        };
         known.own.get(tool).map_or(pin.seen.is_none(), |now| now.is_accepted(accepted))
     }
 
@@ -426,16 +498,26 @@ impl Pins {
         let unwritten = crate::gateway::lock(&self.unwritten_tools);
         let (why, tools) = &*unwritten;
         // Another process may have stored these tools meanwhile.
-        let waiting = tools.iter().filter(|tool| !known.tools.contains_key(&*tool.name)).map(|tool| QuarantinedTool {
-            upstream: known.upstream.clone(),
-            tool: tool.name.to_string(),
-            before: None,
-            now: to_json(tool),
-            why: vec![QuarantineReason::Unwritten { why: why.clone() }],
-        });
-        let is_as_accepted =
-            |tool: &str| known.own.get(tool).is_some_and(|now| now.is_accepted(known.tools.get(tool).and_then(ToolPin::accepted_digest)));
-        quarantined_tools(&known).into_iter().filter(|change| !is_as_accepted(&change.tool)).chain(waiting).collect()
+        let waiting =
+            tools.iter().filter(|tool| !known.tools.contains_key(&*tool.name)).map(|tool| {
+                QuarantinedTool {
+                    upstream: known.upstream.clone(),
+                    tool: tool.name.to_string(),
+                    before: None,
+                    now: to_json(tool),
+                    why: vec![QuarantineReason::Unwritten { why: why.clone() }],
+                }
+            });
+        let is_as_accepted = |tool: &str| {
+            known.own.get(tool).is_some_and(|now| {
+                now.is_accepted(known.tools.get(tool).and_then(ToolPin::accepted_digest))
+            })
+        };
+        quarantined_tools(&known)
+            .into_iter()
+            .filter(|change| !is_as_accepted(&change.tool))
+            .chain(waiting)
+            .collect()
     }
 
     /// Accepts the current definition of one tool or of all tools, and returns which.
@@ -446,7 +528,9 @@ impl Pins {
         let turn = self.lock_file();
         let mut known = self.lock_reloaded();
         let (mut next, mut accepted) = (known.clone(), PinAcceptResult::default());
-        for (name, pin) in next.tools.iter_mut().filter(|(name, _)| tool.is_none_or(|tool| tool == *name)) {
+        for (name, pin) in
+            next.tools.iter_mut().filter(|(name, _)| tool.is_none_or(|tool| tool == *name))
+        {
             let Some(seen) = &pin.seen else { continue };
             if pin.shown != Some(tool_digest(seen)) {
                 accepted.not_shown.push(name.clone());

@@ -5,17 +5,25 @@ use serde_json::json;
 use super::*;
 
 fn upstream() -> UpstreamConfig {
-    toolgate_config::Config::parse("toolgate.toml", "[upstreams.a]\ncommand = \"a\"\n").upstreams.remove(0)
+    toolgate_config::Config::parse("toolgate.toml", "[upstreams.a]\ncommand = \"a\"\n")
+        .upstreams
+        .remove(0)
 }
 
 fn tool(name: &str, description: &str) -> Tool {
-    serde_json::from_value(json!({"name": name, "description": description, "inputSchema": {"type": "object"}})).unwrap()
+    serde_json::from_value(
+        json!({"name": name, "description": description, "inputSchema": {"type": "object"}}),
+    )
+    .unwrap()
 }
 
 /// Returns the descriptions of quarantined tools: accepted, and current.
 fn quarantined_texts(pins: &Pins) -> Vec<(String, String)> {
     let words = |tool: &Value| tool["description"].as_str().unwrap_or_default().to_owned();
-    pins.quarantined().iter().map(|change| (change.before.as_ref().map(words).unwrap_or_default(), words(&change.now))).collect()
+    pins.quarantined()
+        .iter()
+        .map(|change| (change.before.as_ref().map(words).unwrap_or_default(), words(&change.now)))
+        .collect()
 }
 
 /// Returns the quarantined tools as stored, without asking the upstream.
@@ -64,8 +72,13 @@ fn each_process_uses_the_definitions_of_its_own_upstream() {
     for pins in [&one, &other] {
         assert_eq!(pins.accepted_digest("look"), Some(tool_digest(&new[0])));
     }
-    assert!(other.is_current("look", other.accepted_digest("look")) && quarantined_texts(&other).is_empty());
-    assert!(!one.is_current("look", one.accepted_digest("look")) && !one.is_current("look", accepted));
+    assert!(
+        other.is_current("look", other.accepted_digest("look"))
+            && quarantined_texts(&other).is_empty()
+    );
+    assert!(
+        !one.is_current("look", one.accepted_digest("look")) && !one.is_current("look", accepted)
+    );
     one.record_offered(&old).unwrap();
     other.record_offered(&new).unwrap();
     assert_eq!(
@@ -74,7 +87,10 @@ fn each_process_uses_the_definitions_of_its_own_upstream() {
     );
     // If both upstreams have that version, nothing is quarantined.
     one.record_offered(&new).unwrap();
-    assert!(one.is_current("look", one.accepted_digest("look")) && stored_quarantine(home.path()).is_empty());
+    assert!(
+        one.is_current("look", one.accepted_digest("look"))
+            && stored_quarantine(home.path()).is_empty()
+    );
 }
 
 #[test]
@@ -89,14 +105,20 @@ fn an_old_difference_is_resolved_unless_another_process_sees_it() {
     let after = open();
     assert_eq!(stored_quarantine(home.path()).len(), 1);
     after.record_offered(&old).unwrap();
-    assert!(stored_quarantine(home.path()).is_empty() && after.is_current("look", after.accepted_digest("look")));
+    assert!(
+        stored_quarantine(home.path()).is_empty()
+            && after.is_current("look", after.accepted_digest("look"))
+    );
     // A second process that still sees the new version reports it when it reads the file again.
     assert!(!before.is_current("look", before.accepted_digest("look")));
     before.retry_recording();
     assert_eq!(stored_quarantine(home.path()).len(), 1);
     after.record_offered(&old).unwrap();
     assert_eq!(stored_quarantine(home.path()).len(), 1);
-    assert!(after.is_current("look", after.accepted_digest("look")) && !before.is_current("look", before.accepted_digest("look")));
+    assert!(
+        after.is_current("look", after.accepted_digest("look"))
+            && !before.is_current("look", before.accepted_digest("look"))
+    );
 }
 
 #[test]
@@ -136,7 +158,10 @@ fn two_processes_do_not_overwrite_each_other() {
         assert_eq!(stored_quarantine(home.path()), pair("First.", "Third."));
     }
     accept(home.path());
-    assert!(other.is_current("look", other.accepted_digest("look")) && !one.is_current("look", one.accepted_digest("look")));
+    assert!(
+        other.is_current("look", other.accepted_digest("look"))
+            && !one.is_current("look", one.accepted_digest("look"))
+    );
     other.record_offered(&third).unwrap();
     one.record_offered(&second).unwrap();
     assert_eq!(stored_quarantine(home.path()), pair("Third.", "Second."));
@@ -172,7 +197,8 @@ fn concurrent_writes_are_all_stored() {
             scope.spawn(move || {
                 let pins = Pins::open(Some(place), &upstream()).unwrap();
                 for number in 0..8 {
-                    pins.record_offered(&[tool(&format!("look_{thread}_{number}"), "Looks.")]).unwrap();
+                    pins.record_offered(&[tool(&format!("look_{thread}_{number}"), "Looks.")])
+                        .unwrap();
                 }
                 // On a slow disk the lock may have timed out.
                 pins.retry_recording();
@@ -189,13 +215,13 @@ fn a_stuck_lock_holder_neither_blocks_nor_accepts() {
     let pins = Pins::open(Some(home.path()), &upstream()).unwrap();
     pins.record_offered(&[tool("look", "Looks.")]).unwrap();
     let accepted = pins.accepted_digest("look");
-    let stopped = std::fs::File::options().write(true).open(home.path().join("a.json.lock")).unwrap();
+    let stopped =
+        std::fs::File::options().write(true).open(home.path().join("a.json.lock")).unwrap();
     rustix::fs::flock(&stopped, rustix::fs::FlockOperation::LockExclusive).unwrap();
     pins.record_offered(&[tool("look", "Looks further."), tool("find", "Finds.")]).unwrap();
     assert!(!pins.is_current("look", accepted) && pins.accepted_digest("find").is_none());
-    assert!(
-        pins.quarantined().iter().any(|change| change.tool == "find" && matches!(&change.why[..], [QuarantineReason::Unwritten { .. }]))
-    );
+    assert!(pins.quarantined().iter().any(|change| change.tool == "find"
+        && matches!(&change.why[..], [QuarantineReason::Unwritten { .. }])));
     assert!(stored_quarantine(home.path()).is_empty());
     // The kernel releases the lock when the process ends.
     drop(stopped);
@@ -210,7 +236,13 @@ fn new_tools_are_accepted_once_they_are_stored() {
     let home = tempfile::tempdir().unwrap();
     let place = home.path().join("pins");
     let upstream = upstream();
-    let names = |pins: &Pins| pins.accepted().unwrap_or_default().iter().map(|tool| tool.name.to_string()).collect::<Vec<_>>();
+    let names = |pins: &Pins| {
+        pins.accepted()
+            .unwrap_or_default()
+            .iter()
+            .map(|tool| tool.name.to_string())
+            .collect::<Vec<_>>()
+    };
     let pins = Pins::open(Some(&place), &upstream).unwrap();
     pins.record_offered(&[tool("old", "Is there.")]).unwrap();
     // A directory cannot be created where a file exists.
@@ -222,9 +254,18 @@ fn new_tools_are_accepted_once_they_are_stored() {
         pins.record_offered(&offered).unwrap();
         assert_eq!(names(&pins), ["old"]);
         let changes = pins.quarantined();
-        let [QuarantinedTool { tool, before: None, why, .. }] = &changes[..] else { panic!("{changes:?}") };
-        assert!(tool == "new" && matches!(&why[..], [QuarantineReason::Unwritten { why }] if why.contains("a.json")), "{why:?}");
-        assert!(!pins.is_current("new", pins.accepted_digest("new")) && pins.is_current("old", pins.accepted_digest("old")));
+        let [QuarantinedTool { tool, before: None, why, .. }] = &changes[..] else {
+            panic!("{changes:?}")
+        };
+        assert!(
+            tool == "new"
+                && matches!(&why[..], [QuarantineReason::Unwritten { why }] if why.contains("a.json")),
+            "{why:?}"
+        );
+        assert!(
+            !pins.is_current("new", pins.accepted_digest("new"))
+                && pins.is_current("old", pins.accepted_digest("old"))
+        );
     }
     // A changed tool is quarantined even if nothing can be stored.
     pins.record_offered(&[tool("old", "Is another one."), tool("new", "Has come.")]).unwrap();
@@ -262,8 +303,14 @@ fn a_change_of_any_part_is_quarantined() {
         ("title", Value::Null),
         ("description", json!("Looks further.")),
         ("description", Value::Null),
-        ("inputSchema", json!({"type": "object", "properties": {"a": {"type": "string", "description": "Who."}}})),
-        ("inputSchema", json!({"type": "object", "properties": {"a": {"type": "string", "description": "Where."}}, "required": ["a"]})),
+        (
+            "inputSchema",
+            json!({"type": "object", "properties": {"a": {"type": "string", "description": "Who."}}}),
+        ),
+        (
+            "inputSchema",
+            json!({"type": "object", "properties": {"a": {"type": "string", "description": "Where."}}, "required": ["a"]}),
+        ),
         ("inputSchema", json!({"type": "object"})),
         ("outputSchema", json!({"type": "object", "properties": {"b": {"type": "number"}}})),
         ("outputSchema", Value::Null),
@@ -287,9 +334,16 @@ fn a_change_of_any_part_is_quarantined() {
         let [QuarantinedTool { before, now, .. }] = &changes[..] else { panic!("{part}: {other}") };
         assert_eq!((before.as_ref(), now), (Some(&first), &second), "{part}");
         // Neither definition is callable, and the accepted one stays in the list.
-        assert!(!pins.is_current("look", accepted) && !pins.is_current("look", Some(tool_digest(&tool(&second)))), "{part}: {other}");
+        assert!(
+            !pins.is_current("look", accepted)
+                && !pins.is_current("look", Some(tool_digest(&tool(&second)))),
+            "{part}: {other}"
+        );
         assert_eq!(pins.accepted(), Some(vec![tool(&first)]), "{part}: {other}");
         pins.record_offered(&[tool(&first)]).unwrap();
-        assert!(pins.quarantined().is_empty() && pins.is_current("look", accepted), "{part}: {other}");
+        assert!(
+            pins.quarantined().is_empty() && pins.is_current("look", accepted),
+            "{part}: {other}"
+        );
     }
 }

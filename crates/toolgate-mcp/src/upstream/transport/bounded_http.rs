@@ -14,10 +14,12 @@ use futures_util::{Stream, StreamExt};
 use reqwest::header::{ACCEPT, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER};
 use reqwest::{Client, StatusCode};
 use rmcp::model::{
-    ClientJsonRpcMessage, ClientRequest, ErrorCode, ErrorData, JsonRpcError, JsonRpcMessage, RequestId, ServerJsonRpcMessage,
+    ClientJsonRpcMessage, ClientRequest, ErrorCode, ErrorData, JsonRpcError, JsonRpcMessage,
+    RequestId, ServerJsonRpcMessage,
 };
 use rmcp::transport::streamable_http_client::{
-    HttpStatusError, SseError, StreamableHttpClient, StreamableHttpError, StreamableHttpPostResponse,
+    HttpStatusError, SseError, StreamableHttpClient, StreamableHttpError,
+    StreamableHttpPostResponse,
 };
 use serde_json::{Value, json};
 use sse_stream::{Sse, SseStream};
@@ -74,8 +76,14 @@ impl StreamableHttpClient for BoundedHttpClient {
         if matches!(status, StatusCode::ACCEPTED | StatusCode::NO_CONTENT) {
             return Ok(StreamableHttpPostResponse::Accepted);
         }
-        let header = |name: &str| answer.headers().get(name).and_then(|value| value.to_str().ok()).map(str::to_owned);
-        let (given, kind, retry_after) = (header(SESSION_ID_HEADER), header(CONTENT_TYPE.as_str()), header(RETRY_AFTER.as_str()));
+        let header = |name: &str| {
+            answer.headers().get(name).and_then(|value| value.to_str().ok()).map(str::to_owned)
+        };
+        let (given, kind, retry_after) = (
+            header(SESSION_ID_HEADER),
+            header(CONTENT_TYPE.as_str()),
+            header(RETRY_AFTER.as_str()),
+        );
         let is = |wanted: &str| kind.as_deref().is_some_and(|kind| kind.starts_with(wanted));
         let asked = match &message {
             ClientJsonRpcMessage::Request(request) => Some(request),
@@ -90,9 +98,9 @@ impl StreamableHttpClient for BoundedHttpClient {
             let events = bounded_events(answer.bytes_stream()).scan(false, move |over, event| {
                 let last = std::mem::replace(over, event.is_err());
                 let event = match event {
-                    Err(error) if is_too_long(&error) => {
-                        Ok(Sse::default().data(serde_json::to_string(&too_long_message(id.clone())).unwrap_or_default()))
-                    }
+                    Err(error) if is_too_long(&error) => Ok(Sse::default().data(
+                        serde_json::to_string(&too_long_message(id.clone())).unwrap_or_default(),
+                    )),
                     Ok(event) => Ok(match &id {
                         Some(id) => mark_log_origin(event, id),
                         None => event,
@@ -104,7 +112,10 @@ impl StreamableHttpClient for BoundedHttpClient {
             return Ok(StreamableHttpPostResponse::Sse(events.boxed(), given));
         }
         // For 401, 403 and 429 the status alone decides.
-        let shut = matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN | StatusCode::TOO_MANY_REQUESTS);
+        let shut = matches!(
+            status,
+            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN | StatusCode::TOO_MANY_REQUESTS
+        );
         let said: Option<ServerJsonRpcMessage> = match is(JSON_CONTENT_TYPE) && !shut {
             true => match read_body(answer).await? {
                 Some(text) => serde_json::from_slice(&text).ok(),
@@ -113,7 +124,8 @@ impl StreamableHttpClient for BoundedHttpClient {
             false => None,
         };
         // A server that does not know `server/discover` may respond with another id or none.
-        if let Some(request) = asked.filter(|request| matches!(request.request, ClientRequest::DiscoverRequest(_)))
+        if let Some(request) =
+            asked.filter(|request| matches!(request.request, ClientRequest::DiscoverRequest(_)))
             && status.is_client_error()
             && session.is_none()
             && !shut
@@ -122,7 +134,10 @@ impl StreamableHttpClient for BoundedHttpClient {
                 Some(JsonRpcMessage::Error(error)) => error.error,
                 _ => ErrorData::invalid_request(format!("HTTP {}", status.as_u16()), None),
             };
-            return Ok(StreamableHttpPostResponse::Json(ServerJsonRpcMessage::error(error, Some(request.id.clone())), None));
+            return Ok(StreamableHttpPostResponse::Json(
+                ServerJsonRpcMessage::error(error, Some(request.id.clone())),
+                None,
+            ));
         }
         // A rejection often has no id, and the request would wait forever. Some servers return a
         // numeric id as a string.
@@ -133,10 +148,14 @@ impl StreamableHttpClient for BoundedHttpClient {
         match said {
             Some(said) if status.is_success() => Ok(StreamableHttpPostResponse::Json(said, given)),
             // Some servers also express the result by the status.
-            Some(JsonRpcMessage::Response(answer)) if asked.is_some_and(|request| answer.id.to_string() == request.id.to_string()) => {
+            Some(JsonRpcMessage::Response(answer))
+                if asked.is_some_and(|request| answer.id.to_string() == request.id.to_string()) =>
+            {
                 Ok(StreamableHttpPostResponse::Json(JsonRpcMessage::Response(answer), given))
             }
-            _ if status == StatusCode::NOT_FOUND && session.is_some() => Err(StreamableHttpError::SessionExpired),
+            _ if status == StatusCode::NOT_FOUND && session.is_some() => {
+                Err(StreamableHttpError::SessionExpired)
+            }
             Some(JsonRpcMessage::Error(error)) if named(&error) => {
                 Ok(StreamableHttpPostResponse::Json(JsonRpcMessage::Error(error), given))
             }
@@ -149,15 +168,21 @@ impl StreamableHttpClient for BoundedHttpClient {
                 Err(StreamableHttpError::SessionExpired)
             }
             // An event stream with an error status is not read, but it may contain the result.
-            _ if status.is_client_error() && asked.is_some() && !shut && is(EVENT_STREAM_CONTENT_TYPE) => {
+            _ if status.is_client_error()
+                && asked.is_some()
+                && !shut
+                && is(EVENT_STREAM_CONTENT_TYPE) =>
+            {
                 Err(StreamableHttpError::UnexpectedEndOfStream)
             }
-            _ if !status.is_success() => Err(HttpStatusError::new(status.as_u16(), retry_after).into()),
+            _ if !status.is_success() => {
+                Err(HttpStatusError::new(status.as_u16(), retry_after).into())
+            }
             // The body of a response to a notification does not matter.
             _ if asked.is_none() => Ok(StreamableHttpPostResponse::Accepted),
-            _ if is(JSON_CONTENT_TYPE) => {
-                Err(StreamableHttpError::UnexpectedServerResponse("the response is not a JSON-RPC message".into()))
-            }
+            _ if is(JSON_CONTENT_TYPE) => Err(StreamableHttpError::UnexpectedServerResponse(
+                "the response is not a JSON-RPC message".into(),
+            )),
             _ => Err(StreamableHttpError::UnexpectedContentType(kind)),
         }
     }
@@ -170,12 +195,26 @@ impl StreamableHttpClient for BoundedHttpClient {
         token: Option<String>,
         custom: HashMap<HeaderName, HeaderValue>,
     ) -> Result<BoxStream<'static, Result<Sse, SseError>>, HttpTransportError> {
-        let stream = self.0.get_stream_with_max_sse_event_size(uri, session, last, token, custom, MAX_RESPONSE_BYTES).await;
+        let stream = self
+            .0
+            .get_stream_with_max_sse_event_size(
+                uri,
+                session,
+                last,
+                token,
+                custom,
+                MAX_RESPONSE_BYTES,
+            )
+            .await;
         // If the session or stream is unknown, rmcp would retry forever. This error stops it, and
         // the next request finds out why.
-        let unknown = |error: &reqwest::Error| matches!(error.status(), Some(StatusCode::NOT_FOUND | StatusCode::BAD_REQUEST));
+        let unknown = |error: &reqwest::Error| {
+            matches!(error.status(), Some(StatusCode::NOT_FOUND | StatusCode::BAD_REQUEST))
+        };
         match stream {
-            Err(StreamableHttpError::Client(error)) if unknown(&error) => Err(StreamableHttpError::ServerDoesNotSupportSse),
+            Err(StreamableHttpError::Client(error)) if unknown(&error) => {
+                Err(StreamableHttpError::ServerDoesNotSupportSse)
+            }
             stream => stream,
         }
     }
@@ -195,13 +234,18 @@ impl StreamableHttpClient for BoundedHttpClient {
 /// arrive at once.
 fn mark_log_origin(event: Sse, id: &RequestId) -> Sse {
     // Search without the slash, which some servers escape. Parse only events that match.
-    let Some(text) = event.data.as_deref().filter(|text| text.contains("notifications")) else { return event };
+    let Some(text) = event.data.as_deref().filter(|text| text.contains("notifications")) else {
+        return event;
+    };
     let Some(origin) = LOG_ORIGIN_META_KEY.as_deref() else { return event };
     let Ok(mut said) = serde_json::from_str::<Value>(text) else { return event };
     if said.get("method").and_then(Value::as_str) != Some(LOG_NOTIFICATION_METHOD) {
         return event;
     }
-    let meta = said.get_mut("params").and_then(Value::as_object_mut).map(|params| params.entry("_meta").or_insert_with(|| json!({})));
+    let meta = said
+        .get_mut("params")
+        .and_then(Value::as_object_mut)
+        .map(|params| params.entry("_meta").or_insert_with(|| json!({})));
     if let Some(meta) = meta.and_then(Value::as_object_mut) {
         meta.insert(origin.to_owned(), id.clone().into_json_value());
     }
@@ -209,11 +253,20 @@ fn mark_log_origin(event: Sse, id: &RequestId) -> Sse {
 }
 
 fn too_long_message(id: Option<RequestId>) -> ServerJsonRpcMessage {
-    ServerJsonRpcMessage::error(ErrorData::new(RESPONSE_TOO_LONG_CODE, format!("response exceeds {MAX_RESPONSE_BYTES} bytes"), None), id)
+    ServerJsonRpcMessage::error(
+        ErrorData::new(
+            RESPONSE_TOO_LONG_CODE,
+            format!("response exceeds {MAX_RESPONSE_BYTES} bytes"),
+            None,
+        ),
+        id,
+    )
 }
 
 /// Reads a response body; `None` if it exceeds the limit.
-pub(crate) async fn read_body(mut answer: reqwest::Response) -> Result<Option<Vec<u8>>, reqwest::Error> {
+pub(crate) async fn read_body(
+    mut answer: reqwest::Response,
+) -> Result<Option<Vec<u8>>, reqwest::Error> {
     let mut text = Vec::new();
     while let Some(chunk) = answer.chunk().await? {
         if text.len() + chunk.len() > MAX_RESPONSE_BYTES {
@@ -240,7 +293,9 @@ pub(crate) fn bounded_events<E: Error + Send + Sync + 'static>(
 /// Returns whether a stream failed because of the size limit.
 pub(crate) fn is_too_long(error: &SseError) -> bool {
     let SseError::Body(error) = error else { return false };
-    error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::FileTooLarge)
+    error
+        .downcast_ref::<io::Error>()
+        .is_some_and(|error| error.kind() == io::ErrorKind::FileTooLarge)
 }
 
 /// Measures the current event, which ends with an empty line.
@@ -281,17 +336,30 @@ mod tests {
 
     #[test]
     fn log_messages_are_marked_with_their_request() {
-        let said = |data: &str| mark_log_origin(Sse::default().data(data), &RequestId::Number(7)).data.unwrap();
-        let meta = |data: &str| serde_json::from_str::<Value>(&said(data)).unwrap().pointer("/params/_meta").cloned().unwrap();
+        let said = |data: &str| {
+            mark_log_origin(Sse::default().data(data), &RequestId::Number(7)).data.unwrap()
+        };
+        let meta = |data: &str| {
+            serde_json::from_str::<Value>(&said(data))
+                .unwrap()
+                .pointer("/params/_meta")
+                .cloned()
+                .unwrap()
+        };
         let origin = LOG_ORIGIN_META_KEY.as_deref().unwrap();
         for name in ["notifications/message", r"notifications\/message"] {
-            assert_eq!(meta(&format!(r#"{{"method":"{name}","params":{{"data":1.50}}}}"#)), json!({origin: 7}));
+            assert_eq!(
+                meta(&format!(r#"{{"method":"{name}","params":{{"data":1.50}}}}"#)),
+                json!({origin: 7})
+            );
         }
         let own = r#"{"method":"notifications/message","params":{"_meta":{"own":1},"data":1}}"#;
         assert_eq!(meta(own), json!({origin: 7, "own": 1}));
-        for other in
-            ["notifications/message", r#"{"result":"notifications/message"}"#, r#"{"method":"notifications/progress","params":{}}"#]
-        {
+        for other in [
+            "notifications/message",
+            r#"{"result":"notifications/message"}"#,
+            r#"{"method":"notifications/progress","params":{}}"#,
+        ] {
             assert_eq!(said(other), other);
         }
     }
@@ -299,15 +367,28 @@ mod tests {
     #[test]
     fn an_event_ends_with_an_empty_line() {
         let half = vec![b'x'; MAX_RESPONSE_BYTES / 2 + 10];
-        for (between, fits) in
-            [("", false), ("\n", false), ("\r\n", false), ("\n\n", true), ("\r\n\r\n", true), ("\r\r", true), ("\n: x\n", false)]
-        {
+        for (between, fits) in [
+            ("", false),
+            ("\n", false),
+            ("\r\n", false),
+            ("\n\n", true),
+            ("\r\n\r\n", true),
+            ("\r\r", true),
+            ("\n: x\n", false),
+        ] {
             let mut event = EventSizeMeter::default();
             let chunks = [&half[..], between.as_bytes(), &half[..]];
             // For every split into chunks.
             let whole = chunks.concat();
             assert_eq!(EventSizeMeter::default().has_room_for(&whole), fits, "{between:?}");
-            assert_eq!(chunks.iter().flat_map(|chunk| chunk.chunks(7)).all(|chunk| event.has_room_for(chunk)), fits, "{between:?}");
+            assert_eq!(
+                chunks
+                    .iter()
+                    .flat_map(|chunk| chunk.chunks(7))
+                    .all(|chunk| event.has_room_for(chunk)),
+                fits,
+                "{between:?}"
+            );
         }
     }
 }

@@ -15,13 +15,19 @@ use crate::upstream::transport::legacy_sse::SseTransport;
 use reqwest::header::{HeaderName, HeaderValue};
 use rmcp::RoleClient;
 use rmcp::model::ProtocolVersion;
-use rmcp::service::{ClientInitializeError, ClientLifecycleMode, RunningService, serve_client_with_lifecycle};
-use rmcp::transport::streamable_http_client::{StreamableHttpClientTransport, StreamableHttpClientTransportConfig};
+use rmcp::service::{
+    ClientInitializeError, ClientLifecycleMode, RunningService, serve_client_with_lifecycle,
+};
+use rmcp::transport::streamable_http_client::{
+    StreamableHttpClientTransport, StreamableHttpClientTransportConfig,
+};
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use tokio::io::{AsyncBufReadExt, AsyncRead, BufReader};
 use tokio::process::{Child, Command};
 use tokio_util::sync::CancellationToken;
-use toolgate_config::{Credentials, SecretRef, UPSTREAM_ENVIRONMENT, UpstreamConfig, UpstreamTransport};
+use toolgate_config::{
+    Credentials, SecretRef, UPSTREAM_ENVIRONMENT, UpstreamConfig, UpstreamTransport,
+};
 
 /// Extra concurrent requests for lists, resources and subscriptions, so that these never wait
 /// behind calls.
@@ -116,8 +122,11 @@ impl UpstreamProcess {
     pub(crate) async fn stop(mut self, patience: Duration) {
         let _ = tokio::time::timeout(patience, self.child.wait()).await;
         self.kill();
-        let time =
-            if self.is_supervised { toolgate_process::supervisor::KILL_TIMEOUT + Duration::from_secs(1) } else { Duration::from_secs(2) };
+        let time = if self.is_supervised {
+            toolgate_process::supervisor::KILL_TIMEOUT + Duration::from_secs(1)
+        } else {
+            Duration::from_secs(2)
+        };
         if tokio::time::timeout(time, self.child.wait()).await.is_err() {
             self.is_supervised = false;
             self.kill();
@@ -130,7 +139,8 @@ impl UpstreamProcess {
     /// The supervisor process reports that by its exit code, and the reason on standard error.
     async fn has_failed_to_start(&mut self) -> bool {
         let ended = tokio::time::timeout(Duration::from_secs(1), self.child.wait()).await;
-        self.is_supervised && matches!(ended, Ok(Ok(status)) if status.code() == Some(toolgate_process::supervisor::NOT_STARTED_EXIT_CODE))
+        self.is_supervised
+            && matches!(ended, Ok(Ok(status)) if status.code() == Some(toolgate_process::supervisor::NOT_STARTED_EXIT_CODE))
     }
 
     fn kill(&mut self) {
@@ -168,7 +178,8 @@ pub(crate) async fn connect(
 ) -> Result<UpstreamConnection, UpstreamConnectError> {
     match &upstream.transport {
         UpstreamTransport::Command { program, args, env, inherit, directory } => {
-            let words = args.iter().map(SecretRef::resolve_and_remember).collect::<Result<Vec<_>, _>>()?;
+            let words =
+                args.iter().map(SecretRef::resolve_and_remember).collect::<Result<Vec<_>, _>>()?;
             // A bare name is searched in `PATH`. A path must not depend on the working directory.
             let program = if program.components().count() > 1 {
                 std::path::absolute(program).unwrap_or_else(|_| program.clone())
@@ -178,45 +189,67 @@ pub(crate) async fn connect(
             let mut command = match launcher {
                 Some(launcher) => {
                     let mut command = Command::new(launcher);
-                    command.arg(toolgate_process::supervisor::SUPERVISE_ARG).arg(std::process::id().to_string()).arg(&program);
+                    command
+                        .arg(toolgate_process::supervisor::SUPERVISE_ARG)
+                        .arg(std::process::id().to_string())
+                        .arg(&program);
                     command
                 }
                 None => Command::new(&program),
             };
-            command.args(words).env_clear().stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-            let seen = UPSTREAM_ENVIRONMENT.iter().copied().chain(inherit.iter().map(String::as_str));
+            command
+                .args(words)
+                .env_clear()
+                .stdin(Stdio::piped())
+                .stdout(Stdio::piped())
+                .stderr(Stdio::piped());
+            let seen =
+                UPSTREAM_ENVIRONMENT.iter().copied().chain(inherit.iter().map(String::as_str));
             command.envs(seen.filter_map(|name| std::env::var_os(name).map(|value| (name, value))));
             for (name, value) in env {
                 command.env(name, value.resolve_and_remember()?);
             }
             // The supervisor process restores the file limit that toolgate raised for its clients.
             let files = launcher.and_then(|_| toolgate_process::nofile_limit::previous_limit());
-            command.envs(files.map(|before| (toolgate_process::supervisor::NOFILE_ENV, before.to_string())));
+            command.envs(
+                files.map(|before| (toolgate_process::supervisor::NOFILE_ENV, before.to_string())),
+            );
             if let Some(directory) = directory {
                 command.current_dir(directory);
             }
             // The supervisor process must survive long enough to kill everything.
             command.process_group(0).kill_on_drop(launcher.is_none());
-            let mut child = command.spawn().map_err(|error| format!("`{}` cannot be started: {error}", program.display()))?;
-            let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
+            let mut child = command
+                .spawn()
+                .map_err(|error| format!("`{}` cannot be started: {error}", program.display()))?;
+            let (stdin, stdout, stderr) =
+                (child.stdin.take(), child.stdout.take(), child.stderr.take());
             let id = child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
             let mut process = UpstreamProcess { child, id, is_supervised: launcher.is_some() };
             let (Some(stdin), Some(stdout)) = (stdin, stdout) else {
                 return Err("cannot open the standard streams of the process".to_owned().into());
             };
-            let listening = stderr.map(|stderr| tokio::spawn(read_stderr(stderr, upstream.clone(), hear)));
-            let transport = rmcp::transport::async_rw::AsyncRwTransport::new_client(stdout, stdin).with_max_line_length(MAX_RESPONSE_BYTES);
+            let listening =
+                stderr.map(|stderr| tokio::spawn(read_stderr(stderr, upstream.clone(), hear)));
+            let transport = rmcp::transport::async_rw::AsyncRwTransport::new_client(stdout, stdin)
+                .with_max_line_length(MAX_RESPONSE_BYTES);
             let transport = handler.wrap_transport(transport);
             let over = transport.closed();
             match serve_client_with_lifecycle(handler, transport, greeting.lifecycle()).await {
-                Ok(service) => Ok(UpstreamConnection { service, child: Some(process), direct: None, closed: over }),
+                Ok(service) => Ok(UpstreamConnection {
+                    service,
+                    child: Some(process),
+                    direct: None,
+                    closed: over,
+                }),
                 Err(error) => {
                     let never_started = over.is_cancelled() && process.has_failed_to_start().await;
                     drop(process);
                     // The last line of standard error may name the reason. The process has exited,
                     // so wait only briefly for descendants that still hold the stream.
                     if let Some(listening) = listening
-                        && let Ok(Ok(last)) = tokio::time::timeout(Duration::from_secs(1), listening).await
+                        && let Ok(Ok(last)) =
+                            tokio::time::timeout(Duration::from_secs(1), listening).await
                         && never_started
                     {
                         return Err(upstream.redact_secrets(&last).into());
@@ -231,7 +264,8 @@ pub(crate) async fn connect(
                 return connect_sse(handler, address.open_sse().await?).await;
             }
             let most = upstream.max_concurrency.saturating_add(EXTRA_REQUEST_SLOTS);
-            let refused = match address.clone().connect_http(handler.clone(), most, greeting).await {
+            let refused = match address.clone().connect_http(handler.clone(), most, greeting).await
+            {
                 Ok(connection) => return Ok(connection),
                 Err(refused) => refused,
             };
@@ -275,9 +309,10 @@ impl HttpUpstreamAddress {
         let client = crate::http_tool::upstream_client().map_err(|error| error.to_string())?;
         let mut custom = HashMap::new();
         for (name, value) in headers {
-            let name: HeaderName = name.parse().map_err(|_| format!("`{name}` is not a header name"))?;
-            let mut value =
-                HeaderValue::from_str(&value.resolve_and_remember()?).map_err(|_| format!("the header `{name}` has an invalid value"))?;
+            let name: HeaderName =
+                name.parse().map_err(|_| format!("`{name}` is not a header name"))?;
+            let mut value = HeaderValue::from_str(&value.resolve_and_remember()?)
+                .map_err(|_| format!("the header `{name}` has an invalid value"))?;
             value.set_sensitive(true);
             custom.insert(name, value);
         }
@@ -285,8 +320,14 @@ impl HttpUpstreamAddress {
             Credentials::None => None,
             Credentials::Bearer(token) => Some(token.resolve_and_remember()?),
             Credentials::ClientCredentials { source, client_id, client_secret, scope } => {
-                let token =
-                    AccessTokenRequest { source, client_id, client_secret, scope: scope.as_deref() }.fetch_token(&client, &url).await?;
+                let token = AccessTokenRequest {
+                    source,
+                    client_id,
+                    client_secret,
+                    scope: scope.as_deref(),
+                }
+                .fetch_token(&client, &url)
+                .await?;
                 upstream.remember_token(&token);
                 Some(token)
             }
@@ -310,7 +351,10 @@ impl HttpUpstreamAddress {
         if let Some(token) = self.token {
             config = config.auth_header(token);
         }
-        let transport = handler.wrap_transport(StreamableHttpClientTransport::with_client(BoundedHttpClient(self.client), config));
+        let transport = handler.wrap_transport(StreamableHttpClientTransport::with_client(
+            BoundedHttpClient(self.client),
+            config,
+        ));
         let over = transport.closed();
         let service = serve_client_with_lifecycle(handler, transport, greeting.lifecycle()).await?;
         let straight = straight.filter(|_| is_modern(service.peer()));
@@ -324,22 +368,35 @@ impl HttpUpstreamAddress {
 }
 
 /// Performs the handshake over the 2024-11-05 transport.
-async fn connect_sse(handler: UpstreamClientHandler, events: SseTransport) -> Result<UpstreamConnection, UpstreamConnectError> {
+async fn connect_sse(
+    handler: UpstreamClientHandler,
+    events: SseTransport,
+) -> Result<UpstreamConnection, UpstreamConnectError> {
     let transport = handler.wrap_transport(events);
     let over = transport.closed();
-    let service = serve_client_with_lifecycle(handler, transport, HandshakeMode::Initialize.lifecycle()).await?;
+    let service =
+        serve_client_with_lifecycle(handler, transport, HandshakeMode::Initialize.lifecycle())
+            .await?;
     Ok(UpstreamConnection { service, child: None, direct: None, closed: over })
 }
 
 /// Reads standard error line by line.
 ///
 /// Long lines are passed on in pieces, never split inside a secret.
-async fn read_stderr(stderr: impl AsyncRead + Unpin, upstream: UpstreamConfig, hear: Arc<dyn Fn(String) + Send + Sync>) -> String {
+async fn read_stderr(
+    stderr: impl AsyncRead + Unpin,
+    upstream: UpstreamConfig,
+    hear: Arc<dyn Fn(String) + Send + Sync>,
+) -> String {
     let mut lines = BufReader::new(stderr);
     let (mut line, mut last) = (Vec::new(), String::new());
     loop {
         let over = matches!(lines.read_bounded_line(&mut line).await, Ok(0) | Err(_));
-        let told = if over || line.ends_with(b"\n") { line.len() } else { line.len() - pending_tail_bytes(&upstream, &line) };
+        let told = if over || line.ends_with(b"\n") {
+            line.len()
+        } else {
+            line.len() - pending_tail_bytes(&upstream, &line)
+        };
         let said: Vec<u8> = line.drain(..told).collect();
         if !said.is_empty() {
             last = String::from_utf8_lossy(&said).trim_end().to_owned();
@@ -387,7 +444,12 @@ mod tests {
         older: bool,
         greeting: HandshakeMode,
     ) -> Result<RunningService<RoleClient, UpstreamClientHandler>, UpstreamConnectError> {
-        connect_scripted_server(if newer { json!(["2026-07-28"]) } else { Value::Bool(false) }, older, greeting).await
+        connect_scripted_server(
+            if newer { json!(["2026-07-28"]) } else { Value::Bool(false) },
+            older,
+            greeting,
+        )
+        .await
     }
 
     /// The same with a list of supported revisions.
@@ -413,12 +475,16 @@ mod tests {
                         "resultType": "complete", "supportedVersions": newer, "capabilities": {}, "serverInfo": own,
                         "ttlMs": 1000, "cacheScope": "private", "_meta": {"io.modelcontextprotocol/serverInfo": own},
                     }),
-                    "initialize" if older => json!({"protocolVersion": "2025-11-25", "capabilities": {}, "serverInfo": own}),
+                    "initialize" if older => {
+                        json!({"protocolVersion": "2025-11-25", "capabilities": {}, "serverInfo": own})
+                    }
                     _ => Value::Null,
                 };
                 let said = match (asked.get("id"), said) {
                     (None, _) => continue,
-                    (Some(id), Value::Null) => json!({"jsonrpc": "2.0", "id": id, "error": {"code": -32601, "message": "unknown"}}),
+                    (Some(id), Value::Null) => {
+                        json!({"jsonrpc": "2.0", "id": id, "error": {"code": -32601, "message": "unknown"}})
+                    }
                     (Some(id), said) => json!({"jsonrpc": "2.0", "id": id, "result": said}),
                 };
                 if answers.write_all(format!("{said}\n").as_bytes()).await.is_err() {
@@ -435,27 +501,51 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn the_handshake_with_a_slow_server_succeeds() {
         // A late error to `server/discover` must not count as the response to `initialize`.
-        let service = connect_slow_server(false, true, HandshakeMode::Auto).await.unwrap_or_else(|refused| panic!("{refused:?}"));
+        let service = connect_slow_server(false, true, HandshakeMode::Auto)
+            .await
+            .unwrap_or_else(|refused| panic!("{refused:?}"));
         assert!(!is_modern(service.peer()));
         for older in [false, true] {
-            let refused = connect_slow_server(true, older, HandshakeMode::Auto).await.err().unwrap();
-            assert_eq!(HandshakeMode::Auto.next_after(&refused), Some(HandshakeMode::Discover), "{refused:?}");
-            let service = connect_slow_server(true, older, HandshakeMode::Discover).await.unwrap_or_else(|refused| panic!("{refused:?}"));
+            let refused =
+                connect_slow_server(true, older, HandshakeMode::Auto).await.err().unwrap();
+            assert_eq!(
+                HandshakeMode::Auto.next_after(&refused),
+                Some(HandshakeMode::Discover),
+                "{refused:?}"
+            );
+            let service = connect_slow_server(true, older, HandshakeMode::Discover)
+                .await
+                .unwrap_or_else(|refused| panic!("{refused:?}"));
             assert!(is_modern(service.peer()));
         }
         // A server that supports both requests, but not the newest revision, connects in the end.
         for newest in [json!(["2025-11-25"]), Value::Null] {
-            let refused = connect_scripted_server(newest.clone(), true, HandshakeMode::Auto).await.err().unwrap();
-            assert_eq!(HandshakeMode::Auto.next_after(&refused), Some(HandshakeMode::Discover), "{refused:?}");
-            let refused = connect_scripted_server(newest.clone(), true, HandshakeMode::Discover).await.err().unwrap();
-            assert_eq!(HandshakeMode::Discover.next_after(&refused), Some(HandshakeMode::Initialize), "{refused:?}");
+            let refused = connect_scripted_server(newest.clone(), true, HandshakeMode::Auto)
+                .await
+                .err()
+                .unwrap();
+            assert_eq!(
+                HandshakeMode::Auto.next_after(&refused),
+                Some(HandshakeMode::Discover),
+                "{refused:?}"
+            );
+            let refused = connect_scripted_server(newest.clone(), true, HandshakeMode::Discover)
+                .await
+                .err()
+                .unwrap();
+            assert_eq!(
+                HandshakeMode::Discover.next_after(&refused),
+                Some(HandshakeMode::Initialize),
+                "{refused:?}"
+            );
             assert!(connect_scripted_server(newest, true, HandshakeMode::Initialize).await.is_ok());
         }
         // The number of attempts is limited.
         let refused = connect_slow_server(false, false, HandshakeMode::Auto).await.err().unwrap();
         let next = HandshakeMode::Auto.next_after(&refused);
         assert_eq!(next, Some(HandshakeMode::Initialize));
-        let refused = connect_slow_server(false, false, HandshakeMode::Initialize).await.err().unwrap();
+        let refused =
+            connect_slow_server(false, false, HandshakeMode::Initialize).await.err().unwrap();
         assert_eq!(HandshakeMode::Initialize.next_after(&refused), None);
         assert!(refused.reason.contains("unknown"), "{refused:?}");
     }
@@ -464,19 +554,32 @@ mod tests {
     async fn no_secret_is_split_across_pieces() {
         // The second secret ends as it begins.
         for secret in ["hünter2-öf-the-upstream", "hünter2-öf-this-month"] {
-            let config = format!("[upstreams.loud]\ncommand = \"/bin/true\"\nenv = {{ KEY = \"{secret}\" }}\n");
-            let upstream = Config::parse("toolgate.toml", &config).upstreams.into_iter().next().unwrap();
+            let config = format!(
+                "[upstreams.loud]\ncommand = \"/bin/true\"\nenv = {{ KEY = \"{secret}\" }}\n"
+            );
+            let upstream =
+                Config::parse("toolgate.toml", &config).upstreams.into_iter().next().unwrap();
             // For every cut of the line.
             for before in (8 << 10) - secret.len() - 1..=(8 << 10) + 1 {
                 let line = format!("{}{secret} and more\nnext\nlast", "x".repeat(before));
                 let heard = Arc::new(Mutex::new(Vec::new()));
                 let (own, hears) = (upstream.clone(), Arc::clone(&heard));
-                let hear = Arc::new(move |piece: String| hears.lock().unwrap().push(own.redact_secrets(&piece)));
+                let hear = Arc::new(move |piece: String| {
+                    hears.lock().unwrap().push(own.redact_secrets(&piece))
+                });
                 read_stderr(line.as_bytes(), upstream.clone(), hear).await;
                 let heard = heard.lock().unwrap().clone();
-                assert_eq!(heard.iter().rev().take(2).collect::<Vec<_>>(), ["last", "next"], "{before}");
+                assert_eq!(
+                    heard.iter().rev().take(2).collect::<Vec<_>>(),
+                    ["last", "next"],
+                    "{before}"
+                );
                 let long = heard.get(..heard.len() - 2).unwrap().concat();
-                assert_eq!(long.trim_start_matches('x').replace(' ', ""), "[redacted]andmore", "{before}");
+                assert_eq!(
+                    long.trim_start_matches('x').replace(' ', ""),
+                    "[redacted]andmore",
+                    "{before}"
+                );
             }
         }
     }

@@ -13,7 +13,9 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use futures_util::StreamExt;
 use futures_util::stream::BoxStream;
-use http::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HOST, HeaderMap, HeaderName, HeaderValue, USER_AGENT};
+use http::header::{
+    ACCEPT, AUTHORIZATION, CONTENT_TYPE, HOST, HeaderMap, HeaderName, HeaderValue, USER_AGENT,
+};
 use http::{Method, Request, Response, StatusCode, Uri};
 use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
 use hyper::body::Incoming;
@@ -21,8 +23,8 @@ use hyper::client::conn::http1::{self, Connection, SendRequest};
 use hyper_util::rt::TokioIo;
 use rmcp::ErrorData;
 use rmcp::model::{
-    CallToolResult, InputRequiredResult, InputResponses, LoggingMessageNotificationParam, ProgressNotificationParam, RequestMetaObject,
-    ServerResult,
+    CallToolResult, InputRequiredResult, InputResponses, LoggingMessageNotificationParam,
+    ProgressNotificationParam, RequestMetaObject, ServerResult,
 };
 use rmcp::transport::streamable_http_client::SseError;
 use serde::{Deserialize, Serialize};
@@ -157,7 +159,11 @@ pub(crate) enum DirectCallEvent {
 
 impl DirectClient {
     /// Creates a client for a URL; `None` if the fast path does not support the URL.
-    pub(crate) fn new(url: &str, custom: impl IntoIterator<Item = (HeaderName, HeaderValue)>, token: Option<&str>) -> Option<Self> {
+    pub(crate) fn new(
+        url: &str,
+        custom: impl IntoIterator<Item = (HeaderName, HeaderValue)>,
+        token: Option<&str>,
+    ) -> Option<Self> {
         let url = url::Url::parse(url).ok()?;
         // TLS, and user names or passwords in the URL, are left to the general client.
         if url.scheme() != "http" || !url.username().is_empty() || url.password().is_some() {
@@ -179,10 +185,14 @@ impl DirectClient {
             value.set_sensitive(true);
             headers.insert(AUTHORIZATION, value);
         }
-        headers.insert(USER_AGENT, HeaderValue::from_static(concat!("toolgate/", env!("CARGO_PKG_VERSION"))));
+        headers.insert(
+            USER_AGENT,
+            HeaderValue::from_static(concat!("toolgate/", env!("CARGO_PKG_VERSION"))),
+        );
         headers.insert(ACCEPT, HeaderValue::from_static("application/json, text/event-stream"));
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-        headers.insert("mcp-protocol-version", HeaderValue::from_static(crate::REVISION_2026_07_28));
+        headers
+            .insert("mcp-protocol-version", HeaderValue::from_static(crate::REVISION_2026_07_28));
         headers.insert("mcp-method", HeaderValue::from_static("tools/call"));
         Some(Self {
             host,
@@ -204,18 +214,23 @@ impl DirectClient {
     ) -> Result<ServerResult, DirectCallError> {
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
         let asked = DirectCallRequest { jsonrpc: "2.0", id, method: "tools/call", params };
-        let body = serde_json::to_vec(&asked).map_err(|error| DirectCallError::NotConnected(error.to_string()))?;
+        let body = serde_json::to_vec(&asked)
+            .map_err(|error| DirectCallError::NotConnected(error.to_string()))?;
         let mut request = Request::new(Full::new(Bytes::from(body)));
         *request.method_mut() = Method::POST;
         *request.uri_mut() = self.target.clone();
         *request.headers_mut() = self.headers.clone();
-        request
-            .headers_mut()
-            .insert("mcp-name", HeaderValue::from_str(params.name).map_err(|error| DirectCallError::NotConnected(error.to_string()))?);
+        request.headers_mut().insert(
+            "mcp-name",
+            HeaderValue::from_str(params.name)
+                .map_err(|error| DirectCallError::NotConnected(error.to_string()))?,
+        );
         loop {
             let (mut wire, kept) = match self.take_idle().await {
                 Some(wire) => (wire, true),
-                None => (self.open_connection().await.map_err(DirectCallError::NotConnected)?, false),
+                None => {
+                    (self.open_connection().await.map_err(DirectCallError::NotConnected)?, false)
+                }
             };
             let sent = drive_while(&mut wire.connection, wire.send.try_send_request(request)).await;
             let answer = match sent {
@@ -226,11 +241,14 @@ impl DirectClient {
                         request = unsent;
                         continue;
                     }
-                    Some(_) => return Err(DirectCallError::NotConnected(failed.error().to_string())),
+                    Some(_) => {
+                        return Err(DirectCallError::NotConnected(failed.error().to_string()));
+                    }
                     None => return Err(DirectCallError::Unknown(failed.error().to_string())),
                 },
             };
-            let heard = drive_while(&mut wire.connection, read_response(answer, id, &mut tell)).await?;
+            let heard =
+                drive_while(&mut wire.connection, read_response(answer, id, &mut tell)).await?;
             wire.unread_events = heard.unread_events;
             self.return_idle(wire);
             return heard.result;
@@ -267,7 +285,9 @@ impl DirectClient {
 
     /// Connects to the first address of the host that responds.
     async fn connect_tcp(&self) -> Result<TcpStream, String> {
-        let addresses = tokio::net::lookup_host((self.host.as_str(), self.port)).await.map_err(|error| error.to_string())?;
+        let addresses = tokio::net::lookup_host((self.host.as_str(), self.port))
+            .await
+            .map_err(|error| error.to_string())?;
         let mut why = "the host name has no address".to_owned();
         for address in addresses {
             match tokio::time::timeout(CONNECT_TIMEOUT / 4, TcpStream::connect(address)).await {
@@ -283,7 +303,10 @@ impl DirectClient {
         let standing = tokio::time::timeout(CONNECT_TIMEOUT, async {
             let stream = self.connect_tcp().await?;
             let _ = stream.set_nodelay(true);
-            let (send, drive) = http1::Builder::new().handshake(TokioIo::new(stream)).await.map_err(|error| error.to_string())?;
+            let (send, drive) = http1::Builder::new()
+                .handshake(TokioIo::new(stream))
+                .await
+                .map_err(|error| error.to_string())?;
             Ok(PooledConnection { send, connection: Some(Box::pin(drive)), unread_events: None })
         });
         standing.await.map_err(|_| format!("no connection within {CONNECT_TIMEOUT:?}"))?
@@ -299,7 +322,10 @@ fn drive_connection<D: Future + Unpin>(drive: &mut Option<D>, context: &mut Cont
 }
 
 /// Polls `work` while driving the connection.
-async fn drive_while<T, D: Future + Unpin>(drive: &mut Option<D>, work: impl Future<Output = T>) -> T {
+async fn drive_while<T, D: Future + Unpin>(
+    drive: &mut Option<D>,
+    work: impl Future<Output = T>,
+) -> T {
     let mut work = pin!(work);
     poll_fn(move |context| {
         if let Poll::Ready(done) = work.as_mut().poll(context) {
@@ -327,38 +353,62 @@ async fn read_response(
 ) -> Result<DirectCallResponse, DirectCallError> {
     let status = answer.status();
     let kind = answer.headers().get(CONTENT_TYPE).map(HeaderValue::as_bytes).unwrap_or_default();
-    let (json, events) = (kind.starts_with(b"application/json"), kind.starts_with(b"text/event-stream"));
+    let (json, events) =
+        (kind.starts_with(b"application/json"), kind.starts_with(b"text/event-stream"));
     if events && status.is_success() {
-        let mut events: SseEventStream = bounded_http::bounded_events(answer.into_body().into_data_stream());
+        let mut events: SseEventStream =
+            bounded_http::bounded_events(answer.into_body().into_data_stream());
         while let Some(event) = events.next().await {
-            let event =
-                event.map_err(
-                    |error| if is_too_long(&error) { DirectCallError::TooLong } else { DirectCallError::Unknown(error.to_string()) },
-                )?;
-            let is_message = event.event.as_deref().is_none_or(|kind| matches!(kind, "" | "message"));
+            let event = event.map_err(|error| {
+                if is_too_long(&error) {
+                    DirectCallError::TooLong
+                } else {
+                    DirectCallError::Unknown(error.to_string())
+                }
+            })?;
+            let is_message =
+                event.event.as_deref().is_none_or(|kind| matches!(kind, "" | "message"));
             // Empty events only keep the connection alive.
-            let Some(text) = event.data.filter(|text| is_message && !text.trim().is_empty()) else { continue };
+            let Some(text) = event.data.filter(|text| is_message && !text.trim().is_empty()) else {
+                continue;
+            };
             if let Some(said) = interpret_message(text.as_bytes(), id, true, tell) {
                 // Many servers end the stream right after the response.
                 let over = matches!(futures_util::poll!(events.next()), Poll::Ready(None));
-                return Ok(DirectCallResponse { result: said, unread_events: (!over).then_some(events) });
+                return Ok(DirectCallResponse {
+                    result: said,
+                    unread_events: (!over).then_some(events),
+                });
             }
         }
         return Err(DirectCallError::Unknown("the response ended early".to_owned()));
     }
     let wait = crate::http_tool::retry_after_ms(answer.headers());
-    let turned_away = (400..500).contains(&status.as_u16()) && status != StatusCode::REQUEST_TIMEOUT;
+    let turned_away =
+        (400..500).contains(&status.as_u16()) && status != StatusCode::REQUEST_TIMEOUT;
     let refused = || match turned_away {
         true => DirectCallError::Rejected(status.as_u16(), wait),
-        false if status.is_success() => DirectCallError::InvalidResponse("the response is not a JSON-RPC message".to_owned()),
+        false if status.is_success() => {
+            DirectCallError::InvalidResponse("the response is not a JSON-RPC message".to_owned())
+        }
         false => DirectCallError::ServerError(status.as_u16(), wait),
     };
     // An event stream with an error status is not read, but it may contain the result.
-    if events && !matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN | StatusCode::TOO_MANY_REQUESTS) {
+    if events
+        && !matches!(
+            status,
+            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN | StatusCode::TOO_MANY_REQUESTS
+        )
+    {
         return Err(DirectCallError::ServerError(status.as_u16(), wait));
     }
     // For 401, 403 and 429 the status alone decides.
-    if !json || matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN | StatusCode::TOO_MANY_REQUESTS) {
+    if !json
+        || matches!(
+            status,
+            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN | StatusCode::TOO_MANY_REQUESTS
+        )
+    {
         return Err(refused());
     }
     let text = match Limited::new(answer.into_body(), MAX_RESPONSE_BYTES).collect().await {
@@ -370,7 +420,9 @@ async fn read_response(
         // Some servers also express the result by the status.
         Some(said) => said,
         None if !status.is_success() => Err(refused()),
-        None => Err(DirectCallError::InvalidResponse("the response does not match the request".to_owned())),
+        None => Err(DirectCallError::InvalidResponse(
+            "the response does not match the request".to_owned(),
+        )),
     };
     Ok(DirectCallResponse { result: said, unread_events: None })
 }
@@ -387,25 +439,35 @@ fn interpret_message(
 ) -> Option<Result<ServerResult, DirectCallError>> {
     let said: UpstreamMessage<'_> = match serde_json::from_slice(text) {
         Ok(said) => said,
-        Err(error) => return taken.then(|| Err(DirectCallError::InvalidResponse(error.to_string()))),
+        Err(error) => {
+            return taken.then(|| Err(DirectCallError::InvalidResponse(error.to_string())));
+        }
     };
     if let Some(method) = said.method {
         let params = said.params.map_or("{}", RawValue::get);
         // Drop long notifications: they would be buffered for a slow client.
         let word = match &*method {
-            "notifications/progress" | "notifications/message" if params.len() > MAX_BUFFERED_MESSAGE_BYTES => None,
+            "notifications/progress" | "notifications/message"
+                if params.len() > MAX_BUFFERED_MESSAGE_BYTES =>
+            {
+                None
+            }
             "notifications/progress" => serde_json::from_str::<ProgressNotificationParam>(params)
                 .ok()
                 .map(|said| DirectCallEvent::Client(UpstreamEvent::Progress(said))),
-            "notifications/message" => serde_json::from_str::<LoggingMessageNotificationParam>(params)
-                .ok()
-                .map(|said| DirectCallEvent::Client(UpstreamEvent::Log(said))),
-            "notifications/resources/updated" => serde_json::from_str::<rmcp::model::ResourceUpdatedNotificationParam>(params)
-                .ok()
-                .map(|said| DirectCallEvent::ResourceUpdated(said.uri)),
-            "notifications/tools/list_changed" | "notifications/prompts/list_changed" | "notifications/resources/list_changed" => {
-                Some(DirectCallEvent::ListsChanged)
+            "notifications/message" => {
+                serde_json::from_str::<LoggingMessageNotificationParam>(params)
+                    .ok()
+                    .map(|said| DirectCallEvent::Client(UpstreamEvent::Log(said)))
             }
+            "notifications/resources/updated" => {
+                serde_json::from_str::<rmcp::model::ResourceUpdatedNotificationParam>(params)
+                    .ok()
+                    .map(|said| DirectCallEvent::ResourceUpdated(said.uri))
+            }
+            "notifications/tools/list_changed"
+            | "notifications/prompts/list_changed"
+            | "notifications/resources/list_changed" => Some(DirectCallEvent::ListsChanged),
             _ => None,
         };
         if let Some(word) = word {
@@ -445,7 +507,9 @@ mod tests {
         let request = Request::post("/mcp").body(Full::new(Bytes::from_static(b"{}"))).unwrap();
         let sent = send.try_send_request(request);
         drop(far);
-        let sent = tokio::time::timeout(Duration::from_secs(60), drive_while(&mut drive, sent)).await.expect("the request never fails");
+        let sent = tokio::time::timeout(Duration::from_secs(60), drive_while(&mut drive, sent))
+            .await
+            .expect("the request never fails");
         assert!(sent.unwrap_err().take_message().is_some());
     }
 }

@@ -43,20 +43,26 @@ impl SseTransport {
         custom: HashMap<HeaderName, HeaderValue>,
         token: Option<String>,
     ) -> Result<Self, String> {
-        let base: Url = url.parse().map_err(|error| format!("`url` is not a valid URL: {error}"))?;
+        let base: Url =
+            url.parse().map_err(|error| format!("`url` is not a valid URL: {error}"))?;
         let mut headers: HeaderMap = custom.into_iter().collect();
         if let Some(token) = token {
-            let mut value =
-                HeaderValue::from_str(&format!("Bearer {token}")).map_err(|_| "the token is not a valid header value".to_owned())?;
+            let mut value = HeaderValue::from_str(&format!("Bearer {token}"))
+                .map_err(|_| "the token is not a valid header value".to_owned())?;
             value.set_sensitive(true);
             headers.insert(reqwest::header::AUTHORIZATION, value);
         }
-        let request = client.get(base.clone()).headers(headers.clone()).header(ACCEPT, "text/event-stream");
-        let answer = request.send().await.map_err(|error| format!("cannot connect: {}", error.without_url()))?;
+        let request =
+            client.get(base.clone()).headers(headers.clone()).header(ACCEPT, "text/event-stream");
+        let answer = request
+            .send()
+            .await
+            .map_err(|error| format!("cannot connect: {}", error.without_url()))?;
         if !answer.status().is_success() {
             return Err(format!("the server answered with status {}", answer.status().as_u16()));
         }
-        let mut events = crate::upstream::transport::bounded_http::bounded_events(answer.bytes_stream());
+        let mut events =
+            crate::upstream::transport::bounded_http::bounded_events(answer.bytes_stream());
         let endpoint = async {
             while let Some(Ok(event)) = events.next().await {
                 if event.event.as_deref() == Some("endpoint") {
@@ -65,9 +71,14 @@ impl SseTransport {
             }
             None
         };
-        let said =
-            tokio::time::timeout(ENDPOINT_EVENT_TIMEOUT, endpoint).await.ok().flatten().ok_or("the server sent no `endpoint` event")?;
-        let post = base.join(said.trim()).map_err(|error| format!("the `endpoint` event has an invalid URL: {error}"))?;
+        let said = tokio::time::timeout(ENDPOINT_EVENT_TIMEOUT, endpoint)
+            .await
+            .ok()
+            .flatten()
+            .ok_or("the server sent no `endpoint` event")?;
+        let post = base
+            .join(said.trim())
+            .map_err(|error| format!("the `endpoint` event has an invalid URL: {error}"))?;
         // Never send credentials to another origin.
         if post.origin() != base.origin() {
             return Err("the `endpoint` event names another origin".to_owned());
@@ -75,8 +86,13 @@ impl SseTransport {
         let (heard, incoming) = mpsc::channel(64);
         let listener = tokio::spawn(async move {
             while let Some(Ok(event)) = events.next().await {
-                let message = event.data.filter(|_| event.event.as_deref().is_none_or(|kind| kind == "message"));
-                let Some(message) = message.and_then(|text| serde_json::from_str(&text).ok()) else { continue };
+                let message = event
+                    .data
+                    .filter(|_| event.event.as_deref().is_none_or(|kind| kind == "message"));
+                let Some(message) = message.and_then(|text| serde_json::from_str(&text).ok())
+                else {
+                    continue;
+                };
                 if heard.send(message).await.is_err() {
                     return;
                 }
@@ -89,9 +105,16 @@ impl SseTransport {
 impl Transport<RoleClient> for SseTransport {
     type Error = SseError;
 
-    fn send(&mut self, item: ClientJsonRpcMessage) -> impl Future<Output = Result<(), SseError>> + Send + 'static {
+    fn send(
+        &mut self,
+        item: ClientJsonRpcMessage,
+    ) -> impl Future<Output = Result<(), SseError>> + Send + 'static {
         let body = serde_json::to_vec(&item);
-        let request = self.client.post(self.post.clone()).headers(self.headers.clone()).header(CONTENT_TYPE, "application/json");
+        let request = self
+            .client
+            .post(self.post.clone())
+            .headers(self.headers.clone())
+            .header(CONTENT_TYPE, "application/json");
         async move {
             let body = body.map_err(|error| SseError::Unknown(error.to_string()))?;
             let answer = request.body(body).send().await.map_err(|error| {
@@ -100,7 +123,10 @@ impl Transport<RoleClient> for SseTransport {
             })?;
             match answer.status().is_success() {
                 true => Ok(()),
-                false => Err(SseError::Status(answer.status().as_u16(), crate::http_tool::retry_after_ms(answer.headers()))),
+                false => Err(SseError::Status(
+                    answer.status().as_u16(),
+                    crate::http_tool::retry_after_ms(answer.headers()),
+                )),
             }
         }
     }

@@ -8,12 +8,13 @@ use serde_json::{Value, json};
 use tokio::io::AsyncWriteExt;
 
 use super::{
-    discover_result, http_response, initialize_result, json_rpc_result, legacy_response, modern_result, read_request, serve_connections,
-    talk_tool_list,
+    discover_result, http_response, initialize_result, json_rpc_result, legacy_response,
+    modern_result, read_request, serve_connections, talk_tool_list,
 };
 use crate::support::{TestGateway, wait_until};
 
-/// A server whose tokens run out: of earlier revisions alone, or of the newest as well. It counts how often it was greeted as an earlier one.
+/// A server whose tokens run out: of earlier revisions alone, or of the newest as well. It counts
+/// how often it was greeted as an earlier one.
 async fn start_expiring_token_server(
     modern: bool,
     period: Arc<AtomicUsize>,
@@ -65,8 +66,18 @@ async fn start_expiring_token_server(
 #[tokio::test(flavor = "multi_thread")]
 async fn expired_token_is_renewed_for_calls() {
     for modern in [false, true] {
-        let (period, ran, older_hellos) = (Arc::new(AtomicUsize::new(1)), Arc::<AtomicUsize>::default(), Arc::<AtomicUsize>::default());
-        let address = start_expiring_token_server(modern, Arc::clone(&period), Arc::clone(&ran), Arc::clone(&older_hellos)).await;
+        let (period, ran, older_hellos) = (
+            Arc::new(AtomicUsize::new(1)),
+            Arc::<AtomicUsize>::default(),
+            Arc::<AtomicUsize>::default(),
+        );
+        let address = start_expiring_token_server(
+            modern,
+            Arc::clone(&period),
+            Arc::clone(&ran),
+            Arc::clone(&older_hellos),
+        )
+        .await;
         let gate = TestGateway::open(&format!(
             "[upstreams.toll]\nurl = \"http://{address}/mcp\"\nprefix = \"\"\noauth = {{ token_url = \"http://{address}/token\", client_id = \"me\", client_secret = \"sesam\" }}\n\
              [tools.talk]\nkind = \"mcp\"\nupstream = \"toll\"\neffect = \"write\"\npolicy = \"open\"\n"
@@ -77,15 +88,24 @@ async fn expired_token_is_renewed_for_calls() {
             let mut tries = 0;
             wait_until("it is let in", async || {
                 tries += 1;
-                let said = gate.client().in_session(&format!("s{round}-{tries}")).call("talk", json!({})).await;
+                let said = gate
+                    .client()
+                    .in_session(&format!("s{round}-{tries}"))
+                    .call("talk", json!({}))
+                    .await;
                 let error = &said["_meta"]["toolgate/error"];
                 // Who was not let in has done nothing, and may try again.
-                assert!(error.is_null() || (error["effects"] == "none" && error["errorCategory"] == "TRANSIENT"), "{modern}: {error}");
+                assert!(
+                    error.is_null()
+                        || (error["effects"] == "none" && error["errorCategory"] == "TRANSIENT"),
+                    "{modern}: {error}"
+                );
                 error.is_null()
             })
             .await;
             assert_eq!(ran.load(Ordering::SeqCst), before + 1);
-            // Whoever speaks the newest revision is spoken to in it, however often it is connected to.
+            // Whoever speaks the newest revision is spoken to in it, however often it is connected
+            // to.
             assert_eq!(older_hellos.load(Ordering::SeqCst) > 0, !modern, "{round}");
             tokio::time::sleep(Duration::from_millis(2_100)).await;
             period.fetch_add(1, Ordering::SeqCst);
@@ -98,30 +118,46 @@ async fn expired_token_is_renewed_for_calls() {
 async fn expired_token_is_renewed_for_prompts_and_resources() {
     for modern in [false, true] {
         let period = Arc::new(AtomicUsize::new(1));
-        let address = start_expiring_token_server(modern, Arc::clone(&period), Arc::default(), Arc::default()).await;
+        let address = start_expiring_token_server(
+            modern,
+            Arc::clone(&period),
+            Arc::default(),
+            Arc::default(),
+        )
+        .await;
         let gate = TestGateway::open(&format!(
             "[upstreams.toll]\nurl = \"http://{address}/mcp\"\nprefix = \"\"\nundeclared = \"read\"\n\
              oauth = {{ token_url = \"http://{address}/token\", client_id = \"me\", client_secret = \"sesam\" }}\n"
         ))
         .await;
         let client = gate.client();
-        let asked = [("prompts/get", json!({"name": "ask"}), "messages"), ("resources/read", json!({"uri": "note://x"}), "contents")];
+        let asked = [
+            ("prompts/get", json!({"name": "ask"}), "messages"),
+            ("resources/read", json!({"uri": "note://x"}), "contents"),
+        ];
         for (method, params, member) in asked {
             let (_, said) = client.call_method(method, params.clone()).await;
             assert!(said["result"][member].is_array(), "{modern}: {said}");
             tokio::time::sleep(Duration::from_millis(2_100)).await;
             period.fetch_add(1, Ordering::SeqCst);
             let begun = Instant::now();
-            wait_until("it is let in again", async || client.call_method(method, params.clone()).await.1["result"][member].is_array())
-                .await;
+            wait_until("it is let in again", async || {
+                client.call_method(method, params.clone()).await.1["result"][member].is_array()
+            })
+            .await;
             // Sooner than it would be asked by itself whether it is there.
-            assert!(begun.elapsed() < Duration::from_secs(15), "{modern} {method}: {:?}", begun.elapsed());
+            assert!(
+                begun.elapsed() < Duration::from_secs(15),
+                "{modern} {method}: {:?}",
+                begun.elapsed()
+            );
         }
         gate.shut_down().await;
     }
 }
 
-/// A server that turns some calls away: of an earlier revision, or of the newest. It counts those that come too early.
+/// A server that turns some calls away: of an earlier revision, or of the newest. It counts those
+/// that come too early.
 async fn start_rejecting_server(modern: bool, early: Arc<AtomicUsize>) -> String {
     serve_connections(move |mut stream| {
         let early = Arc::clone(&early);
@@ -155,9 +191,13 @@ async fn start_rejecting_server(modern: bool, early: Arc<AtomicUsize>) -> String
     .await
 }
 
-/// A server of 2026-07-28 that is of an earlier revision from some moment on, and says so as the servers of the TypeScript SDK do, or with
-/// a status alone. It counts calls that are carried out.
-async fn start_downgraded_server(older: Arc<AtomicBool>, status: &'static str, ran: Arc<AtomicUsize>) -> String {
+/// A server of 2026-07-28 that is of an earlier revision from some moment on, and says so as the
+/// servers of the TypeScript SDK do, or with a status alone. It counts calls that are carried out.
+async fn start_downgraded_server(
+    older: Arc<AtomicBool>,
+    status: &'static str,
+    ran: Arc<AtomicUsize>,
+) -> String {
     serve_connections(move |mut stream| {
         let (is_older, ran) = (older.load(Ordering::SeqCst), Arc::clone(&ran));
         async move {
@@ -190,7 +230,9 @@ async fn start_downgraded_server(older: Arc<AtomicBool>, status: &'static str, r
 
 #[tokio::test(flavor = "multi_thread")]
 async fn downgraded_upstream_is_detected_by_next_call() {
-    for status in ["400 Bad Request", "404 Not Found", "405 Method Not Allowed", "406 Not Acceptable"] {
+    for status in
+        ["400 Bad Request", "404 Not Found", "405 Method Not Allowed", "406 Not Acceptable"]
+    {
         let (older, ran) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
         let address = start_downgraded_server(Arc::clone(&older), status, Arc::clone(&ran)).await;
         let gate = TestGateway::open(&format!(
@@ -198,15 +240,25 @@ async fn downgraded_upstream_is_detected_by_next_call() {
              [tools.talk]\nkind = \"mcp\"\nupstream = \"host\"\neffect = \"write\"\npolicy = \"open\"\n"
         ))
         .await;
-        assert_eq!(gate.client().in_session("before").call_code("talk", json!({})).await, "ok", "{status}");
+        assert_eq!(
+            gate.client().in_session("before").call_code("talk", json!({})).await,
+            "ok",
+            "{status}"
+        );
         older.store(true, Ordering::SeqCst);
         // A call that was turned away has done nothing, and may be made again.
         let mut turn = 0;
         let begun = Instant::now();
         wait_until("it is understood", async || {
             turn += 1;
-            let error = gate.client().in_session(&format!("s{turn}")).call("talk", json!({})).await["_meta"]["toolgate/error"].clone();
-            assert!(error.is_null() || (error["errorCategory"] == "TRANSIENT" && error["effects"] == "none"), "{status}: {error}");
+            let error = gate.client().in_session(&format!("s{turn}")).call("talk", json!({})).await
+                ["_meta"]["toolgate/error"]
+                .clone();
+            assert!(
+                error.is_null()
+                    || (error["errorCategory"] == "TRANSIENT" && error["effects"] == "none"),
+                "{status}: {error}"
+            );
             error.is_null()
         })
         .await;
@@ -227,9 +279,19 @@ async fn rejection_with_retry_after_is_not_retried_early() {
              [tools.talk]\nkind = \"mcp\"\nupstream = \"picky\"\neffect = \"write\"\npolicy = \"open\"\n"
         ))
         .await;
-        let said = gate.client().call("talk", json!({"who": "eve"})).await["_meta"]["toolgate/error"].clone();
-        assert_eq!((&said["code"], &said["effects"]), (&json!("upstream_unavailable"), &json!("none")), "{modern}: {said}");
-        assert_eq!((&said["isRetryable"], &said["retryAfterMs"]), (&json!(true), &json!(7_000)), "{modern}: {said}");
+        let said =
+            gate.client().call("talk", json!({"who": "eve"})).await["_meta"]["toolgate/error"]
+                .clone();
+        assert_eq!(
+            (&said["code"], &said["effects"]),
+            (&json!("upstream_unavailable"), &json!("none")),
+            "{modern}: {said}"
+        );
+        assert_eq!(
+            (&said["isRetryable"], &said["retryAfterMs"]),
+            (&json!(true), &json!(7_000)),
+            "{modern}: {said}"
+        );
         assert_eq!(early.load(Ordering::SeqCst), 1, "{modern}: it was not asked again at once");
         gate.shut_down().await;
     }
@@ -246,12 +308,29 @@ async fn failure_with_retry_after_is_not_retried_early() {
                  [tools.talk]\nkind = \"mcp\"\nupstream = \"picky\"\neffect = \"{effect}\"\npolicy = \"open\"\n"
             ))
             .await;
-            let said = gate.client().call("talk", json!({"who": "dan"})).await["_meta"]["toolgate/error"].clone();
-            assert_eq!((&said["code"], &said["effects"]), (&json!("upstream_unavailable"), &json!(left)), "{modern}: {said}");
-            assert_eq!((&said["isRetryable"], &said["retryAfterMs"]), (&json!(left == "none"), &json!(7_000)), "{modern}: {said}");
+            let said =
+                gate.client().call("talk", json!({"who": "dan"})).await["_meta"]["toolgate/error"]
+                    .clone();
+            assert_eq!(
+                (&said["code"], &said["effects"]),
+                (&json!("upstream_unavailable"), &json!(left)),
+                "{modern}: {said}"
+            );
+            assert_eq!(
+                (&said["isRetryable"], &said["retryAfterMs"]),
+                (&json!(left == "none"), &json!(7_000)),
+                "{modern}: {said}"
+            );
             // It was reached, and has said so.
-            assert!(said["message"].as_str().unwrap().contains("answered with status 503"), "{modern}: {said}");
-            assert_eq!(early.load(Ordering::SeqCst), 1, "{modern} {effect}: it was not asked again at once");
+            assert!(
+                said["message"].as_str().unwrap().contains("answered with status 503"),
+                "{modern}: {said}"
+            );
+            assert_eq!(
+                early.load(Ordering::SeqCst),
+                1,
+                "{modern} {effect}: it was not asked again at once"
+            );
             gate.shut_down().await;
         }
     }
@@ -268,12 +347,23 @@ async fn rejected_caller_does_not_open_circuit_breaker() {
         .await;
         for turn in 0..8 {
             let client = gate.client().in_session(&format!("s{turn}"));
-            assert_eq!(client.call_code("talk", json!({"who": "bob"})).await, "upstream_forbidden", "{modern} {turn}");
+            assert_eq!(
+                client.call_code("talk", json!({"who": "bob"})).await,
+                "upstream_forbidden",
+                "{modern} {turn}"
+            );
             let (_, prompt) = client.call_method("prompts/get", json!({"name": "ask"})).await;
             let why = prompt["error"]["message"].as_str().unwrap_or_default();
-            assert!(!why.is_empty() && !why.contains("there is no prompt"), "{modern} {turn}: {prompt}");
+            assert!(
+                !why.is_empty() && !why.contains("there is no prompt"),
+                "{modern} {turn}: {prompt}"
+            );
         }
-        assert_eq!(gate.client().in_session("ann").call_code("talk", json!({"who": "ann"})).await, "ok", "{modern}");
+        assert_eq!(
+            gate.client().in_session("ann").call_code("talk", json!({"who": "ann"})).await,
+            "ok",
+            "{modern}"
+        );
         gate.shut_down().await;
     }
 }

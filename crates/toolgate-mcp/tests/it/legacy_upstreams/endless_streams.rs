@@ -7,7 +7,10 @@ use serde_json::{Value, json};
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 
-use super::{http_response, initialize_result, json_rpc_result, read_request, serve_connections, talk_tool_list};
+use super::{
+    http_response, initialize_result, json_rpc_result, read_request, serve_connections,
+    talk_tool_list,
+};
 use crate::support::{TestGateway, wait_until};
 
 /// What is sent at most: somebody has to stop.
@@ -16,16 +19,29 @@ const MAX_SENT_BYTES: usize = 200 << 20;
 async fn serve_endless_answer(mut stream: TcpStream, sent: Arc<AtomicUsize>) {
     let Some((head, asked)) = read_request(&mut stream).await else { return };
     let result = |said: Value| json_rpc_result(&asked, said);
-    let begun = match (asked["method"].as_str().unwrap_or_default(), asked.pointer("/params/arguments/how").and_then(Value::as_str)) {
+    let begun = match (
+        asked["method"].as_str().unwrap_or_default(),
+        asked.pointer("/params/arguments/how").and_then(Value::as_str),
+    ) {
         ("initialize", _) => result(initialize_result()),
         ("ping", _) => result(json!({})),
         ("tools/list", _) => result(talk_tool_list()),
-        ("tools/call", Some("answer")) => result(json!({"content": [{"type": "text", "text": "done"}]})),
-        ("tools/call", Some("json")) => http_response("200 OK", "application/json", "{\"jsonrpc\": \"2.0\", \"x\": \""),
-        ("tools/call", Some("event")) => http_response("200 OK", "text/event-stream", ": hello\n\ndata: x"),
-        ("tools/call", Some("error")) => http_response("500 Oh", "application/json", "{\"jsonrpc\": \"2.0\", \"x\": \""),
+        ("tools/call", Some("answer")) => {
+            result(json!({"content": [{"type": "text", "text": "done"}]}))
+        }
+        ("tools/call", Some("json")) => {
+            http_response("200 OK", "application/json", "{\"jsonrpc\": \"2.0\", \"x\": \"")
+        }
+        ("tools/call", Some("event")) => {
+            http_response("200 OK", "text/event-stream", ": hello\n\ndata: x")
+        }
+        ("tools/call", Some("error")) => {
+            http_response("500 Oh", "application/json", "{\"jsonrpc\": \"2.0\", \"x\": \"")
+        }
         ("tools/call", Some("turned away")) => http_response("400 No", "text/html", "<p>"),
-        ("tools/call", Some("not let in")) => http_response("401 No", "application/json", "{\"jsonrpc\": \"2.0\", \"x\": \""),
+        ("tools/call", Some("not let in")) => {
+            http_response("401 No", "application/json", "{\"jsonrpc\": \"2.0\", \"x\": \"")
+        }
         ("", _) if head.starts_with("get ") => http_response("405 No", "text/plain", ""),
         ("server/discover", _) => http_response("404 No", "text/html", "<p>"),
         _ => http_response("202 Accepted", "text/plain", ""),
@@ -44,7 +60,8 @@ async fn serve_endless_answer(mut stream: TcpStream, sent: Arc<AtomicUsize>) {
 async fn endless_answer_is_cut_off() {
     let sent = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&sent);
-    let address = serve_connections(move |stream| serve_endless_answer(stream, Arc::clone(&counted))).await;
+    let address =
+        serve_connections(move |stream| serve_endless_answer(stream, Arc::clone(&counted))).await;
     let config = format!(
         "[upstreams.old]\nurl = \"http://{address}/mcp\"\nprefix = \"\"\nundeclared = \"read\"\n[tools.talk]\nkind = \"mcp\"\nupstream = \"old\"\neffect = \"write\"\npolicy = \"open\"\n"
     );
@@ -66,11 +83,13 @@ async fn endless_answer_is_cut_off() {
         let mut said = Value::Null;
         // Whoever has not answered too often is left alone for a moment.
         wait_until("it is asked", async || {
-            said = client.call("talk", json!({"how": how})).await["_meta"]["toolgate/error"].clone();
+            said =
+                client.call("talk", json!({"how": how})).await["_meta"]["toolgate/error"].clone();
             said["code"] != "upstream_unavailable"
         })
         .await;
-        let found = (said["code"].as_str().unwrap_or("ok"), said["effects"].as_str().unwrap_or_default());
+        let found =
+            (said["code"].as_str().unwrap_or("ok"), said["effects"].as_str().unwrap_or_default());
         assert_eq!(found, (code, effects), "{how}: {said}");
     }
     let most = sent.load(Ordering::SeqCst);
@@ -86,7 +105,11 @@ async fn endless_legacy_sse_event_is_cut_off() {
         let counted = Arc::clone(&counted);
         async move {
             let _ = read_request(&mut stream).await;
-            let begun = http_response("200 OK", "text/event-stream", "event: endpoint\ndata: /post\n\ndata: x");
+            let begun = http_response(
+                "200 OK",
+                "text/event-stream",
+                "event: endpoint\ndata: /post\n\ndata: x",
+            );
             let _ = stream.write_all(begun.as_bytes()).await;
             let mut total = 0;
             while total < MAX_SENT_BYTES && stream.write_all(&[b'x'; 1 << 16]).await.is_ok() {

@@ -7,10 +7,14 @@ use serde_json::json;
 use tokio::io::AsyncWriteExt;
 use tokio::sync::watch;
 
-use super::{http_response, initialize_result, json_rpc_result, read_request, serve_connections, talk_tool_list};
+use super::{
+    http_response, initialize_result, json_rpc_result, read_request, serve_connections,
+    talk_tool_list,
+};
 use crate::support::{TestGateway, wait_until};
 
-/// The answer is a stream that can be come back to, and is started anew with all the rest, and knows nobody: nobody else notices.
+/// The answer is a stream that can be come back to, and is started anew with all the rest, and
+/// knows nobody: nobody else notices.
 #[tokio::test(flavor = "multi_thread")]
 async fn read_is_repeated_if_its_stream_cannot_be_resumed() {
     for status in ["404 Not Found", "400 Bad Request"] {
@@ -24,20 +28,35 @@ async fn read_is_repeated_if_its_stream_cannot_be_resumed() {
                 let session = format!("mcp-session-id: life-{life}");
                 let said = match asked["method"].as_str().unwrap_or_default() {
                     "server/discover" => http_response("404 No", "text/html", "<p>"),
-                    "initialize" => json_rpc_result(&asked, initialize_result()).replacen("\r\n", &format!("\r\n{session}\r\n"), 1),
-                    "" if head.starts_with("get ") && !head.contains("last-event-id") => http_response("405 No", "text/plain", ""),
+                    "initialize" => json_rpc_result(&asked, initialize_result()).replacen(
+                        "\r\n",
+                        &format!("\r\n{session}\r\n"),
+                        1,
+                    ),
+                    "" if head.starts_with("get ") && !head.contains("last-event-id") => {
+                        http_response("405 No", "text/plain", "")
+                    }
                     "" if head.starts_with("get ") => http_response(status, "text/plain", ""),
-                    _ if !head.contains(&session) => http_response("404 Not Found", "text/plain", ""),
+                    _ if !head.contains(&session) => {
+                        http_response("404 Not Found", "text/plain", "")
+                    }
                     "ping" => json_rpc_result(&asked, json!({})),
                     "tools/list" => json_rpc_result(&asked, talk_tool_list()),
                     "tools/call" if life == 0 => {
-                        let begun = http_response("200 OK", "text/event-stream", "id: 1\nretry: 10\ndata:\n\n");
+                        let begun = http_response(
+                            "200 OK",
+                            "text/event-stream",
+                            "id: 1\nretry: 10\ndata:\n\n",
+                        );
                         let _ = stream.write_all(begun.as_bytes()).await;
                         came.fetch_add(1, Ordering::SeqCst);
                         let _ = lives.subscribe().wait_for(|life| *life > 0).await;
                         return;
                     }
-                    "tools/call" => json_rpc_result(&asked, json!({"content": [{"type": "text", "text": "done"}]})),
+                    "tools/call" => json_rpc_result(
+                        &asked,
+                        json!({"content": [{"type": "text", "text": "done"}]}),
+                    ),
                     _ => http_response("202 Accepted", "text/plain", ""),
                 };
                 let _ = stream.write_all(said.as_bytes()).await;

@@ -1,4 +1,5 @@
-//! One gateway that lives on while its clients go without a word and its configuration is replaced: nothing piles up in it.
+//! One gateway that lives on while its clients go without a word and its configuration is replaced:
+//! nothing piles up in it.
 
 use std::path::Path;
 
@@ -11,7 +12,8 @@ use crate::support::{TestGateway, child_processes, fixture_path, run_in_own_proc
 
 /// So many of each kind.
 const CLIENTS_PER_KIND: usize = 16;
-/// So many other configurations in each round. Every second one reaches the upstream in another way.
+/// So many other configurations in each round. Every second one reaches the upstream in another
+/// way.
 const RELOADS_PER_ROUND: usize = 6;
 
 /// In a process of its own, where nobody else opens files.
@@ -36,7 +38,13 @@ fn config(home: &Path, turn: usize) -> String {
 }
 
 /// A request of 2026-07-28, as it is sent.
-fn raw_request(gate: &TestGateway, session: &str, method: &str, name: &str, mut params: Value) -> String {
+fn raw_request(
+    gate: &TestGateway,
+    session: &str,
+    method: &str,
+    name: &str,
+    mut params: Value,
+) -> String {
     params["_meta"] = json!({"io.modelcontextprotocol/protocolVersion": "2026-07-28", "io.modelcontextprotocol/clientCapabilities": {},
         "io.modelcontextprotocol/clientInfo": {"name": "t", "version": "1"}});
     let body = json!({"jsonrpc": "2.0", "id": 1, "method": method, "params": params}).to_string();
@@ -56,16 +64,27 @@ async fn connect_and_send(gate: &TestGateway, text: &[u8]) -> TcpStream {
     stream
 }
 
-/// Clients in the middle of a call, of a question and of an answer without end, all of which go without a word.
+/// Clients in the middle of a call, of a question and of an answer without end, all of which go
+/// without a word.
 async fn connect_and_vanish(gate: &TestGateway, home: &Path, round: usize) {
     let mut there = Vec::new();
     for n in 0..CLIENTS_PER_KIND {
         let session = format!("s{round}-{n}");
         // It ends by itself, should nobody hear that its client is gone.
         let ms = 2_000 + round * CLIENTS_PER_KIND + n;
-        let call = raw_request(gate, &session, "tools/call", "sleep", json!({"name": "sleep", "arguments": {"ms": ms}}));
+        let call = raw_request(
+            gate,
+            &session,
+            "tools/call",
+            "sleep",
+            json!({"name": "sleep", "arguments": {"ms": ms}}),
+        );
         let wanted = json!({"notifications": {"toolsListChanged": true, "resourceSubscriptions": ["test://watched-resource"]}});
-        let mut listening = connect_and_send(gate, raw_request(gate, &session, "subscriptions/listen", "", wanted).as_bytes()).await;
+        let mut listening = connect_and_send(
+            gate,
+            raw_request(gate, &session, "subscriptions/listen", "", wanted).as_bytes(),
+        )
+        .await;
         assert!(listening.read(&mut [0; 64]).await.unwrap() > 0);
         there.push(listening);
         // Half of what it wants to say, in the head or behind it.
@@ -73,7 +92,13 @@ async fn connect_and_vanish(gate: &TestGateway, home: &Path, round: usize) {
         there.push(connect_and_send(gate, &call.as_bytes()[..half]).await);
         there.push(connect_and_send(gate, call.as_bytes()).await);
     }
-    let begun = || std::fs::read_to_string(home.join("begun")).unwrap_or_default().lines().filter(|line| line.starts_with("sleep")).count();
+    let begun = || {
+        std::fs::read_to_string(home.join("begun"))
+            .unwrap_or_default()
+            .lines()
+            .filter(|line| line.starts_with("sleep"))
+            .count()
+    };
     wait_until("all calls are under way", async || begun() >= (round + 1) * CLIENTS_PER_KIND).await;
 }
 

@@ -1,4 +1,5 @@
-//! Gateways whose upstreams say garbage, half of it, too much of it or nothing at all: nothing is left of them.
+//! Gateways whose upstreams say garbage, half of it, too much of it or nothing at all: nothing is
+//! left of them.
 
 use std::path::Path;
 
@@ -7,7 +8,9 @@ use serde_json::json;
 
 use super::{alive_tasks, call_mark, open_files, scripted_upstream_config, wait_until_stable};
 use crate::legacy_upstreams::{http_response, start_tool_server};
-use crate::support::{McpTestClient, TestGateway, child_processes, fixture_path, run_in_own_process, wait_until};
+use crate::support::{
+    McpTestClient, TestGateway, child_processes, fixture_path, run_in_own_process, wait_until,
+};
 use crate::upstream_faults::{well_and_ill_config, write_script};
 
 /// What the tests of others take for endless, and more than any answer may have.
@@ -20,9 +23,13 @@ fn faulty_upstreams_leak_no_resources() {
     run_in_own_process("load::garbage_upstreams::faulty_upstreams_in_own_process");
 }
 
-/// One that answers well, one that does as it is told, one that says too much in either way, and three that never come to say hello.
+/// One that answers well, one that does as it is told, one that says too much in either way, and
+/// three that never come to say hello.
 async fn faulty_upstreams_config(home: &Path) -> String {
-    let flood = start_tool_server("talk", |_| http_response("200 OK", "application/json", &"x".repeat(OVERSIZED_RESULT_BYTES))).await;
+    let flood = start_tool_server("talk", |_| {
+        http_response("200 OK", "application/json", &"x".repeat(OVERSIZED_RESULT_BYTES))
+    })
+    .await;
     let mut text = well_and_ill_config(&scripted_upstream_config(home, 84, "timeout = \"3s\""));
     text += &format!(
         "[upstreams.big]\ncommand = {}\nargs = [\"--stdio\", \"--tools\", \"85\"]\n\
@@ -30,9 +37,11 @@ async fn faulty_upstreams_config(home: &Path) -> String {
          [upstreams.flood]\nurl = \"http://{flood}/mcp\"\nundeclared = \"read\"\n",
         json!(fixture_path())
     );
-    for (name, says) in
-        [("mute", "sleep 1000"), ("cut", "printf '{\"jsonrpc\":\"2.0\",\"id\":0,\"resu'; sleep 1000"), ("gone", "echo garbage; exit 7")]
-    {
+    for (name, says) in [
+        ("mute", "sleep 1000"),
+        ("cut", "printf '{\"jsonrpc\":\"2.0\",\"id\":0,\"resu'; sleep 1000"),
+        ("gone", "echo garbage; exit 7"),
+    ] {
         let command = write_script(home, name, says);
         text += &format!(
             "[upstreams.{name}]\ncommand = {command}\n[tools.{name}_talk]\nkind = \"mcp\"\nupstream = \"{name}\"\neffect = \"read\"\n"
@@ -66,7 +75,11 @@ async fn call_faulty_upstreams(client: &McpTestClient, round: usize) {
     let mut turn = 0;
     wait_until("it is heard again", async || {
         turn += 1;
-        client.in_session(&format!("small-{round}-{turn}")).call_code("big_big", json!({"bytes": 300})).await == "ok"
+        client
+            .in_session(&format!("small-{round}-{turn}"))
+            .call_code("big_big", json!({"bytes": 300}))
+            .await
+            == "ok"
     })
     .await;
 }
@@ -88,7 +101,9 @@ async fn faulty_upstreams_in_own_process() {
         let client = gate.client();
         wait_until("the others are there", async || {
             let tools = client.tool_names().await;
-            ["ill_echo", "flood_talk", "well_echo"].iter().all(|name| tools.contains(&(*name).to_owned()))
+            ["ill_echo", "flood_talk", "well_echo"]
+                .iter()
+                .all(|name| tools.contains(&(*name).to_owned()))
         })
         .await;
         call_faulty_upstreams(&client, round).await;

@@ -1,4 +1,5 @@
-//! Answers of 100 MB over standard streams: nobody keeps them, and what they are the answer to is not done again.
+//! Answers of 100 MB over standard streams: nobody keeps them, and what they are the answer to is
+//! not done again.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -28,7 +29,8 @@ fn resident_memory_kib() -> usize {
 
 /// How much more memory is needed in the middle of something than before it, in KiB.
 async fn peak_extra_memory_kib(during: impl Future<Output = ()>) -> usize {
-    let (before, over, most) = (resident_memory_kib(), Arc::<AtomicBool>::default(), Arc::<AtomicUsize>::default());
+    let (before, over, most) =
+        (resident_memory_kib(), Arc::<AtomicBool>::default(), Arc::<AtomicUsize>::default());
     let looking = std::thread::spawn({
         let (over, most) = (Arc::clone(&over), Arc::clone(&most));
         move || {
@@ -57,7 +59,9 @@ async fn huge_results_in_own_process() {
         );
     let gate = TestGateway::open(&text).await;
     let client = gate.client();
-    let read = async |session: &str, bytes: u64| client.in_session(session).call_code("big_big", json!({"bytes": bytes})).await;
+    let read = async |session: &str, bytes: u64| {
+        client.in_session(session).call_code("big_big", json!({"bytes": bytes})).await
+    };
     // What is needed once for all is there after these.
     read_until_ok(&client, "before").await;
     assert_eq!(read("before", 300_000).await, "ok");
@@ -77,7 +81,10 @@ async fn huge_results_in_own_process() {
         .await;
     })
     .await;
-    assert!(of_an_effect < MAX_EXTRA_MEMORY_KIB && of_a_read < MAX_EXTRA_MEMORY_KIB, "{of_an_effect} and {of_a_read} KiB more");
+    assert!(
+        of_an_effect < MAX_EXTRA_MEMORY_KIB && of_a_read < MAX_EXTRA_MEMORY_KIB,
+        "{of_an_effect} and {of_a_read} KiB more"
+    );
     assert_eq!(books.check_effects(), (0, 1));
     assert_eq!(std::fs::read_to_string(home.path().join("effects")).unwrap(), "big\n");
     assert_eq!(health(&gate).starts, 1, "it is not started anew for that");

@@ -1,5 +1,5 @@
-//! Sixty-four clients at work while an upstream falls ill: who is not concerned is answered, nothing happens twice, and nothing is
-//! left of it.
+//! Sixty-four clients at work while an upstream falls ill: who is not concerned is answered,
+//! nothing happens twice, and nothing is left of it.
 
 mod client_churn;
 mod garbage_upstreams;
@@ -19,16 +19,20 @@ use tokio::io::AsyncWriteExt;
 use tokio::task::JoinHandle;
 use toolgate_mcp::{UpstreamHealth, UpstreamStatus};
 
-use crate::legacy_upstreams::{http_response, initialize_result, json_rpc_result, read_request, serve_connections};
+use crate::legacy_upstreams::{
+    http_response, initialize_result, json_rpc_result, read_request, serve_connections,
+};
 use crate::support::{
-    McpTestClient, TestGateway, child_processes, fixture_path, kill_processes_with_number, processes_with_number, run_in_own_process,
-    wait_until,
+    McpTestClient, TestGateway, child_processes, fixture_path, kill_processes_with_number,
+    processes_with_number, run_in_own_process, wait_until,
 };
 use crate::upstream_faults::{ClientCrowd, well_and_ill_config};
 
 /// A tool with an effect, of the upstream that is ill.
-const MARK_TOOL_CONFIG: &str = "[tools.ill_mark]\nkind = \"mcp\"\nupstream = \"ill\"\neffect = \"write\"\npolicy = \"open\"\n";
-/// What the fixture can be told to do once it has left its mark: these it answers, and those it never does.
+const MARK_TOOL_CONFIG: &str =
+    "[tools.ill_mark]\nkind = \"mcp\"\nupstream = \"ill\"\neffect = \"write\"\npolicy = \"open\"\n";
+/// What the fixture can be told to do once it has left its mark: these it answers, and those it
+/// never does.
 const ANSWERED_MODES: [&str; 4] = ["answer", "slow", "garbage", "twice"];
 const UNANSWERED_MODES: [&str; 3] = ["half", "glued", "hang"];
 
@@ -55,11 +59,13 @@ fn quarantined_tools(gate: &TestGateway) -> Vec<String> {
     health(gate).held.into_iter().map(|change| change.tool).collect()
 }
 
-/// What is said to a call with an effect. It is in another session each time, or it would be refused as a loop.
+/// What is said to a call with an effect. It is in another session each time, or it would be
+/// refused as a loop.
 async fn call_mark(client: &McpTestClient, key: &str, how: &str, turn: usize) -> Value {
     let meta = json!({"toolgate/idempotencyKey": key});
     let params = json!({"name": "ill_mark", "arguments": {"key": key, "how": how}, "_meta": meta});
-    let (status, answer) = client.in_session(&format!("{key}-{turn}")).call_method("tools/call", params).await;
+    let (status, answer) =
+        client.in_session(&format!("{key}-{turn}")).call_method("tools/call", params).await;
     assert!(answer["result"]["_meta"].is_object(), "{key}: {status} {answer}");
     answer["result"]["_meta"].clone()
 }
@@ -79,11 +85,13 @@ impl EffectJournal {
 
     /// It happens.
     fn record(&self, key: &str) {
-        let mut file = std::fs::OpenOptions::new().create(true).append(true).open(&self.file).unwrap();
+        let mut file =
+            std::fs::OpenOptions::new().create(true).append(true).open(&self.file).unwrap();
         file.write_all(format!("{key}\n").as_bytes()).unwrap();
     }
 
-    /// Wants something done and does not let go: it is asked for until it may have happened, and then once more. Whether it is sure.
+    /// Wants something done and does not let go: it is asked for until it may have happened, and
+    /// then once more. Whether it is sure.
     async fn call_until_effect(&self, client: &McpTestClient, key: &str, how: &str) -> bool {
         for turn in 0..600 {
             let error = call_mark(client, key, how, turn).await["toolgate/error"].clone();
@@ -94,7 +102,10 @@ impl EffectJournal {
             let (sure, again) = (error.is_null(), call_mark(client, key, how, 600).await);
             match sure {
                 true => assert_eq!(again["toolgate/replayed"], json!(true), "{key}: {again}"),
-                false => assert_eq!(again["toolgate/error"]["code"], "pending_reconciliation", "{key}: {error} {again}"),
+                false => assert_eq!(
+                    again["toolgate/error"]["code"], "pending_reconciliation",
+                    "{key}: {error} {again}"
+                ),
             }
             self.certain_by_key.lock().unwrap().insert(key.to_owned(), sure);
             return sure;
@@ -107,7 +118,8 @@ impl EffectJournal {
         self.certain_by_key.lock().unwrap().values().filter(|sure| **sure).count()
     }
 
-    /// Nothing happened twice or unasked, and what was answered happened. How many are sure, and how many are not.
+    /// Nothing happened twice or unasked, and what was answered happened. How many are sure, and
+    /// how many are not.
     fn check_effects(&self) -> (usize, usize) {
         let mut happened = BTreeMap::<String, usize>::new();
         for key in std::fs::read_to_string(&self.file).unwrap_or_default().lines() {
@@ -125,7 +137,8 @@ impl EffectJournal {
     }
 }
 
-/// So many who read, and so many whose calls have effects, one call after the other until it is over.
+/// So many who read, and so many whose calls have effects, one call after the other until it is
+/// over.
 fn spawn_clients(
     client: &McpTestClient,
     books: &Arc<EffectJournal>,
@@ -155,13 +168,20 @@ fn spawn_clients(
 /// A read, repeated for as long as the answer is that it may be.
 async fn read_until_ok(client: &McpTestClient, text: &str) {
     for turn in 0..600 {
-        let said = client.in_session(&format!("{text}-{turn}")).call("ill_echo", json!({"text": text})).await;
+        let said = client
+            .in_session(&format!("{text}-{turn}"))
+            .call("ill_echo", json!({"text": text}))
+            .await;
         let error = &said["_meta"]["toolgate/error"];
         if error.is_null() {
             assert_eq!(said["structuredContent"]["text"], json!(text), "{said}");
             return;
         }
-        assert_eq!((&error["isRetryable"], &error["effects"]), (&json!(true), &json!("none")), "{error}");
+        assert_eq!(
+            (&error["isRetryable"], &error["effects"]),
+            (&json!(true), &json!("none")),
+            "{error}"
+        );
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     panic!("`{text}` was never answered");
@@ -171,7 +191,12 @@ async fn read_until_ok(client: &McpTestClient, text: &str) {
 async fn malformed_messages_lose_one_call_and_repeat_none() {
     let home = tempfile::tempdir().unwrap();
     let books = EffectJournal::open(home.path());
-    let gate = TestGateway::open(&well_and_ill_config(&scripted_upstream_config(home.path(), 80, "timeout = \"3s\""))).await;
+    let gate = TestGateway::open(&well_and_ill_config(&scripted_upstream_config(
+        home.path(),
+        80,
+        "timeout = \"3s\"",
+    )))
+    .await;
     let client = gate.client();
     let crowd = ClientCrowd::start_with_tools(&client, &["well_echo"]);
     let all: Vec<&str> = ANSWERED_MODES.into_iter().chain(UNANSWERED_MODES).collect();
@@ -180,7 +205,10 @@ async fn malformed_messages_lose_one_call_and_repeat_none() {
         let mut came = Vec::new();
         // Each begins elsewhere, so that all of it happens at the same time.
         for how in all.iter().cycle().skip(number).take(all.len()) {
-            came.push((*how, wanted.call_until_effect(client, &format!("{how}-{number}"), how).await));
+            came.push((
+                *how,
+                wanted.call_until_effect(client, &format!("{how}-{number}"), how).await,
+            ));
         }
         came
     };
@@ -201,7 +229,9 @@ async fn malformed_messages_lose_one_call_and_repeat_none() {
 async fn changed_list_quarantines_only_changed_tools() {
     let home = tempfile::tempdir().unwrap();
     let revision = |text: &str| std::fs::write(home.path().join("revision"), text).unwrap();
-    let gate = TestGateway::open(&well_and_ill_config(&scripted_upstream_config(home.path(), 81, ""))).await;
+    let gate =
+        TestGateway::open(&well_and_ill_config(&scripted_upstream_config(home.path(), 81, "")))
+            .await;
     let client = gate.client();
     let mut turn = 0;
     let mut code = async |tool: &str| {
@@ -213,9 +243,16 @@ async fn changed_list_quarantines_only_changed_tools() {
     let crowd = ClientCrowd::start_with_tools(&client, &["well_echo", "ill_echo"]);
     revision("2");
     assert_eq!(code("ill_announce").await, "ok");
-    wait_until("the change is seen", async || quarantined_tools(&gate) == ["talk", "whisper"]).await;
-    wait_until("what is new and harmless is offered", async || client.tool_names().await.contains(&"ill_late".to_owned())).await;
-    assert_eq!((code("ill_late").await, code("ill_talk").await), ("ok".to_owned(), "definition_changed".to_owned()));
+    wait_until("the change is seen", async || quarantined_tools(&gate) == ["talk", "whisper"])
+        .await;
+    wait_until("what is new and harmless is offered", async || {
+        client.tool_names().await.contains(&"ill_late".to_owned())
+    })
+    .await;
+    assert_eq!(
+        (code("ill_late").await, code("ill_talk").await),
+        ("ok".to_owned(), "definition_changed".to_owned())
+    );
     assert_eq!(code("ill_whisper").await, "unknown_tool");
     let (_, listed) = client.call_method("tools/list", json!({})).await;
     let listed = listed["result"]["tools"].as_array().unwrap();
@@ -228,8 +265,12 @@ async fn changed_list_quarantines_only_changed_tools() {
     let crowd = ClientCrowd::start_with_tools(&client, &["well_echo"]);
     revision("3");
     kill_processes_with_number(81);
-    wait_until("the change is seen", async || quarantined_tools(&gate) == ["late", "whisper"]).await;
-    wait_until("what is new and harmless is offered", async || client.tool_names().await.contains(&"ill_later".to_owned())).await;
+    wait_until("the change is seen", async || quarantined_tools(&gate) == ["late", "whisper"])
+        .await;
+    wait_until("what is new and harmless is offered", async || {
+        client.tool_names().await.contains(&"ill_later".to_owned())
+    })
+    .await;
     assert_eq!(code("ill_late").await, "definition_changed");
     for tool in ["ill_talk", "ill_later", "ill_announce"] {
         assert_eq!(code(tool).await, "ok", "{tool}");
@@ -249,16 +290,38 @@ struct FakeUpstreamSessions {
 }
 
 /// What an upstream of an earlier revision says that has sessions.
-fn session_server_reply(head: &str, asked: &Value, sessions: &mut FakeUpstreamSessions, books: &EffectJournal) -> String {
-    let session = head.lines().find_map(|line| line.strip_prefix("mcp-session-id: ")).unwrap_or_default().trim();
-    let argument = |name: &str| asked.pointer(&format!("/params/arguments/{name}")).and_then(Value::as_str).unwrap_or_default();
-    let structured = |value: Value| json_rpc_result(asked, json!({"content": [], "structuredContent": value}));
-    match (asked["method"].as_str().unwrap_or_default(), asked.pointer("/params/name").and_then(Value::as_str)) {
+fn session_server_reply(
+    head: &str,
+    asked: &Value,
+    sessions: &mut FakeUpstreamSessions,
+    books: &EffectJournal,
+) -> String {
+    let session = head
+        .lines()
+        .find_map(|line| line.strip_prefix("mcp-session-id: "))
+        .unwrap_or_default()
+        .trim();
+    let argument = |name: &str| {
+        asked
+            .pointer(&format!("/params/arguments/{name}"))
+            .and_then(Value::as_str)
+            .unwrap_or_default()
+    };
+    let structured =
+        |value: Value| json_rpc_result(asked, json!({"content": [], "structuredContent": value}));
+    match (
+        asked["method"].as_str().unwrap_or_default(),
+        asked.pointer("/params/name").and_then(Value::as_str),
+    ) {
         ("server/discover", _) => http_response("404 No", "text/html", "<p>"),
         ("initialize", _) => {
             sessions.opened_count += 1;
             let id = format!("s-{}", sessions.opened_count);
-            let said = json_rpc_result(asked, initialize_result()).replacen("\r\n", &format!("\r\nmcp-session-id: {id}\r\n"), 1);
+            let said = json_rpc_result(asked, initialize_result()).replacen(
+                "\r\n",
+                &format!("\r\nmcp-session-id: {id}\r\n"),
+                1,
+            );
             sessions.open.insert(id);
             said
         }
@@ -278,8 +341,10 @@ fn session_server_reply(head: &str, asked: &Value, sessions: &mut FakeUpstreamSe
         }
         ("tools/list", _) => {
             let text = json!({"type": "string"});
-            let schema = json!({"type": "object", "properties": {"text": text, "key": text, "how": text}});
-            let tools = ["echo", "mark"].map(|name| json!({"name": name, "description": "Does.", "inputSchema": schema}));
+            let schema =
+                json!({"type": "object", "properties": {"text": text, "key": text, "how": text}});
+            let tools = ["echo", "mark"]
+                .map(|name| json!({"name": name, "description": "Does.", "inputSchema": schema}));
             json_rpc_result(asked, json!({"tools": tools}))
         }
         ("tools/call", Some("mark")) => {
@@ -292,7 +357,10 @@ fn session_server_reply(head: &str, asked: &Value, sessions: &mut FakeUpstreamSe
     }
 }
 
-async fn start_session_server(sessions: &Arc<Mutex<FakeUpstreamSessions>>, books: &Arc<EffectJournal>) -> String {
+async fn start_session_server(
+    sessions: &Arc<Mutex<FakeUpstreamSessions>>,
+    books: &Arc<EffectJournal>,
+) -> String {
     let (sessions, books) = (Arc::clone(sessions), Arc::clone(books));
     serve_connections(move |mut stream| {
         let (sessions, books) = (Arc::clone(&sessions), Arc::clone(&books));
@@ -312,11 +380,13 @@ async fn start_session_server(sessions: &Arc<Mutex<FakeUpstreamSessions>>, books
 #[tokio::test(flavor = "multi_thread")]
 async fn expired_sessions_lose_no_read_and_repeat_no_effect() {
     let home = tempfile::tempdir().unwrap();
-    let (books, sessions) = (EffectJournal::open(home.path()), Arc::<Mutex<FakeUpstreamSessions>>::default());
+    let (books, sessions) =
+        (EffectJournal::open(home.path()), Arc::<Mutex<FakeUpstreamSessions>>::default());
     let address = start_session_server(&sessions, &books).await;
-    let gate =
-        TestGateway::open(&well_and_ill_config(&format!("url = \"http://{address}/mcp\"\nundeclared = \"read\"\n{MARK_TOOL_CONFIG}")))
-            .await;
+    let gate = TestGateway::open(&well_and_ill_config(&format!(
+        "url = \"http://{address}/mcp\"\nundeclared = \"read\"\n{MARK_TOOL_CONFIG}"
+    )))
+    .await;
     let crowd = ClientCrowd::start_with_tools(&gate.client(), &["well_echo"]);
     let over = Arc::<AtomicBool>::default();
     let clients = spawn_clients(&gate.client(), &books, &over, 32, 32);
@@ -324,7 +394,10 @@ async fn expired_sessions_lose_no_read_and_repeat_no_effect() {
         wait_until("it is there", async || is_up(&gate)).await;
         tokio::time::sleep(Duration::from_millis(300)).await;
         sessions.lock().unwrap().open.clear();
-        wait_until("another session is begun", async || sessions.lock().unwrap().opened_count > round).await;
+        wait_until("another session is begun", async || {
+            sessions.lock().unwrap().opened_count > round
+        })
+        .await;
     }
     wait_until("enough has happened to tell", async || books.certain_count() >= 32).await;
     over.store(true, Ordering::Relaxed);
@@ -333,17 +406,20 @@ async fn expired_sessions_lose_no_read_and_repeat_no_effect() {
     let ((sure, unsure), refused) = (books.check_effects(), sessions.lock().unwrap().refused_count);
     assert!(sure >= 32 && refused >= 3, "{sure} {unsure} {refused}");
     gate.shut_down().await;
-    wait_until("the last session is closed", async || sessions.lock().unwrap().open.is_empty()).await;
+    wait_until("the last session is closed", async || sessions.lock().unwrap().open.is_empty())
+        .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn read_is_repeated_in_new_session_after_session_loss() {
     let home = tempfile::tempdir().unwrap();
-    let (books, sessions) = (EffectJournal::open(home.path()), Arc::<Mutex<FakeUpstreamSessions>>::default());
+    let (books, sessions) =
+        (EffectJournal::open(home.path()), Arc::<Mutex<FakeUpstreamSessions>>::default());
     let address = start_session_server(&sessions, &books).await;
-    let gate =
-        TestGateway::open(&well_and_ill_config(&format!("url = \"http://{address}/mcp\"\nundeclared = \"read\"\n{MARK_TOOL_CONFIG}")))
-            .await;
+    let gate = TestGateway::open(&well_and_ill_config(&format!(
+        "url = \"http://{address}/mcp\"\nundeclared = \"read\"\n{MARK_TOOL_CONFIG}"
+    )))
+    .await;
     wait_until("it is there", async || is_up(&gate)).await;
     sessions.lock().unwrap().open.clear();
     // Its client asks once.
@@ -358,7 +434,13 @@ async fn read_is_repeated_in_new_session_after_session_loss() {
 async fn upgrade_and_reload_repeat_no_effect() {
     let home = tempfile::tempdir().unwrap();
     let books = EffectJournal::open(home.path());
-    let text = |seconds: u8| well_and_ill_config(&scripted_upstream_config(home.path(), 82, &format!("timeout = \"{seconds}s\"")));
+    let text = |seconds: u8| {
+        well_and_ill_config(&scripted_upstream_config(
+            home.path(),
+            82,
+            &format!("timeout = \"{seconds}s\""),
+        ))
+    };
     let gate = TestGateway::open(&text(50)).await;
     let crowd = ClientCrowd::start_with_tools(&gate.client(), &["well_echo"]);
     let over = Arc::<AtomicBool>::default();
@@ -368,7 +450,8 @@ async fn upgrade_and_reload_repeat_no_effect() {
     kill_processes_with_number(82);
     wait_until("another version is there", async || health(&gate).starts > 1 && is_up(&gate)).await;
     tokio::time::sleep(Duration::from_millis(400)).await;
-    // Each of these is reached in another way than the one before, and takes its place while calls are under way.
+    // Each of these is reached in another way than the one before, and takes its place while calls
+    // are under way.
     for seconds in 51..55 {
         gate.reload(&text(seconds)).await.unwrap();
         tokio::time::sleep(Duration::from_millis(150)).await;
@@ -414,7 +497,8 @@ async fn wait_until_stable<T: PartialEq + Copy>(count: impl Fn() -> T) -> T {
 #[ignore = "started by crowd_of_clients_leaks_no_resources"]
 async fn crowd_leaks_in_own_process() {
     let home = tempfile::tempdir().unwrap();
-    let (books, sessions) = (EffectJournal::open(home.path()), Arc::<Mutex<FakeUpstreamSessions>>::default());
+    let (books, sessions) =
+        (EffectJournal::open(home.path()), Arc::<Mutex<FakeUpstreamSessions>>::default());
     let address = start_session_server(&sessions, &books).await;
     let text = well_and_ill_config(&scripted_upstream_config(home.path(), 83, ""))
         + &format!("[upstreams.old]\nurl = \"http://{address}/mcp\"\nundeclared = \"read\"\n");
@@ -428,15 +512,26 @@ async fn crowd_leaks_in_own_process() {
         let (client, mut turn) = (gate.client(), 0);
         wait_until("its session is begun anew", async || {
             turn += 1;
-            client.in_session(&format!("{round}-{turn}")).call_code("old_echo", json!({"text": "x"})).await == "ok"
+            client
+                .in_session(&format!("{round}-{turn}"))
+                .call_code("old_echo", json!({"text": "x"}))
+                .await
+                == "ok"
         })
         .await;
         read_until_ok(&client, &format!("round-{round}")).await;
-        assert_eq!((processes_with_number(83).len(), sessions.lock().unwrap().open.len()), (1, 1), "what is gone was replaced, once");
+        assert_eq!(
+            (processes_with_number(83).len(), sessions.lock().unwrap().open.len()),
+            (1, 1),
+            "what is gone was replaced, once"
+        );
         crowd.finish().await;
         drop(client);
         gate.shut_down().await;
-        wait_until("all of it is gone", async || child_processes().is_empty() && sessions.lock().unwrap().open.is_empty()).await;
+        wait_until("all of it is gone", async || {
+            child_processes().is_empty() && sessions.lock().unwrap().open.is_empty()
+        })
+        .await;
         // What is opened once for all is open after the first time.
         if round == 1 {
             tokio::time::sleep(Duration::from_millis(500)).await;
@@ -444,23 +539,39 @@ async fn crowd_leaks_in_own_process() {
         }
     }
     // One a gateway would be three.
-    wait_until("its files are closed and its tasks are over", async || open_files() <= before.0 + 2 && alive_tasks() <= before.1 + 2).await;
+    wait_until("its files are closed and its tasks are over", async || {
+        open_files() <= before.0 + 2 && alive_tasks() <= before.1 + 2
+    })
+    .await;
 }
 
-/// A client of an earlier revision: opens a session, makes a call in it, and says what it is called.
+/// A client of an earlier revision: opens a session, makes a call in it, and says what it is
+/// called.
 async fn open_legacy_session(http: &reqwest::Client, url: &str) -> String {
     let post = async |session: &str, body: Value| {
-        let request = http.post(url).header("accept", "application/json, text/event-stream").json(&body);
-        let request = if session.is_empty() { request } else { request.header("mcp-session-id", session) };
+        let request =
+            http.post(url).header("accept", "application/json, text/event-stream").json(&body);
+        let request =
+            if session.is_empty() { request } else { request.header("mcp-session-id", session) };
         request.send().await.unwrap()
     };
     let about = json!({"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "old", "version": "1"}});
-    let answer = post("", json!({"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": about})).await;
+    let answer =
+        post("", json!({"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": about})).await;
     let session = answer.headers()["mcp-session-id"].to_str().unwrap().to_owned();
     answer.text().await.unwrap();
-    post(&session, json!({"jsonrpc": "2.0", "method": "notifications/initialized"})).await.text().await.unwrap();
+    post(&session, json!({"jsonrpc": "2.0", "method": "notifications/initialized"}))
+        .await
+        .text()
+        .await
+        .unwrap();
     let call = json!({"name": "calc", "arguments": {"expression": "20+1"}});
-    let said = post(&session, json!({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": call})).await.text().await.unwrap();
+    let said =
+        post(&session, json!({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": call}))
+            .await
+            .text()
+            .await
+            .unwrap();
     assert!(said.contains("\"isError\":false"), "{said}");
     session
 }
@@ -472,9 +583,21 @@ async fn session_ended_by_client_is_removed() {
     let http = reqwest::Client::builder().no_proxy().pool_max_idle_per_host(0).build().unwrap();
     let (url, before) = (format!("{}/mcp", gate.url), alive_tasks());
     let sessions: Vec<String> = join_all((0..64).map(|_| open_legacy_session(&http, &url))).await;
-    assert!(alive_tasks() >= before + 64, "each session is at least a task: {} {before}", alive_tasks());
+    assert!(
+        alive_tasks() >= before + 64,
+        "each session is at least a task: {} {before}",
+        alive_tasks()
+    );
     for session in &sessions {
-        assert!(http.delete(&url).header("mcp-session-id", session).send().await.unwrap().status().is_success());
+        assert!(
+            http.delete(&url)
+                .header("mcp-session-id", session)
+                .send()
+                .await
+                .unwrap()
+                .status()
+                .is_success()
+        );
     }
     wait_until("they are over", async || alive_tasks() <= before + 4).await;
     let late = http.delete(&url).header("mcp-session-id", &sessions[0]).send().await.unwrap();

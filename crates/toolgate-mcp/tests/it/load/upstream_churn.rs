@@ -4,12 +4,17 @@ use std::sync::{Arc, Mutex};
 
 use serde_json::json;
 
-use super::{EffectJournal, FakeUpstreamSessions, alive_tasks, open_files, start_session_server, wait_until_stable};
+use super::{
+    EffectJournal, FakeUpstreamSessions, alive_tasks, open_files, start_session_server,
+    wait_until_stable,
+};
 use crate::support::{
-    TestGateway, child_processes, fixture_path, kill_processes_with_number, processes_with_number, run_in_own_process, wait_until,
+    TestGateway, child_processes, fixture_path, kill_processes_with_number, processes_with_number,
+    run_in_own_process, wait_until,
 };
 
-/// So many of each kind. One that is lost often is waited for ever longer; ten that are lost are back at once.
+/// So many of each kind. One that is lost often is waited for ever longer; ten that are lost are
+/// back at once.
 const UPSTREAMS_PER_KIND: usize = 10;
 
 /// In a process of its own, where nobody else opens files.
@@ -24,25 +29,39 @@ fn resource_counts() -> (usize, usize, usize) {
 }
 
 /// Calls all of them, until each has answered.
-async fn call_all_upstreams(gate: &TestGateway, sessions: &Mutex<FakeUpstreamSessions>, round: usize) {
+async fn call_all_upstreams(
+    gate: &TestGateway,
+    sessions: &Mutex<FakeUpstreamSessions>,
+    round: usize,
+) {
     let client = gate.client();
-    for tool in (0..UPSTREAMS_PER_KIND).flat_map(|n| [format!("ill{n}_echo"), format!("old{n}_echo")]) {
+    for tool in
+        (0..UPSTREAMS_PER_KIND).flat_map(|n| [format!("ill{n}_echo"), format!("old{n}_echo")])
+    {
         let mut turn = 0;
         wait_until(&tool, async || {
             turn += 1;
-            client.in_session(&format!("{tool}-{round}-{turn}")).call_code(&tool, json!({"text": "x"})).await == "ok"
+            client
+                .in_session(&format!("{tool}-{round}-{turn}"))
+                .call_code(&tool, json!({"text": "x"}))
+                .await
+                == "ok"
         })
         .await;
     }
     let there = || (processes_with_number(10).len(), sessions.lock().unwrap().open.len());
-    wait_until("each was replaced, once", async || there() == (UPSTREAMS_PER_KIND, UPSTREAMS_PER_KIND)).await;
+    wait_until("each was replaced, once", async || {
+        there() == (UPSTREAMS_PER_KIND, UPSTREAMS_PER_KIND)
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "started by upstream_restarts_leak_no_resources"]
 async fn upstream_churn_in_own_process() {
     let home = tempfile::tempdir().unwrap();
-    let (books, sessions) = (EffectJournal::open(home.path()), Arc::<Mutex<FakeUpstreamSessions>>::default());
+    let (books, sessions) =
+        (EffectJournal::open(home.path()), Arc::<Mutex<FakeUpstreamSessions>>::default());
     let address = start_session_server(&sessions, &books).await;
     let both = |n: usize| {
         format!(
@@ -70,5 +89,8 @@ async fn upstream_churn_in_own_process() {
     })
     .await;
     gate.shut_down().await;
-    wait_until("all of it is gone", async || child_processes().is_empty() && sessions.lock().unwrap().open.is_empty()).await;
+    wait_until("all of it is gone", async || {
+        child_processes().is_empty() && sessions.lock().unwrap().open.is_empty()
+    })
+    .await;
 }

@@ -13,7 +13,8 @@ use crate::tls_and_authentication::{LegacyHttpClient, http_client};
 
 const CLIENT_COUNT: usize = 64;
 
-/// Sixty-four clients, for as long as this lives. Every fourth has a session of an earlier revision.
+/// Sixty-four clients, for as long as this lives. Every fourth has a session of an earlier
+/// revision.
 pub(crate) struct ClientCrowd {
     stop: Arc<AtomicBool>,
     /// How often each of them was answered.
@@ -36,7 +37,9 @@ impl CrowdClient {
         match self {
             Self::Modern(client) => client.call(tool, arguments).await,
             Self::Legacy(older) => {
-                let said = older.call_method("tools/call", json!({"name": tool, "arguments": arguments})).await;
+                let said = older
+                    .call_method("tools/call", json!({"name": tool, "arguments": arguments}))
+                    .await;
                 assert!(said.get("result").is_some(), "{tool}: {said}");
                 said["result"].clone()
             }
@@ -56,19 +59,27 @@ impl ClientCrowd {
         let answered = Arc::new((0..CLIENT_COUNT).map(|_| AtomicUsize::new(0)).collect::<Vec<_>>());
         let (http, base) = (http_client(), client.url.trim_end_matches("/mcp").to_owned());
         let one = |number: usize| {
-            let (client, http, base) = (client.in_session(&format!("crowd-{number}")), http.clone(), base.clone());
-            let (stop, longest, answered) = (Arc::clone(&stop), Arc::clone(&longest), Arc::clone(&answered));
+            let (client, http, base) =
+                (client.in_session(&format!("crowd-{number}")), http.clone(), base.clone());
+            let (stop, longest, answered) =
+                (Arc::clone(&stop), Arc::clone(&longest), Arc::clone(&answered));
             let tool = tools[number / 4 % tools.len()];
             tokio::spawn(async move {
                 let mut own = match number % 4 {
-                    3 => CrowdClient::Legacy(LegacyHttpClient::connect(&http, &base, json!({})).await),
+                    3 => CrowdClient::Legacy(
+                        LegacyHttpClient::connect(&http, &base, json!({})).await,
+                    ),
                     _ => CrowdClient::Modern(client),
                 };
                 while !stop.load(Ordering::Relaxed) {
                     let text = format!("{number}-{}", answered[number].load(Ordering::Relaxed));
                     let begun = Instant::now();
                     let result = own.call(tool, &text).await;
-                    assert_eq!(result["structuredContent"]["text"], json!(text), "{tool}: {result}");
+                    assert_eq!(
+                        result["structuredContent"]["text"],
+                        json!(text),
+                        "{tool}: {result}"
+                    );
                     longest.fetch_max(begun.elapsed().as_millis() as u64, Ordering::Relaxed);
                     answered[number].fetch_add(1, Ordering::Relaxed);
                     // As often as not all of a small machine is taken by this.
@@ -84,12 +95,18 @@ impl ClientCrowd {
         Self { stop, answer_counts: answered, max_wait_ms: longest, tasks }
     }
 
-    /// They are answered now, and not only before or after: each has asked since, and has its answer.
+    /// They are answered now, and not only before or after: each has asked since, and has its
+    /// answer.
     pub(crate) async fn assert_progress(&self) {
-        let counts = || self.answer_counts.iter().map(|count| count.load(Ordering::Relaxed)).collect::<Vec<_>>();
+        let counts = || {
+            self.answer_counts.iter().map(|count| count.load(Ordering::Relaxed)).collect::<Vec<_>>()
+        };
         let before = counts();
         wait_until("each of them is answered", async || {
-            assert!(!self.tasks.iter().any(JoinHandle::is_finished), "one of them was not answered as it should be");
+            assert!(
+                !self.tasks.iter().any(JoinHandle::is_finished),
+                "one of them was not answered as it should be"
+            );
             counts().iter().zip(&before).all(|(now, before)| *now >= before + 2)
         })
         .await;

@@ -29,21 +29,31 @@ impl LegacySseServer {
     async fn handle_connection(self: Arc<Self>, mut stream: TcpStream) {
         let Some((head, asked)) = read_request(&mut stream).await else { return };
         self.heads.lock().unwrap().push(head.clone());
-        let (period, forgotten) = (self.token_period.load(Ordering::SeqCst), self.forgotten_sessions.load(Ordering::SeqCst));
-        let session = head.strip_prefix("post /post/").and_then(|rest| rest.split(' ').next()?.parse::<usize>().ok());
+        let (period, forgotten) = (
+            self.token_period.load(Ordering::SeqCst),
+            self.forgotten_sessions.load(Ordering::SeqCst),
+        );
+        let session = head
+            .strip_prefix("post /post/")
+            .and_then(|rest| rest.split(' ').next()?.parse::<usize>().ok());
         let how = asked.pointer("/params/arguments/how").and_then(Value::as_str);
         // Posts are for the address that it names, and for no other.
         let at_once = match how.and_then(|how| how.parse::<u16>().ok()) {
             _ if head.starts_with("post /sse") => Some(http_response("405 No", "text/html", "<p>")),
             _ if head.starts_with("post /token") => {
-                let token = json!({"access_token": format!("t{period}"), "token_type": "bearer"}).to_string();
+                let token = json!({"access_token": format!("t{period}"), "token_type": "bearer"})
+                    .to_string();
                 Some(http_response("200 OK", "application/json", &token))
             }
             _ if period > 0 && !head.contains(&format!("authorization: bearer t{period}")) => {
                 Some(http_response("401 No", "text/html", "<p>"))
             }
-            _ if session.is_some_and(|session| session <= forgotten) => Some(http_response("404 No", "text/html", "<p>")),
-            status => status.map(|status| http_response(&format!("{status} No"), "text/html", "<p>")),
+            _ if session.is_some_and(|session| session <= forgotten) => {
+                Some(http_response("404 No", "text/html", "<p>"))
+            }
+            status => {
+                status.map(|status| http_response(&format!("{status} No"), "text/html", "<p>"))
+            }
         };
         if let Some(said) = at_once {
             let _ = stream.write_all(said.as_bytes()).await;
@@ -52,7 +62,10 @@ impl LegacySseServer {
         if head.starts_with("get ") {
             let (say, mut said) = mpsc::unbounded_channel();
             *self.stream.lock().unwrap() = Some(say);
-            let place = format!("event: endpoint\ndata: /post/{}\n\n", self.streams.fetch_add(1, Ordering::SeqCst) + 1);
+            let place = format!(
+                "event: endpoint\ndata: /post/{}\n\n",
+                self.streams.fetch_add(1, Ordering::SeqCst) + 1
+            );
             let mut next = Some(http_response("200 OK", "text/event-stream", &place));
             // Until the line is cut.
             while let Some(text) = next {
@@ -70,14 +83,17 @@ impl LegacySseServer {
                 about["protocolVersion"] = json!("2024-11-05");
                 about
             }
-            ("tools/list", _) => json!({"tools": [{"name": "talk", "description": "Talks.", "inputSchema": {"type": "object"}}]}),
+            ("tools/list", _) => {
+                json!({"tools": [{"name": "talk", "description": "Talks.", "inputSchema": {"type": "object"}}]})
+            }
             ("tools/call", how) => {
                 self.call_count.fetch_add(1, Ordering::SeqCst);
                 if how == Some("cut") {
                     *self.stream.lock().unwrap() = None;
                     return;
                 }
-                let text = if how == Some("long") { "x".repeat(17 << 20) } else { "done".to_owned() };
+                let text =
+                    if how == Some("long") { "x".repeat(17 << 20) } else { "done".to_owned() };
                 json!({"content": [{"type": "text", "text": text}]})
             }
             ("ping", _) => json!({}),
@@ -97,7 +113,11 @@ async fn legacy_sse_upstream_reconnects() {
     let old = serve_connections(move |stream| Arc::clone(&serving).handle_connection(stream)).await;
     let sly = serve_connections(|mut stream| async move {
         let _ = read_request(&mut stream).await;
-        let elsewhere = http_response("200 OK", "text/event-stream", "event: endpoint\ndata: http://127.0.0.1:1/post\n\n");
+        let elsewhere = http_response(
+            "200 OK",
+            "text/event-stream",
+            "event: endpoint\ndata: http://127.0.0.1:1/post\n\n",
+        );
         let _ = stream.write_all(elsewhere.as_bytes()).await;
     })
     .await;
@@ -109,7 +129,9 @@ async fn legacy_sse_upstream_reconnects() {
     .await;
     // What is for one server is not posted to another.
     match gate.gateway.health().remove(1).status {
-        UpstreamStatus::Down { why, .. } => assert_eq!(why, "the `endpoint` event names another origin"),
+        UpstreamStatus::Down { why, .. } => {
+            assert_eq!(why, "the `endpoint` event names another origin")
+        }
         status => panic!("{status:?}"),
     }
     let client = gate.client();
@@ -124,13 +146,24 @@ async fn legacy_sse_upstream_reconnects() {
         let mut tries = 0;
         wait_until("it is found again", async || {
             tries += 1;
-            client.in_session(&format!("{how}-{tries}")).call_code("talk", json!({"how": "well"})).await == "ok"
+            client
+                .in_session(&format!("{how}-{tries}"))
+                .call_code("talk", json!({"how": "well"}))
+                .await
+                == "ok"
         })
         .await;
-        assert_eq!((posted.streams.load(Ordering::SeqCst), posted.call_count.load(Ordering::SeqCst)), (lives, before + 2), "{how}");
+        assert_eq!(
+            (posted.streams.load(Ordering::SeqCst), posted.call_count.load(Ordering::SeqCst)),
+            (lives, before + 2),
+            "{how}"
+        );
     }
     let heads = posted.heads.lock().unwrap().clone();
-    assert!(heads.iter().all(|head| head.contains("authorization: bearer alpha-token-1")), "{heads:?}");
+    assert!(
+        heads.iter().all(|head| head.contains("authorization: bearer alpha-token-1")),
+        "{heads:?}"
+    );
     assert!(heads.last().unwrap().starts_with("post /post/3 "), "{heads:?}");
     gate.shut_down().await;
 }
@@ -138,11 +171,13 @@ async fn legacy_sse_upstream_reconnects() {
 /// What a post came to: its code and its effects.
 async fn call_outcome(gate: &TestGateway, session: &str, how: &str) -> (String, String) {
     let said = gate.client().in_session(session).call("talk", json!({"how": how})).await;
-    let told = |name: &str| said["_meta"]["toolgate/error"][name].as_str().unwrap_or("ok").to_owned();
+    let told =
+        |name: &str| said["_meta"]["toolgate/error"][name].as_str().unwrap_or("ok").to_owned();
     (told("code"), told("effects"))
 }
 
-const TALK_TOOL_CONFIG: &str = "[tools.talk]\nkind = \"mcp\"\nupstream = \"old\"\neffect = \"write\"\npolicy = \"open\"\n";
+const TALK_TOOL_CONFIG: &str =
+    "[tools.talk]\nkind = \"mcp\"\nupstream = \"old\"\neffect = \"write\"\npolicy = \"open\"\n";
 
 #[tokio::test(flavor = "multi_thread")]
 async fn rejected_or_unreachable_post_has_no_effects() {
@@ -168,25 +203,45 @@ async fn rejected_or_unreachable_post_has_no_effects() {
         ("302", "upstream_unavailable", "unknown"),
         ("500", "upstream_unavailable", "unknown"),
     ] {
-        assert_eq!(call_outcome(&gate, status, status).await, (code.to_owned(), effects.to_owned()), "{status}");
-        assert_eq!(call_outcome(&gate, &format!("{status}-after"), "well").await.0, "ok", "{status}");
+        assert_eq!(
+            call_outcome(&gate, status, status).await,
+            (code.to_owned(), effects.to_owned()),
+            "{status}"
+        );
+        assert_eq!(
+            call_outcome(&gate, &format!("{status}-after"), "well").await.0,
+            "ok",
+            "{status}"
+        );
     }
-    assert_eq!((posted.streams.load(Ordering::SeqCst), posted.call_count.load(Ordering::SeqCst)), (1, 6));
+    assert_eq!(
+        (posted.streams.load(Ordering::SeqCst), posted.call_count.load(Ordering::SeqCst)),
+        (1, 6)
+    );
     // Its session is not known any more, and another one is begun.
     posted.forgotten_sessions.store(1, Ordering::SeqCst);
     let mut tries = 0;
     wait_until("it is found again", async || {
         tries += 1;
         let (code, effects) = call_outcome(&gate, &format!("lost-{tries}"), "well").await;
-        assert!(code == "ok" || (code.as_str(), effects.as_str()) == ("upstream_unavailable", "none"), "{code} {effects}");
+        assert!(
+            code == "ok" || (code.as_str(), effects.as_str()) == ("upstream_unavailable", "none"),
+            "{code} {effects}"
+        );
         code == "ok"
     })
     .await;
-    assert_eq!((posted.streams.load(Ordering::SeqCst), posted.call_count.load(Ordering::SeqCst)), (2, 7));
+    assert_eq!(
+        (posted.streams.load(Ordering::SeqCst), posted.call_count.load(Ordering::SeqCst)),
+        (2, 7)
+    );
     // The line stands, and nobody takes posts any more.
     accepting.abort();
     let _ = accepting.await;
-    assert_eq!(call_outcome(&gate, "nobody", "alone").await, ("upstream_unavailable".to_owned(), "none".to_owned()));
+    assert_eq!(
+        call_outcome(&gate, "nobody", "alone").await,
+        ("upstream_unavailable".to_owned(), "none".to_owned())
+    );
     gate.shut_down().await;
 }
 
@@ -195,7 +250,8 @@ async fn expired_token_is_renewed_for_legacy_sse() {
     let posted = Arc::new(LegacySseServer::default());
     posted.token_period.store(1, Ordering::SeqCst);
     let serving = Arc::clone(&posted);
-    let address = serve_connections(move |stream| Arc::clone(&serving).handle_connection(stream)).await;
+    let address =
+        serve_connections(move |stream| Arc::clone(&serving).handle_connection(stream)).await;
     let gate = TestGateway::open(&format!(
         "[upstreams.old]\nurl = \"http://{address}/sse\"\ntransport = \"sse\"\nprefix = \"\"\n\
          oauth = {{ token_url = \"http://{address}/token\", client_id = \"me\", client_secret = \"sesam\" }}\n{TALK_TOOL_CONFIG}"
@@ -214,7 +270,10 @@ async fn expired_token_is_renewed_for_legacy_sse() {
         code == "ok"
     })
     .await;
-    assert_eq!((posted.streams.load(Ordering::SeqCst), posted.call_count.load(Ordering::SeqCst)), (2, 2));
+    assert_eq!(
+        (posted.streams.load(Ordering::SeqCst), posted.call_count.load(Ordering::SeqCst)),
+        (2, 2)
+    );
     gate.shut_down().await;
 }
 
@@ -223,10 +282,15 @@ async fn expired_token_is_renewed_for_legacy_sse() {
 async fn upstream_falls_back_to_legacy_sse_without_transport() {
     let posted = Arc::new(LegacySseServer::default());
     let serving = Arc::clone(&posted);
-    let address = serve_connections(move |stream| Arc::clone(&serving).handle_connection(stream)).await;
+    let address =
+        serve_connections(move |stream| Arc::clone(&serving).handle_connection(stream)).await;
     let home = tempfile::tempdir().unwrap();
     let file = home.path().join("servers.json");
-    std::fs::write(&file, json!({"mcpServers": {"old": {"url": format!("http://{address}/sse")}}}).to_string()).unwrap();
+    std::fs::write(
+        &file,
+        json!({"mcpServers": {"old": {"url": format!("http://{address}/sse")}}}).to_string(),
+    )
+    .unwrap();
     let gate = TestGateway::open(&format!(
         "mcp_servers = [{}]\n[upstreams.http]\nurl = \"http://{address}/sse\"\ntransport = \"http\"\n\
          [tools.old_talk]\nkind = \"mcp\"\nupstream = \"old\"\neffect = \"read\"\n",
@@ -236,8 +300,13 @@ async fn upstream_falls_back_to_legacy_sse_without_transport() {
     let said = gate.client().in_session("s").call("old_talk", json!({})).await;
     assert_eq!(said["content"][0]["text"], "done", "{said}");
     let health = gate.gateway.health();
-    let statuses: Vec<(&str, &UpstreamStatus)> = health.iter().map(|one| (one.name.as_str(), &one.status)).collect();
-    let [("http", UpstreamStatus::Down { why, .. }), ("old", UpstreamStatus::Up { .. })] = &statuses[..] else { panic!("{statuses:?}") };
+    let statuses: Vec<(&str, &UpstreamStatus)> =
+        health.iter().map(|one| (one.name.as_str(), &one.status)).collect();
+    let [("http", UpstreamStatus::Down { why, .. }), ("old", UpstreamStatus::Up { .. })] =
+        &statuses[..]
+    else {
+        panic!("{statuses:?}")
+    };
     assert!(why.contains("HTTP 405") && why.contains("transport = \"sse\""), "{why}");
     gate.shut_down().await;
 }

@@ -23,7 +23,9 @@ async fn wait_for_pending_calls(gate: &Toolgate, calls: usize) {
 #[test]
 fn abandoned_call_revokes_evidence() {
     let directory = tempfile::tempdir().unwrap();
-    let plain = |name: &str| Tool::dynamic(name, "Does.", json!({"type": "object"}), |_, _| async { Ok(json!({})) });
+    let plain = |name: &str| {
+        Tool::dynamic(name, "Does.", json!({"type": "object"}), |_, _| async { Ok(json!({})) })
+    };
     let started = Arc::new(tokio::sync::Notify::new());
     let open = || {
         let started = Arc::clone(&started);
@@ -48,9 +50,16 @@ fn abandoned_call_revokes_evidence() {
         Toolgate::builder().agent(agent.build().unwrap()).store(store).build().unwrap()
     };
     let act = async |gate: &Toolgate, n: u32| {
-        gate.session("a", "al", "s").call("act", json!({"n": n})).await.outcome.error().map(|error| error.code.to_string())
+        gate.session("a", "al", "s")
+            .call("act", json!({"n": n}))
+            .await
+            .outcome
+            .error()
+            .map(|error| error.code.to_string())
     };
-    let look = async |gate: &Toolgate, n: u32| gate.session("a", "al", "s").call("look", json!({"n": n})).await;
+    let look = async |gate: &Toolgate, n: u32| {
+        gate.session("a", "al", "s").call("look", json!({"n": n})).await
+    };
     // A client runs it, and says nothing: from the moment on that it may.
     runtime().block_on(async {
         let gate = open();
@@ -80,7 +89,8 @@ fn abandoned_call_revokes_evidence() {
 fn running_call_keeps_reservation_after_window() {
     let desk = LedgerFixture::new();
     let clock = Arc::new(ManualClock::at(noon()));
-    let (started, end) = (Arc::new(tokio::sync::Notify::new()), Arc::new(tokio::sync::Notify::new()));
+    let (started, end) =
+        (Arc::new(tokio::sync::Notify::new()), Arc::new(tokio::sync::Notify::new()));
     let (begun, told) = (Arc::clone(&started), Arc::clone(&end));
     let wait = Tool::dynamic("wait", "Waits.", json!({"type": "object"}), move |_, arguments| {
         let (begun, told) = (Arc::clone(&begun), Arc::clone(&told));
@@ -92,13 +102,22 @@ fn running_call_keeps_reservation_after_window() {
             Ok(json!({}))
         }
     });
-    let limit = toolgate::policy::Limit::calls("two", ["wait"], 2).per(toolgate::policy::LimitOwner::Principal);
-    let agent = toolgate::Agent::builder("a").tool(wait.timeout(TEST_TIMEOUT)).policy(limit.within(SignedDuration::from_mins(1)));
+    let limit = toolgate::policy::Limit::calls("two", ["wait"], 2)
+        .per(toolgate::policy::LimitOwner::Principal);
+    let agent = toolgate::Agent::builder("a")
+        .tool(wait.timeout(TEST_TIMEOUT))
+        .policy(limit.within(SignedDuration::from_mins(1)));
     let store = Arc::new(SqliteStore::open(desk.ledger_path()).unwrap());
-    let gate = Toolgate::builder().agent(agent.build().unwrap()).store(store).clock(clock.clone()).build().unwrap();
+    let gate = Toolgate::builder()
+        .agent(agent.build().unwrap())
+        .store(store)
+        .clock(clock.clone())
+        .build()
+        .unwrap();
     runtime().block_on(async {
         let call = async |n: u32| {
-            let answer = gate.session("a", "al", &n.to_string()).call("wait", json!({ "n": n })).await;
+            let answer =
+                gate.session("a", "al", &n.to_string()).call("wait", json!({ "n": n })).await;
             answer.outcome.error().map(|error| error.code.to_string())
         };
         let first = tokio::spawn({
@@ -149,7 +168,10 @@ fn repeated_crashing_call_is_a_loop() {
         let gate = open();
         wait_for_pending_calls(&gate, 2).await;
         let third = gate.session("a", "al", "s").call("hang", json!({})).await;
-        assert_eq!(third.outcome.error().map(|error| error.code.to_string()).as_deref(), Some("loop_detected"));
+        assert_eq!(
+            third.outcome.error().map(|error| error.code.to_string()).as_deref(),
+            Some("loop_detected")
+        );
     });
 }
 
@@ -167,13 +189,17 @@ fn abandoned_call_counts_as_write() {
                 Ok(json!({}))
             }
         });
-        let read = Tool::dynamic("read", "Reads.", note(), |_, _| async { Ok(json!("olga@house.example")) });
+        let read = Tool::dynamic("read", "Reads.", note(), |_, _| async {
+            Ok(json!("olga@house.example"))
+        });
         let to = json!({"type": "object", "properties": {"to": {"type": "string"}}});
         let agent = toolgate::Agent::builder("a")
             .tool(hang.open().entity("note", "/id").keeps("note"))
             .tool(read.effect(toolgate::Effect::Read).entity("note", "/id"))
             .tool(Tool::dynamic("send", "Sends.", to, |_, _| async { Ok(json!({})) }))
-            .policy(toolgate::policy::Flow::only_from("known", ["send"], ["/to"]).trust_tools(["read"]));
+            .policy(
+                toolgate::policy::Flow::only_from("known", ["send"], ["/to"]).trust_tools(["read"]),
+            );
         let store = Arc::new(SqliteStore::open(directory.path().join("ledger.db")).unwrap());
         Toolgate::builder().agent(agent.build().unwrap()).store(store).build().unwrap()
     };
@@ -181,7 +207,9 @@ fn abandoned_call_counts_as_write() {
     let dying = runtime();
     dying.block_on(async {
         let gate = open();
-        tokio::spawn(async move { gate.session("a", "al", "s").call("hang", json!({"id": "7"})).await });
+        tokio::spawn(
+            async move { gate.session("a", "al", "s").call("hang", json!({"id": "7"})).await },
+        );
         tokio::time::timeout(TEST_TIMEOUT, started.notified()).await.unwrap();
     });
     dying.shutdown_background();
@@ -199,7 +227,10 @@ fn abandoned_call_counts_as_write() {
 
 /// A gate with one tool, which its client runs.
 fn gate_with_external_tool(desk: &LedgerFixture, clock: &Arc<ManualClock>) -> Toolgate {
-    let agent = toolgate::Agent::builder("a").tool(Tool::external("run", "Runs.", None).open()).build().unwrap();
+    let agent = toolgate::Agent::builder("a")
+        .tool(Tool::external("run", "Runs.", None).open())
+        .build()
+        .unwrap();
     let store = Arc::new(SqliteStore::open(desk.ledger_path()).unwrap());
     Toolgate::builder().agent(agent).store(store).clock(clock.clone()).build().unwrap()
 }
@@ -211,7 +242,9 @@ fn settled_deferred_call_hides_no_other_of_same_client_id() {
     runtime().block_on(async {
         let gate = gate_with_external_tool(&desk, &clock);
         let session = gate.session("a", "al", "s");
-        let call = |n: u32| session.prepare("run", json!({"n": n})).client_id("c").idempotency_key(n.to_string());
+        let call = |n: u32| {
+            session.prepare("run", json!({"n": n})).client_id("c").idempotency_key(n.to_string())
+        };
         let _ = gate.admit(call(1)).await.unwrap();
         let newer = gate.admit(call(2)).await.unwrap().call;
         clock.advance(SignedDuration::from_hours(25));
@@ -219,7 +252,10 @@ fn settled_deferred_call_hides_no_other_of_same_client_id() {
         let done = Outcome::Success(toolgate::CallOutput::from_value(json!("done")));
         assert!(gate.settle_pending(newer, Some(done), "eve").await.unwrap());
         let kept = "SELECT count(*) FROM claims WHERE pass IS NOT NULL";
-        let kept: i64 = rusqlite::Connection::open(desk.ledger_path()).unwrap().query_row(kept, [], |row| row.get(0)).unwrap();
+        let kept: i64 = rusqlite::Connection::open(desk.ledger_path())
+            .unwrap()
+            .query_row(kept, [], |row| row.get(0))
+            .unwrap();
         assert_eq!(kept, 1, "nobody needs the other any more");
         let late = gate.report(call(1), Ok(json!({}))).await;
         assert_eq!(late.outcome.error().map(|error| error.code.to_string()), None);
@@ -240,7 +276,10 @@ fn closed_session_drops_abandoned_deferred_calls() {
         assert_eq!(gate.pending_calls().await.unwrap().len(), 1);
         gate.close_client_session(session.key()).await.unwrap();
         let late = gate.report(call(), Ok(json!({}))).await;
-        assert_eq!(late.outcome.error().map(|error| error.code.to_string()).as_deref(), Some("not_admitted"));
+        assert_eq!(
+            late.outcome.error().map(|error| error.code.to_string()).as_deref(),
+            Some("not_admitted")
+        );
         assert_eq!(gate.pending_calls().await.unwrap().len(), 1);
     });
 }

@@ -8,7 +8,9 @@ use std::sync::Arc;
 
 use jiff::{SignedDuration, Timestamp};
 use serde_json::{Value, json};
-use toolgate::{Decision, Failure, ManualClock, Outcome, ReconcileOutcome, ReconcileSpec, Tool, Toolgate};
+use toolgate::{
+    Decision, Failure, ManualClock, Outcome, ReconcileOutcome, ReconcileSpec, Tool, Toolgate,
+};
 use toolgate_store::{Ledger, RowFilter, SqliteStore, TrustRoots, check_receipt};
 
 use crate::ledger_fixture::{LedgerFixture, noon, runtime};
@@ -17,7 +19,11 @@ fn all_bytes(desk: &LedgerFixture) -> Vec<u8> {
     fn collect_bytes(path: &std::path::Path, into: &mut Vec<u8>) {
         for entry in std::fs::read_dir(path).unwrap() {
             let path = entry.unwrap().path();
-            if path.is_dir() { collect_bytes(&path, into) } else { into.extend(std::fs::read(path).unwrap()) }
+            if path.is_dir() {
+                collect_bytes(&path, into)
+            } else {
+                into.extend(std::fs::read(path).unwrap())
+            }
         }
     }
     let mut bytes = Vec::new();
@@ -56,7 +62,8 @@ fn prune_removes_old_rows_and_keeps_chain_valid() {
         assert!(contains(&all_bytes(&desk), "only_in_its_row"));
         let gone = store.prune(noon() - SignedDuration::from_hours(24 * 90), noon() - SignedDuration::from_hours(24 * 30)).await.unwrap();
         assert_eq!((gone.rows, gone.sealed), (5, 2));
-        // A second payment under an old name is still no second payment, though its result is not kept.
+        // A second payment under an old name is still no second payment, though its result is not
+        // kept.
         let again = pay("new", "p1").await;
         assert_eq!(again.outcome.error().unwrap().code, "duplicate_call");
         let call = gate.session("desk", "alice", "new").prepare("pay", json!({"customer": "C-1", "amount": 200, "name": "p1"}));
@@ -70,11 +77,17 @@ fn prune_removes_old_rows_and_keeps_chain_valid() {
     });
     let verified = desk.verify();
     assert_eq!((verified.pruned, verified.rows), (5, 8));
-    assert!(!contains(&all_bytes(&desk), "only_in_its_row"), "what is gone is not to be read in free pages");
+    assert!(
+        !contains(&all_bytes(&desk), "only_in_its_row"),
+        "what is gone is not to be read in free pages"
+    );
     // All of it may go.
     runtime().block_on(async {
         let store = SqliteStore::open(desk.ledger_path()).unwrap();
-        store.prune(Timestamp::now() + SignedDuration::from_hours(1), Timestamp::now()).await.unwrap();
+        store
+            .prune(Timestamp::now() + SignedDuration::from_hours(1), Timestamp::now())
+            .await
+            .unwrap();
     });
     assert_eq!((desk.verify().pruned, desk.verify().rows), (13, 0));
     runtime().block_on(async {
@@ -93,14 +106,18 @@ fn prune_removes_arguments_of_call() {
         let gate = desk.open();
         let session = gate.session("desk", "alice", "s");
         session.call("look", json!({"customer": "C-1"})).await;
-        let paid = session.call("pay", json!({"customer": "C-1", "amount": 100, "note": note})).await;
+        let paid =
+            session.call("pay", json!({"customer": "C-1", "amount": 100, "note": note})).await;
         assert!(paid.outcome.success().is_some(), "{paid:?}");
     });
     let is_there = || contains(&std::fs::read(desk.ledger_path()).unwrap(), "only_in_its_row");
     assert!(is_there());
     runtime().block_on(async {
         let store = SqliteStore::open(desk.ledger_path()).unwrap();
-        store.prune(Timestamp::now() + SignedDuration::from_hours(1), Timestamp::now()).await.unwrap();
+        store
+            .prune(Timestamp::now() + SignedDuration::from_hours(1), Timestamp::now())
+            .await
+            .unwrap();
     });
     assert!(!is_there(), "nor what its claim said of it while it ran");
 }
@@ -115,12 +132,20 @@ fn prune_removes_entities_of_unreadable_rows() {
         }
     });
     let sql = rusqlite::Connection::open(desk.ledger_path()).unwrap();
-    let about = || sql.query_row("SELECT count(*) FROM entities", [], |row| row.get::<_, i64>(0)).unwrap();
+    let about =
+        || sql.query_row("SELECT count(*) FROM entities", [], |row| row.get::<_, i64>(0)).unwrap();
     assert_eq!(about(), 3);
     sql.execute("UPDATE ledger SET body = 'odd' WHERE seq = 2", []).unwrap();
     runtime().block_on(async {
         let store = SqliteStore::open(desk.ledger_path()).unwrap();
-        assert_eq!(store.prune(Timestamp::now() + SignedDuration::from_hours(1), Timestamp::MIN).await.unwrap().rows, 3);
+        assert_eq!(
+            store
+                .prune(Timestamp::now() + SignedDuration::from_hours(1), Timestamp::MIN)
+                .await
+                .unwrap()
+                .rows,
+            3
+        );
     });
     assert_eq!(about(), 0);
 }
@@ -129,17 +154,30 @@ fn prune_removes_entities_of_unreadable_rows() {
 fn entity_of_any_json_type_is_found_by_its_text() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("ledger.db");
-    let look = Tool::dynamic("look", "Looks.", json!({"type": "object", "properties": {"ok": {}}}), |_, _| async { Ok(json!(1)) });
-    let agent = toolgate::Agent::builder("a").tool(look.effect(toolgate::Effect::Read).entity("ok", "/ok")).build().unwrap();
+    let look = Tool::dynamic(
+        "look",
+        "Looks.",
+        json!({"type": "object", "properties": {"ok": {}}}),
+        |_, _| async { Ok(json!(1)) },
+    );
+    let agent = toolgate::Agent::builder("a")
+        .tool(look.effect(toolgate::Effect::Read).entity("ok", "/ok"))
+        .build()
+        .unwrap();
     runtime().block_on(async {
-        let gate = Toolgate::builder().agent(agent).store(Arc::new(SqliteStore::open(&path).unwrap())).build().unwrap();
+        let gate = Toolgate::builder()
+            .agent(agent)
+            .store(Arc::new(SqliteStore::open(&path).unwrap()))
+            .build()
+            .unwrap();
         for value in [json!(true), json!(false), json!(7), json!("x")] {
             gate.session("a", "b", "s").call("look", json!({"ok": value})).await;
         }
     });
     let ledger = Ledger::open(&path).unwrap();
     for (text, count) in [("true", 1), ("false", 1), ("7", 1), ("x", 1), ("nothing", 0)] {
-        let about = RowFilter { entity: Some(("ok".to_owned(), text.into())), ..RowFilter::default() };
+        let about =
+            RowFilter { entity: Some(("ok".to_owned(), text.into())), ..RowFilter::default() };
         assert_eq!(ledger.count(&about).unwrap(), count, "{text}");
     }
 }
@@ -164,46 +202,78 @@ fn signatures_of_old_key_stay_valid_after_rotation() {
     let verified = desk.verify();
     assert_eq!(verified.signed_to, 2);
     for key in [&first, &second] {
-        let elsewhere = Ledger::open_with_state_dir(desk.ledger_path(), std::path::Path::new("/nowhere")).unwrap();
+        let elsewhere =
+            Ledger::open_with_state_dir(desk.ledger_path(), std::path::Path::new("/nowhere"))
+                .unwrap();
         elsewhere.verify(&TrustRoots { key: Some(key.to_string()), anchor: None }, |_| ()).unwrap();
     }
-    let elsewhere = Ledger::open_with_state_dir(desk.ledger_path(), std::path::Path::new("/nowhere")).unwrap();
-    assert!(elsewhere.verify(&TrustRoots { key: Some("11".repeat(32)), anchor: None }, |_| ()).is_err());
+    let elsewhere =
+        Ledger::open_with_state_dir(desk.ledger_path(), std::path::Path::new("/nowhere")).unwrap();
+    assert!(
+        elsewhere.verify(&TrustRoots { key: Some("11".repeat(32)), anchor: None }, |_| ()).is_err()
+    );
 }
 
 #[test]
 fn undone_key_rotation_is_detected() {
     let desk = LedgerFixture::new();
     let look = |desk: &LedgerFixture, n: u32| {
-        let call = async { desk.open().session("desk", "alice", "s").call("look", json!({"customer": format!("C-{n}")})).await };
+        let call = async {
+            desk.open()
+                .session("desk", "alice", "s")
+                .call("look", json!({"customer": format!("C-{n}")}))
+                .await
+        };
         runtime().block_on(call);
     };
-    let rotate = || runtime().block_on(async { SqliteStore::open(desk.ledger_path()).unwrap().rotate_key().await.unwrap() });
+    let rotate = || {
+        runtime().block_on(async {
+            SqliteStore::open(desk.ledger_path()).unwrap().rotate_key().await.unwrap()
+        })
+    };
     look(&desk, 1);
     let first = desk.verify().keys.remove(0);
     let (second, third) = (rotate(), rotate());
     look(&desk, 2);
     desk.verify();
     // What a pruning leaves is in order as well.
-    let pruned = async { SqliteStore::open(desk.ledger_path()).unwrap().prune(Timestamp::now(), Timestamp::MIN).await.unwrap().rows };
+    let pruned = async {
+        SqliteStore::open(desk.ledger_path())
+            .unwrap()
+            .prune(Timestamp::now(), Timestamp::MIN)
+            .await
+            .unwrap()
+            .rows
+    };
     assert_eq!(runtime().block_on(pruned), 2);
     desk.verify();
-    let flaw = |desk: &LedgerFixture| desk.ledger().verify(&TrustRoots::default(), |_| ()).unwrap_err().to_string();
+    let flaw = |desk: &LedgerFixture| {
+        desk.ledger().verify(&TrustRoots::default(), |_| ()).unwrap_err().to_string()
+    };
     for key in [&*first, &*second] {
         let copy = desk.copy();
         let sql = rusqlite::Connection::open(copy.ledger_path()).unwrap();
         sql.execute("UPDATE meta SET value = ?1 WHERE name = 'key'", [key]).unwrap();
         let found = flaw(&copy);
-        assert!(found.starts_with(&format!("the next signature would use {key}, but {third} is current")), "{found}");
+        assert!(
+            found.starts_with(&format!(
+                "the next signature would use {key}, but {third} is current"
+            )),
+            "{found}"
+        );
         // Nor is it hidden by what is signed with it then, and by putting back which key it was.
         look(&copy, 3);
         sql.execute("UPDATE meta SET value = ?1 WHERE name = 'key'", [&*third]).unwrap();
         let found = flaw(&copy);
-        assert!(found.contains(&format!("is signed with {key}, but {third} was current")), "{found}");
+        assert!(
+            found.contains(&format!("is signed with {key}, but {third} was current")),
+            "{found}"
+        );
     }
 }
 
-/// A key that cannot be read for a while keeps nobody from being signed later, though nobody calls any more.
+/// A key that cannot be read for a while keeps nobody from being signed later, though nobody calls
+/// any more.
 #[test]
 fn missing_signature_is_added_later() {
     let desk = LedgerFixture::new();
@@ -214,7 +284,10 @@ fn missing_signature_is_added_later() {
         let other = SqliteStore::open(desk.ledger_path()).unwrap();
         let key = other.rotate_key().await.unwrap();
         drop(other);
-        let file = desk.directory.path().join(format!("ledger.db.state/keys/sign-{}.key", &key.get(..16).unwrap()));
+        let file = desk
+            .directory
+            .path()
+            .join(format!("ledger.db.state/keys/sign-{}.key", &key.get(..16).unwrap()));
         let aside = desk.directory.path().join("aside.key");
         std::fs::rename(&file, &aside).unwrap();
         session.call("look", json!({"customer": "C-2"})).await;
@@ -253,12 +326,19 @@ fn definition_can_arrive_after_its_row() {
 #[test]
 fn damaged_definition_is_repaired_by_its_agent() {
     let desk = LedgerFixture::new();
-    runtime().block_on(async { desk.open().session("desk", "alice", "s").call("look", json!({"customer": "C-1"})).await });
+    runtime().block_on(async {
+        desk.open().session("desk", "alice", "s").call("look", json!({"customer": "C-1"})).await
+    });
     for body in ["", "{}"] {
-        let changed = rusqlite::Connection::open(desk.ledger_path()).unwrap().execute("UPDATE configs SET body = ?1", [body]).unwrap();
+        let changed = rusqlite::Connection::open(desk.ledger_path())
+            .unwrap()
+            .execute("UPDATE configs SET body = ?1", [body])
+            .unwrap();
         assert_eq!(changed, 1);
         assert!(desk.ledger().verify(&TrustRoots::default(), |_| ()).is_err());
-        runtime().block_on(async { desk.open().session("desk", "alice", "s").call("look", json!({"customer": "C-1"})).await });
+        runtime().block_on(async {
+            desk.open().session("desk", "alice", "s").call("look", json!({"customer": "C-1"})).await
+        });
         desk.verify();
     }
 }
@@ -271,10 +351,28 @@ fn pause_applies_to_every_process_at_once() {
         let session = gate.session("desk", "alice", "s");
         let other = SqliteStore::open(desk.ledger_path()).unwrap();
         for n in 0..20 {
-            assert!(session.call("look", json!({"customer": format!("C-{n}")})).await.outcome.success().is_some());
+            assert!(
+                session
+                    .call("look", json!({"customer": format!("C-{n}")}))
+                    .await
+                    .outcome
+                    .success()
+                    .is_some()
+            );
             let target = toolgate::store::PauseTarget::Tool("look".into());
-            toolgate::Store::set_pause(&other, target.clone(), Some("stop".to_owned())).await.unwrap();
-            assert_eq!(session.call("look", json!({"customer": "C-0"})).await.outcome.error().unwrap().code, "paused");
+            toolgate::Store::set_pause(&other, target.clone(), Some("stop".to_owned()))
+                .await
+                .unwrap();
+            assert_eq!(
+                session
+                    .call("look", json!({"customer": "C-0"}))
+                    .await
+                    .outcome
+                    .error()
+                    .unwrap()
+                    .code,
+                "paused"
+            );
             toolgate::Store::set_pause(&other, target, None).await.unwrap();
         }
     });
@@ -284,7 +382,11 @@ fn pause_applies_to_every_process_at_once() {
 fn receipt_is_valid_only_for_its_row() {
     let desk = LedgerFixture::new();
     let receipt = runtime().block_on(async {
-        let answer = desk.open().session("desk", "alice", "s").call("look", json!({"customer": "C-1"})).await;
+        let answer = desk
+            .open()
+            .session("desk", "alice", "s")
+            .call("look", json!({"customer": "C-1"}))
+            .await;
         answer.receipt().unwrap()
     });
     let key = SqliteStore::open(desk.ledger_path()).unwrap().public_key();
@@ -313,7 +415,12 @@ pub(crate) fn gate_with_unknown_outcomes(desk: &LedgerFixture) -> Toolgate {
         }
     })
     .open()
-    .reconcile(ReconcileSpec::new("find").argument("name", "/name").happened_if("/found", true).never_if("/found", false));
+    .reconcile(
+        ReconcileSpec::new("find")
+            .argument("name", "/name")
+            .happened_if("/found", true)
+            .never_if("/found", false),
+    );
     let find =
         Tool::dynamic("find", "Finds.", json!({"type": "object", "properties": {"name": {"type": "string"}}}), move |_, args: Value| {
             let found = found.clone();
@@ -327,7 +434,11 @@ pub(crate) fn gate_with_unknown_outcomes(desk: &LedgerFixture) -> Toolgate {
         })
         .effect(toolgate::Effect::Read);
     let agent = toolgate::Agent::builder("desk").tool(pay).tool(find).build().unwrap();
-    Toolgate::builder().agent(agent).store(Arc::new(SqliteStore::open(desk.ledger_path()).unwrap())).build().unwrap()
+    Toolgate::builder()
+        .agent(agent)
+        .store(Arc::new(SqliteStore::open(desk.ledger_path()).unwrap()))
+        .build()
+        .unwrap()
 }
 
 #[test]
@@ -337,24 +448,49 @@ fn pending_call_is_settled_by_reconcile_tool() {
         let gate = gate_with_unknown_outcomes(&desk);
         let session = gate.session("desk", "alice", "s");
         let pay = async |name: &str, arrives: bool| {
-            gate.call(session.prepare("pay", json!({"name": name, "arrives": arrives})).idempotency_key(name)).await
+            gate.call(
+                session
+                    .prepare("pay", json!({"name": name, "arrives": arrives}))
+                    .idempotency_key(name),
+            )
+            .await
         };
         for (name, arrives) in [("a", true), ("b", false), ("hidden", true)] {
-            assert_eq!(pay(name, arrives).await.outcome.error().unwrap().effects, toolgate::CallEffects::Unknown);
-            assert_eq!(pay(name, arrives).await.outcome.error().unwrap().code, "pending_reconciliation");
+            assert_eq!(
+                pay(name, arrives).await.outcome.error().unwrap().effects,
+                toolgate::CallEffects::Unknown
+            );
+            assert_eq!(
+                pay(name, arrives).await.outcome.error().unwrap().code,
+                "pending_reconciliation"
+            );
         }
-        let said: Vec<ReconcileOutcome> = gate.reconcile().await.unwrap().into_iter().map(|(_, said)| said).collect();
+        let said: Vec<ReconcileOutcome> =
+            gate.reconcile().await.unwrap().into_iter().map(|(_, said)| said).collect();
         assert_eq!(said[..2], [ReconcileOutcome::Happened, ReconcileOutcome::Never]);
-        assert!(matches!(&said[2], ReconcileOutcome::Unknown(why) if why.contains("inconclusive")), "{said:?}");
+        assert!(
+            matches!(&said[2], ReconcileOutcome::Unknown(why) if why.contains("inconclusive")),
+            "{said:?}"
+        );
         assert_eq!(gate.pending_calls().await.unwrap().len(), 1);
         let again = pay("a", true).await;
         assert!(again.outcome.success().is_some_and(|output| output.replayed), "{again:?}");
         let again = pay("b", false).await;
-        assert_eq!(again.outcome.error().unwrap().code, "upstream_timeout", "what never happened may be made again");
+        assert_eq!(
+            again.outcome.error().unwrap().code,
+            "upstream_timeout",
+            "what never happened may be made again"
+        );
         assert_eq!(crate::ledger_fixture::read_lines(&desk.world_path()), ["a", "hidden"]);
     });
-    let settled = desk.ledger().find(&RowFilter { decision: Some(Decision::Settled), ..RowFilter::default() }).unwrap();
-    let by: Vec<&str> = settled.iter().map(|entry| entry.row.settles.as_ref().unwrap().by.split(' ').next().unwrap()).collect();
+    let settled = desk
+        .ledger()
+        .find(&RowFilter { decision: Some(Decision::Settled), ..RowFilter::default() })
+        .unwrap();
+    let by: Vec<&str> = settled
+        .iter()
+        .map(|entry| entry.row.settles.as_ref().unwrap().by.split(' ').next().unwrap())
+        .collect();
     assert_eq!(by, ["`find`", "`find`"], "and the ledger says by whom");
     desk.verify();
 }
@@ -371,12 +507,20 @@ fn invalid_reconcile_settings_do_not_load() {
         .open()
         .reconcile(reconcile)
     };
-    let build = |reconcile| toolgate::Agent::builder("desk").tool(tool(reconcile)).build().unwrap_err().to_string();
+    let build = |reconcile| {
+        toolgate::Agent::builder("desk").tool(tool(reconcile)).build().unwrap_err().to_string()
+    };
     let error = build(ReconcileSpec::new("fnd").argument("card", "/card"));
-    for part in ["not a tool of this agent", "no result means that the call took effect", "`/card` is secret"] {
+    for part in [
+        "not a tool of this agent",
+        "no result means that the call took effect",
+        "`/card` is secret",
+    ] {
         assert!(error.contains(part), "{error}");
     }
-    assert!(build(ReconcileSpec::new("pay").happened_if("/a", 1)).contains("it does not only read"));
+    assert!(
+        build(ReconcileSpec::new("pay").happened_if("/a", 1)).contains("it does not only read")
+    );
 }
 
 #[test]
@@ -386,17 +530,30 @@ fn repeated_calls_need_key_to_be_replayed() {
         let gate = desk.open();
         let session = gate.session("desk", "alice", "s");
         session.call("look", json!({"customer": "C-1"})).await;
-        let call = || session.prepare("pay", json!({"customer": "C-1", "amount": 10, "name": "once"})).idempotency_key("k");
+        let call = || {
+            session
+                .prepare("pay", json!({"customer": "C-1", "amount": 10, "name": "once"}))
+                .idempotency_key("k")
+        };
         let first = gate.call(call()).await;
         let second = gate.call(call()).await;
-        let (Outcome::Success(first), Outcome::Success(second)) = (&first.outcome, &second.outcome) else { panic!("{first:?} {second:?}") };
+        let (Outcome::Success(first), Outcome::Success(second)) = (&first.outcome, &second.outcome)
+        else {
+            panic!("{first:?} {second:?}")
+        };
         assert_eq!((&first.value, first.replayed, second.replayed), (&second.value, false, true));
         // X, then Y, then X again without a key are three writes.
         for amount in [1, 2, 1] {
             session.call("pay", json!({"customer": "C-1", "amount": amount, "name": "w"})).await;
         }
         assert_eq!(crate::ledger_fixture::read_lines(&desk.world_path()), ["once", "w", "w", "w"]);
-        let other = gate.call(session.prepare("pay", json!({"customer": "C-1", "amount": 11, "name": "once"})).idempotency_key("k")).await;
+        let other = gate
+            .call(
+                session
+                    .prepare("pay", json!({"customer": "C-1", "amount": 11, "name": "once"}))
+                    .idempotency_key("k"),
+            )
+            .await;
         assert_eq!(other.outcome.error().unwrap().code, "key_reused");
     });
 }

@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use jiff::SignedDuration;
 use serde_json::{Value, json};
-use toolgate::{AgentDefinition, Backtest, Failure, ManualClock, Replay, ReplayComparison, Row, Tool, Toolgate};
+use toolgate::{
+    AgentDefinition, Backtest, Failure, ManualClock, Replay, ReplayComparison, Row, Tool, Toolgate,
+};
 use toolgate_json::Digest;
 use toolgate_store::{RowFilter, SqliteStore};
 
@@ -70,7 +72,8 @@ fn replay_repeats_decisions_and_other_rules_change_them() {
         // A shorter memory lets through what a longer one refused.
         let shorter = played(&crate::ledger_fixture::RULES.replace("24h", "1m")).await;
         assert_eq!(shorter.iter().map(|(name, ..)| name.as_str()).collect::<Vec<_>>(), ["c"]);
-        // A rule about something that was never asked for cannot be decided by the facts alone, and is by playing.
+        // A rule about something that was never asked for cannot be decided by the facts alone, and
+        // is by playing.
         let new = agent_with_rules(
             &desk.world_path(),
             &format!("{}\n[[policy]]\nname = \"few\"\nrule = \"limit\"\ntools = [\"pay\"]\ncalls = 1\n", crate::ledger_fixture::RULES),
@@ -127,7 +130,9 @@ fn backtest_with_same_rules_changes_nothing() {
             let offline = offline.swap(false, std::sync::atomic::Ordering::SeqCst);
             async move {
                 if offline {
-                    Err(Failure::transient("offline", "offline").effects(toolgate::CallEffects::None).retry_after_ms(60_000))
+                    Err(Failure::transient("offline", "offline")
+                        .effects(toolgate::CallEffects::None)
+                        .retry_after_ms(60_000))
                 } else {
                     Ok(json!({"paid": true}))
                 }
@@ -136,7 +141,11 @@ fn backtest_with_same_rules_changes_nothing() {
         .retry(0, std::time::Duration::ZERO)
         .once();
         let look = Tool::dynamic("look", "Looks.", schema(), |_, args: Value| async move {
-            if args["n"] == 404 { Err(Failure::http(404, "not found")) } else { Ok(json!({"ok": true})) }
+            if args["n"] == 404 {
+                Err(Failure::http(404, "not found"))
+            } else {
+                Ok(json!({"ok": true}))
+            }
         })
         .effect(toolgate::Effect::Read)
         .empty_on_status(404);
@@ -150,14 +159,19 @@ fn backtest_with_same_rules_changes_nothing() {
     };
     runtime().block_on(async {
         let store = Arc::new(SqliteStore::open(desk.ledger_path()).unwrap());
-        let gate = Toolgate::builder().agent(agent()).store(store).clock(clock.clone()).build().unwrap();
+        let gate =
+            Toolgate::builder().agent(agent()).store(store).clock(clock.clone()).build().unwrap();
         let session = gate.session("desk", "alice", "s");
         let pay = async |amount: u32| {
             clock.advance(SignedDuration::from_secs(10));
             session.call("pay", json!({"amount": amount})).await
         };
         session.call("look", json!({"n": 404})).await;
-        assert_eq!(pay(100).await.rule.as_deref(), Some("looked"), "nothing was found, and nothing is proved");
+        assert_eq!(
+            pay(100).await.rule.as_deref(),
+            Some("looked"),
+            "nothing was found, and nothing is proved"
+        );
         session.call("look", json!({"n": 1})).await;
         assert_eq!(pay(100).await.outcome.error().unwrap().code, "offline");
         for _ in 0..3 {
@@ -166,7 +180,12 @@ fn backtest_with_same_rules_changes_nothing() {
         clock.advance(SignedDuration::from_secs(90));
         pay(100).await;
         // Two of one turn, of which only the first fits.
-        session.batch([("pay".to_owned(), json!({"amount": 300})), ("pay".to_owned(), json!({"amount": 350}))]).await;
+        session
+            .batch([
+                ("pay".to_owned(), json!({"amount": 300})),
+                ("pay".to_owned(), json!({"amount": 350})),
+            ])
+            .await;
         pay(90).await;
         let ledger = desk.ledger();
         let index = ledger.backtest_places("desk", None, None).unwrap();
@@ -185,7 +204,8 @@ fn backtest_with_same_rules_changes_nothing() {
     });
 }
 
-/// What would not be decided the same, of all that the desk has recorded: the payment's name, and what it comes to.
+/// What would not be decided the same, of all that the desk has recorded: the payment's name, and
+/// what it comes to.
 async fn backtest_changes(
     desk: &LedgerFixture,
     agents: impl FnMut(Digest) -> Result<(toolgate::Agent, toolgate::Agent), String> + 'static,
@@ -246,17 +266,21 @@ fn backtest_covers_calls_replayed_by_key() {
 
 #[test]
 fn backtest_without_ask_rule_allows_refused_approval() {
-    const APPROVAL_RULE: &str =
-        "\n[[policy]]\nname = \"large\"\nrule = \"ask\"\ntools = [\"pay\"]\nwhere = [{ argument = \"/amount\", above = 150 }]\n";
+    const APPROVAL_RULE: &str = "\n[[policy]]\nname = \"large\"\nrule = \"ask\"\ntools = [\"pay\"]\nwhere = [{ argument = \"/amount\", above = 150 }]\n";
     let desk = LedgerFixture::new();
     let asking = format!("{}{APPROVAL_RULE}", crate::ledger_fixture::RULES);
     runtime().block_on(async {
         let store = Arc::new(SqliteStore::open(desk.ledger_path()).unwrap());
-        let gate = Toolgate::builder().agent(agent_with_rules(&desk.world_path(), &asking)).store(store).build().unwrap();
+        let gate = Toolgate::builder()
+            .agent(agent_with_rules(&desk.world_path(), &asking))
+            .store(store)
+            .build()
+            .unwrap();
         let session = gate.session("desk", "alice", "s");
         session.call("look", json!({"customer": "C-1"})).await;
         let pay = async || {
-            let answer = session.call("pay", json!({"customer": "C-1", "amount": 200, "name": "a"})).await;
+            let answer =
+                session.call("pay", json!({"customer": "C-1", "amount": 200, "name": "a"})).await;
             answer.outcome.error().unwrap().clone()
         };
         let asked = pay().await;
@@ -269,7 +293,9 @@ fn backtest_without_ask_rule_allows_refused_approval() {
         };
         assert_eq!(backtest_changes(&desk, under(&asking), |row| row).await, []);
         let said = backtest_changes(&desk, under(crate::ledger_fixture::RULES), |row| row).await;
-        let through = |now: &ReplayComparison| *now == ReplayComparison::Differs(toolgate::AdmissionDecision::Admitted);
+        let through = |now: &ReplayComparison| {
+            *now == ReplayComparison::Differs(toolgate::AdmissionDecision::Admitted)
+        };
         assert!(said.len() == 2 && said.iter().all(|(_, now)| through(now)), "{said:?}");
     });
 }
@@ -277,13 +303,15 @@ fn backtest_without_ask_rule_allows_refused_approval() {
 #[test]
 fn backtest_of_replayed_once_call_is_undecidable() {
     const REQUIRE_LOOK_RULE: &str = "[[policy]]\nname = \"looked\"\nrule = \"require\"\ntools = [\"pay\"]\nany_of = [\"look\"]\n";
-    const CAP_RULE: &str =
-        "[[policy]]\nname = \"cap\"\nrule = \"deny\"\ntools = [\"pay\"]\nwhere = [{ argument = \"/amount\", above = 300 }]\n";
+    const CAP_RULE: &str = "[[policy]]\nname = \"cap\"\nrule = \"deny\"\ntools = [\"pay\"]\nwhere = [{ argument = \"/amount\", above = 300 }]\n";
     let desk = LedgerFixture::new();
     let agent = |rules: &str| {
         let schema = || json!({"type": "object", "properties": {"name": {"type": "string"}, "amount": {"type": "number"}}});
-        let pay = Tool::dynamic("pay", "Pays.", schema(), |_, _| async { Ok(json!({"paid": true})) }).once();
-        let look = Tool::dynamic("look", "Looks.", schema(), |_, _| async { Ok(json!({})) }).effect(toolgate::Effect::Read);
+        let pay =
+            Tool::dynamic("pay", "Pays.", schema(), |_, _| async { Ok(json!({"paid": true})) })
+                .once();
+        let look = Tool::dynamic("look", "Looks.", schema(), |_, _| async { Ok(json!({})) })
+            .effect(toolgate::Effect::Read);
         let rules = toolgate::policy::source::RuleSet::parse("r.toml", rules);
         toolgate::Agent::builder("desk").tool(pay).tool(look).rules(rules).build().unwrap()
     };
@@ -312,15 +340,27 @@ fn rule_on_redacted_value_is_undecidable() {
     runtime().block_on(async {
         let gate = |rules: &str| {
             let store = Arc::new(SqliteStore::open(desk.ledger_path()).unwrap());
-            Toolgate::builder().agent(agent_with_rules(&desk.world_path(), rules)).store(store).build().unwrap()
+            Toolgate::builder()
+                .agent(agent_with_rules(&desk.world_path(), rules))
+                .store(store)
+                .build()
+                .unwrap()
         };
         let pay = json!({"customer": "C-1", "amount": 10, "card": "5111", "name": "x"});
         gate(rules).session("desk", "alice", "s").call("pay", pay.clone()).await;
         gate(free).session("desk", "alice", "t").call("pay", pay).await;
         let rows = desk.ledger().find(&RowFilter::default()).unwrap();
-        let replay = |rules: &str| Replay::new([agent_with_rules(&desk.world_path(), rules)]).unwrap();
+        let replay =
+            |rules: &str| Replay::new([agent_with_rules(&desk.world_path(), rules)]).unwrap();
         let said = replay(rules).decide(&rows[0].row).await;
-        assert!(matches!(&said, ReplayComparison::Undecidable(why) if why.contains("/card")), "{said:?}");
-        assert_eq!(replay(free).decide(&rows[1].row).await, ReplayComparison::Same, "what no rule looks at does not matter");
+        assert!(
+            matches!(&said, ReplayComparison::Undecidable(why) if why.contains("/card")),
+            "{said:?}"
+        );
+        assert_eq!(
+            replay(free).decide(&rows[1].row).await,
+            ReplayComparison::Same,
+            "what no rule looks at does not matter"
+        );
     });
 }

@@ -52,8 +52,15 @@ fn equal_secrets_are_redacted_to_equal_marks() {
     let cards: Vec<&Value> = entries.iter().map(|entry| &entry.row.arguments["card"]).collect();
     assert!(cards[0].as_str().unwrap().starts_with("[redacted "), "{cards:?}");
     assert_eq!(cards[0], cards[2], "equal secrets leave equal marks, after a restart too");
-    let by_account = RowFilter { entity: Some(("account".to_owned(), "4111-2222-3333-4444".into())), ..RowFilter::default() };
-    assert_eq!(desk.ledger().find(&by_account).unwrap().len(), 2, "and can be searched for by who knows them");
+    let by_account = RowFilter {
+        entity: Some(("account".to_owned(), "4111-2222-3333-4444".into())),
+        ..RowFilter::default()
+    };
+    assert_eq!(
+        desk.ledger().find(&by_account).unwrap().len(),
+        2,
+        "and can be searched for by who knows them"
+    );
     desk.verify();
 }
 

@@ -20,9 +20,14 @@ use crate::pipeline::deferred::DeferredState;
 use crate::pipeline::gates::policy::{ApprovalRequest, Permit};
 use crate::pipeline::mask_secrets::SecretValues;
 use crate::pipeline::{Rejection, Toolgate};
-use crate::policy::{DecisionFacts, DedupKeyKind, EnforcementMode, FactRequest, FileFact, HookFact, ObservedVerdict, PolicyInput};
+use crate::policy::{
+    DecisionFacts, DedupKeyKind, EnforcementMode, FactRequest, FileFact, HookFact, ObservedVerdict,
+    PolicyInput,
+};
 use crate::session::state::SessionState;
-use crate::store::{ClaimError, ClaimRecord, DedupKey, PriorCall, StoreError, prior_call_error, with_limit_details};
+use crate::store::{
+    ClaimError, ClaimRecord, DedupKey, PriorCall, StoreError, prior_call_error, with_limit_details,
+};
 use crate::tool::Effect;
 use toolgate_json;
 use toolgate_json::{Digest, Pointer};
@@ -46,8 +51,16 @@ impl Toolgate {
         let mut asked = Vec::new();
         for hook in &tool.hooks {
             trail.rule = Some(hook.name().to_owned());
-            let seen = HookCall { call: trail.id, key: &call.key, tool: &tool.spec.name, input: arguments.value() };
-            let work = futures_util::FutureExt::catch_unwind(std::panic::AssertUnwindSafe(async move { hook.before(seen).await }));
+            let seen = HookCall {
+                call: trail.id,
+                key: &call.key,
+                tool: &tool.spec.name,
+                input: arguments.value(),
+            };
+            let work =
+                futures_util::FutureExt::catch_unwind(std::panic::AssertUnwindSafe(async move {
+                    hook.before(seen).await
+                }));
             let answer: Result<BeforeHookResult, HookError> = tokio::select! {
                 biased;
                 answer = tokio::time::timeout(hook.timeout(), work) => match answer {
@@ -62,18 +75,28 @@ impl Toolgate {
             let mut secrets = SecretValues::from_arguments(arguments.value(), tool);
             let before = answer.map_err(|fault| {
                 let fault = secrets.mask_text(&fault.0);
-                ToolError::from_code(error_code::HOOK_FAILED, format!("the hook `{}` failed, so the call is denied: {fault}", hook.name()))
+                ToolError::from_code(
+                    error_code::HOOK_FAILED,
+                    format!("the hook `{}` failed, so the call is denied: {fault}", hook.name()),
+                )
             })?;
             let said = match &before.decision {
                 HookDecision::Allow => "allow",
                 HookDecision::Deny(_) => "deny",
                 HookDecision::Ask(_) => "ask",
             };
-            if let Some(why) = before.input.as_ref().and_then(|input| toolgate_json::find_exceeded_bound_of_value(input, &agent.bounds)) {
+            if let Some(why) = before
+                .input
+                .as_ref()
+                .and_then(|input| toolgate_json::find_exceeded_bound_of_value(input, &agent.bounds))
+            {
                 toolgate_json::drop_iteratively(before.input.unwrap_or_default());
                 return Err(ToolError::from_code(
                     error_code::HOOK_FAILED,
-                    format!("the hook `{}` rewrote the arguments, and the result is too large: {why}", hook.name()),
+                    format!(
+                        "the hook `{}` rewrote the arguments, and the result is too large: {why}",
+                        hook.name()
+                    ),
                 )
                 .into());
             }
@@ -82,7 +105,12 @@ impl Toolgate {
             }
             // The approved arguments are fixed. A hook may still deny the call, but not change it.
             let rewrite = before.input.filter(|input| !fixed && input != arguments.value());
-            let fact = HookFact { hook: hook.name().to_owned(), said: said.to_owned(), rewrote: rewrite.is_some(), no_redirect: None };
+            let fact = HookFact {
+                hook: hook.name().to_owned(),
+                said: said.to_owned(),
+                rewrote: rewrite.is_some(),
+                no_redirect: None,
+            };
             trail.facts.hooks.push(fact);
             match before.decision {
                 HookDecision::Allow => {}
@@ -91,10 +119,15 @@ impl Toolgate {
                     // retryable.
                     let category = denial
                         .category
-                        .filter(|c| matches!(c, ErrorCategory::Permission | ErrorCategory::Business))
+                        .filter(|c| {
+                            matches!(c, ErrorCategory::Permission | ErrorCategory::Business)
+                        })
                         .unwrap_or(ErrorCategory::Permission);
-                    let code =
-                        denial.code.map_or(std::borrow::Cow::Borrowed(error_code::HOOK_DENIED), |code| escape_for_display(&code).into());
+                    let code = denial
+                        .code
+                        .map_or(std::borrow::Cow::Borrowed(error_code::HOOK_DENIED), |code| {
+                            escape_for_display(&code).into()
+                        });
                     let mut error = ToolError::new(category, code, denial.reason);
                     secrets.mask_error(&mut error);
                     // The hook's redirect is unverified. If the caller cannot use the target, the
@@ -122,12 +155,17 @@ impl Toolgate {
                 let bad = |why: String| {
                     ToolError::from_code(
                         error_code::HOOK_FAILED,
-                        format!("the hook `{}` rewrote the arguments, and the result is invalid: {why}", hook.name()),
+                        format!(
+                            "the hook `{}` rewrote the arguments, and the result is invalid: {why}",
+                            hook.name()
+                        ),
                     )
                 };
                 toolgate_json::canonicalize_numbers(&mut input, &mut Pointer::default())
                     .map_err(|(at, why)| bad(format!("{why} at `{at}`")))?;
-                *arguments = self.check_input_schema(tool, input, trail).map_err(|stop| bad(stop.error.message))?;
+                *arguments = self
+                    .check_input_schema(tool, input, trail)
+                    .map_err(|stop| bad(stop.error.message))?;
             }
         }
         trail.rule = None;
@@ -147,12 +185,18 @@ impl Toolgate {
         for round in 0..2 {
             let mut needs = FactRequest::default();
             for attached in &tool.governed_by {
-                let ask = PolicyInput::new(trail.id, &call.key, &tool.spec, arguments, &trail.facts);
-                let asked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| attached.policy.request_facts(&ask, &mut needs)));
+                let ask =
+                    PolicyInput::new(trail.id, &call.key, &tool.spec, arguments, &trail.facts);
+                let asked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                    attached.policy.request_facts(&ask, &mut needs)
+                }));
                 // A policy in observe mode records its own failure later.
                 if asked.is_err() && attached.policy.mode() == EnforcementMode::Enforce {
                     trail.rule = Some(attached.policy.name().to_owned());
-                    let message = format!("the policy `{}` panicked, so the call is denied", attached.policy.name());
+                    let message = format!(
+                        "the policy `{}` panicked, so the call is denied",
+                        attached.policy.name()
+                    );
                     return Err(ToolError::from_code(error_code::POLICY_FAULT, message).into());
                 }
             }
@@ -179,7 +223,9 @@ impl Toolgate {
         if needs.home {
             let home = facts.home.get_or_insert_with(crate::policy::home_dir_text);
             if crate::redact::has_mark(home) {
-                facts.watch.record_missing(|| "the home directory is redacted, and a rule checks a path below it".to_owned());
+                facts.watch.record_missing(|| {
+                    "the home directory is redacted, and a rule checks a path below it".to_owned()
+                });
             }
         }
         if needs.is_empty() {
@@ -228,10 +274,13 @@ impl Toolgate {
             &trail.facts,
             Vec::new(),
         );
-        let Some((rule, error)) = judged.err().and_then(|denied| denied.permission_denial) else { return Ok(()) };
+        let Some((rule, error)) = judged.err().and_then(|denied| denied.permission_denial) else {
+            return Ok(());
+        };
         trail.rule = Some(rule);
         // The outcome is withheld, but the earlier call had its effects.
-        let done = if tool.spec.effect == Effect::Read { CallEffects::None } else { CallEffects::Done };
+        let done =
+            if tool.spec.effect == Effect::Read { CallEffects::None } else { CallEffects::Done };
         let error = error.with_effects(outcome.error().map_or(done, |error| error.effects));
         Err(self.strip_unreachable_redirects(error, agent, &call.key).await.into())
     }
@@ -258,18 +307,33 @@ impl Toolgate {
         // wait.
         let ahead = effect || trail.is_run_by_client;
         let agent = self.0.agents.get(&call.key.agent).filter(|_| ahead);
-        let intended = agent.map(|agent| crate::pipeline::provenance::intended_writes(agent, &tool.spec, permit.arguments().value()));
+        let intended = agent.map(|agent| {
+            crate::pipeline::provenance::intended_writes(
+                agent,
+                &tool.spec,
+                permit.arguments().value(),
+            )
+        });
         let (seen, carriers) = intended.unwrap_or_default();
         let takes_away = trail.is_run_by_client && !tool.spec.revokes.is_empty();
-        let nothing =
-            recall.is_empty() && budget.is_empty() && uncharged && approval.is_none() && trail.deferred_id.is_none() && seen.is_none();
+        let nothing = recall.is_empty()
+            && budget.is_empty()
+            && uncharged
+            && approval.is_none()
+            && trail.deferred_id.is_none()
+            && seen.is_none();
         if !effect && nothing && !takes_away {
             return Ok(ClaimOutcome::Claimed);
         }
         let watched = self.observed_charges(permit, trail).await?;
         let own = budget.into_iter().map(|(charge, error)| (charge, (None, error)));
-        let ruled = permit.charges().iter().cloned().map(|(rule, charge, error)| (charge, (Some(rule), error)));
-        let (mut charges, whose): (Vec<Charge>, Vec<(Option<String>, ToolError)>) = own.chain(ruled).unzip();
+        let ruled = permit
+            .charges()
+            .iter()
+            .cloned()
+            .map(|(rule, charge, error)| (charge, (Some(rule), error)));
+        let (mut charges, whose): (Vec<Charge>, Vec<(Option<String>, ToolError)>) =
+            own.chain(ruled).unzip();
         charges.extend(watched);
         let kept = trail.deferred_id.clone();
         let pass = match kept {
@@ -278,7 +342,11 @@ impl Toolgate {
         };
         // The client may ask a person first, so the lease is long. A client that closes its session
         // ends it.
-        let time = if pass.is_some() { DEFERRED_LEASE_TTL } else { tool.spec.timeout.saturating_add(trail.lease_slack) };
+        let time = if pass.is_some() {
+            DEFERRED_LEASE_TTL
+        } else {
+            tool.spec.timeout.saturating_add(trail.lease_slack)
+        };
         let intent = Box::new(ClaimRecord {
             call: trail.id,
             key: call.key.clone(),
@@ -288,7 +356,11 @@ impl Toolgate {
             recall,
             // A call that the client runs outlives this process, which cannot tell whether the
             // client is alive.
-            owner: if trail.is_run_by_client { format!("client:{}", call.key.session).into() } else { Arc::clone(&self.0.owner) },
+            owner: if trail.is_run_by_client {
+                format!("client:{}", call.key.session).into()
+            } else {
+                Arc::clone(&self.0.owner)
+            },
             lease: self.now().checked_add(lease_duration(time)).unwrap_or(Timestamp::MAX),
             effect,
             // If the process dies before the end, this row is recorded.
@@ -306,13 +378,23 @@ impl Toolgate {
             // Includes the amounts that earlier charges of this call take from the same counter.
             Err(ClaimError::LimitExceeded { index, error: over, used }) => {
                 let (before, full) = charges.split_at((*index).min(charges.len()));
-                let same = |c: &&Charge| full.first().is_some_and(|full| full.counter == c.counter && full.window == c.window);
-                let reserved = before.iter().filter(same).fold(over.used, |sum, c| sum.saturating_add(c.amount));
+                let same = |c: &&Charge| {
+                    full.first()
+                        .is_some_and(|full| full.counter == c.counter && full.window == c.window)
+                };
+                let reserved = before
+                    .iter()
+                    .filter(same)
+                    .fold(over.used, |sum, c| sum.saturating_add(c.amount));
                 used.iter().copied().chain([reserved]).collect()
             }
             Err(_) => Vec::new(),
         };
-        trail.facts.claimed = charges.into_iter().zip(used).map(|(charge, used)| (charge.counter, charge.window, used)).collect();
+        trail.facts.claimed = charges
+            .into_iter()
+            .zip(used)
+            .map(|(charge, used)| (charge.counter, charge.window, used))
+            .collect();
         match begun {
             Ok(_) => Ok(ClaimOutcome::Claimed),
             Err(ClaimError::PriorCall(recalled, by)) => {
@@ -323,7 +405,12 @@ impl Toolgate {
                 }
             }
             Err(ClaimError::LimitExceeded { index, error: over, .. }) => {
-                let full = || (None, ToolError::from_code(error_code::BUDGET_EXHAUSTED, "a limit is exhausted"));
+                let full = || {
+                    (
+                        None,
+                        ToolError::from_code(error_code::BUDGET_EXHAUSTED, "a limit is exhausted"),
+                    )
+                };
                 let (rule, error) = whose.into_iter().nth(index).unwrap_or_else(full);
                 trail.rule = rule;
                 Err(with_limit_details(error, &over).into())
@@ -339,7 +426,11 @@ impl Toolgate {
 }
 
 fn approval_gone_rejection() -> Rejection {
-    ToolError::from_code(error_code::APPROVAL_DENIED, "the approval was used, has expired or was revoked").into()
+    ToolError::from_code(
+        error_code::APPROVAL_DENIED,
+        "the approval was used, has expired or was revoked",
+    )
+    .into()
 }
 
 impl Toolgate {
@@ -347,15 +438,25 @@ impl Toolgate {
     /// denials.
     ///
     /// The claim would reject a negative charge, so negative charges are left out.
-    async fn observed_charges(&self, permit: &Permit, trail: &mut CallState) -> Result<Vec<Charge>, Rejection> {
+    async fn observed_charges(
+        &self,
+        permit: &Permit,
+        trail: &mut CallState,
+    ) -> Result<Vec<Charge>, Rejection> {
         if permit.observed_charges().is_empty() {
             return Ok(Vec::new());
         }
         let (mut charges, mut whose) = (Vec::new(), Vec::new());
         for (rule, charge, error) in permit.observed_charges() {
             if charge.amount < Decimal::ZERO {
-                let (code, message) = (error_code::POLICY_FAULT.to_owned(), negative_charge_message(rule));
-                trail.facts.observed.push(ObservedVerdict { rule: rule.clone(), said: "fault".to_owned(), code, message });
+                let (code, message) =
+                    (error_code::POLICY_FAULT.to_owned(), negative_charge_message(rule));
+                trail.facts.observed.push(ObservedVerdict {
+                    rule: rule.clone(),
+                    said: "fault".to_owned(),
+                    code,
+                    message,
+                });
                 continue;
             }
             charges.push(charge.clone());
@@ -366,7 +467,12 @@ impl Toolgate {
             if let Err(over) = room {
                 let error = with_limit_details(error.clone(), &over);
                 let (code, message) = (error.code.into_owned(), error.message);
-                trail.facts.observed.push(ObservedVerdict { rule: rule.clone(), said: "deny".to_owned(), code, message });
+                trail.facts.observed.push(ObservedVerdict {
+                    rule: rule.clone(),
+                    said: "deny".to_owned(),
+                    code,
+                    message,
+                });
             }
         }
         for charge in &mut charges {
@@ -382,10 +488,17 @@ pub(crate) fn negative_charge_message(rule: &str) -> String {
 }
 
 /// Returns the recall keys of a call, both as requested and as rewritten by hooks.
-pub(crate) fn all_dedup_keys(call: &Call, tool: &ToolEntry, asked: Option<Digest>, permit: &Permit) -> Vec<DedupKey> {
+pub(crate) fn all_dedup_keys(
+    call: &Call,
+    tool: &ToolEntry,
+    asked: Option<Digest>,
+    permit: &Permit,
+) -> Vec<DedupKey> {
     let judged = permit.arguments().digest();
     let mut keys = dedup_keys(call, tool, asked.unwrap_or(judged));
-    keys.extend(dedup_keys(call, tool, judged).into_iter().filter(|key| key.kind() == DedupKeyKind::Once));
+    keys.extend(
+        dedup_keys(call, tool, judged).into_iter().filter(|key| key.kind() == DedupKeyKind::Once),
+    );
     keys.dedup();
     keys
 }

@@ -11,7 +11,8 @@ use crate::call::{CallId, CheckedArguments, SessionKey};
 use crate::files::FileExpectation;
 use crate::limits::Charge;
 use crate::policy::{
-    AttachedPolicy, DecisionFacts, EnforcementMode, Obligations, ObservedVerdict, Policy, PolicyError, PolicyInput, Verdict,
+    AttachedPolicy, DecisionFacts, EnforcementMode, Obligations, ObservedVerdict, Policy,
+    PolicyError, PolicyInput, Verdict,
 };
 use crate::store::{Approval, ApprovalState};
 use crate::tool::ToolSpec;
@@ -180,8 +181,8 @@ impl PolicyDecision {
     pub(crate) fn into_permit(self, approval: Option<&Approval>) -> Result<Permit, Self> {
         let answered = |asked: &ApprovalRequest| {
             approval.is_some_and(|a| {
-                let by_the_right_person =
-                    asked.approvers.is_empty() || a.answered_by.as_ref().is_some_and(|by| asked.approvers.contains(by));
+                let by_the_right_person = asked.approvers.is_empty()
+                    || a.answered_by.as_ref().is_some_and(|by| asked.approvers.contains(by));
                 a.state == ApprovalState::Approved
                     && a.digest == self.permit.arguments.digest()
                     && a.asked_by.contains(&asked.asked_by)
@@ -222,7 +223,11 @@ impl PolicyEngine for EnforcingEngine {
 }
 
 /// Evaluates one rule.
-pub(crate) fn evaluate_rule(engine: &dyn PolicyEngine, policy: &dyn Policy, ask: &PolicyInput<'_>) -> RuleVerdict {
+pub(crate) fn evaluate_rule(
+    engine: &dyn PolicyEngine,
+    policy: &dyn Policy,
+    ask: &PolicyInput<'_>,
+) -> RuleVerdict {
     let name = policy.name();
     match catch_unwind(AssertUnwindSafe(|| engine.check(policy, ask))) {
         Ok(Ok(Verdict::Allow(terms))) => RuleVerdict::Allow(terms),
@@ -242,7 +247,12 @@ pub(crate) fn evaluate_rule(engine: &dyn PolicyEngine, policy: &dyn Policy, ask:
 /// Describes what a rule in observe mode would have decided, unless it would have allowed the call.
 pub(crate) fn observed_verdict(policy: &dyn Policy, said: &RuleVerdict) -> Option<ObservedVerdict> {
     let line = |said: &str, code: &str, message: &str| {
-        Some(ObservedVerdict { rule: policy.name().to_owned(), said: said.to_owned(), code: code.to_owned(), message: message.to_owned() })
+        Some(ObservedVerdict {
+            rule: policy.name().to_owned(),
+            said: said.to_owned(),
+            code: code.to_owned(),
+            message: message.to_owned(),
+        })
     };
     match said {
         RuleVerdict::Allow(_) => None,
@@ -283,33 +293,49 @@ pub(crate) fn evaluate_policies(
     facts: &DecisionFacts,
     mut asked: Vec<ApprovalRequest>,
 ) -> Result<(PolicyDecision, Vec<ObservedVerdict>), Box<PolicyDenial>> {
-    let (mut charges, mut watched, mut expects, mut taken_down) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    let (mut charges, mut watched, mut expects, mut taken_down) =
+        (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     let mut by: Vec<Arc<dyn Policy>> = Vec::new();
     let mut denial: Option<(String, ToolError)> = None;
     let mut forbids: Option<(String, ToolError)> = None;
     // `governed_by` is sorted by precedence, closest attachment first.
     for AttachedPolicy { policy, .. } in &tool.governed_by {
         let name = policy.name();
-        let said = evaluate_rule(engine, &**policy, &PolicyInput::new(call, key, &tool.spec, &arguments, facts));
+        let said = evaluate_rule(
+            engine,
+            &**policy,
+            &PolicyInput::new(call, key, &tool.spec, &arguments, facts),
+        );
         if policy.mode() == EnforcementMode::Observe {
             taken_down.extend(observed_verdict(&**policy, &said));
             if let RuleVerdict::Allow(terms) | RuleVerdict::Ask(_, terms) = said {
-                watched.extend(terms.charges.into_iter().map(|(charge, error)| (name.to_owned(), charge, error)));
+                watched.extend(
+                    terms
+                        .charges
+                        .into_iter()
+                        .map(|(charge, error)| (name.to_owned(), charge, error)),
+                );
             }
             continue;
         }
         let terms = match said {
             RuleVerdict::Allow(terms) => terms,
             RuleVerdict::Ask(reason, mut terms) => {
-                asked.push(ApprovalRequest { asked_by: name.to_owned(), reason, approvers: std::mem::take(&mut terms.approvers) });
+                asked.push(ApprovalRequest {
+                    asked_by: name.to_owned(),
+                    reason,
+                    approvers: std::mem::take(&mut terms.approvers),
+                });
                 terms
             }
             RuleVerdict::Deny(ref error) | RuleVerdict::Fault(ref error) => {
                 let error = error.clone();
                 // A limit that fails to evaluate is not a permission denial: like every limit, it
                 // concerns new calls.
-                let is_untold = || matches!(said, RuleVerdict::Fault(_)) && is_limit(&**policy, &tool.spec);
-                if forbids.is_none() && error.category == ErrorCategory::Permission && !is_untold() {
+                let is_untold =
+                    || matches!(said, RuleVerdict::Fault(_)) && is_limit(&**policy, &tool.spec);
+                if forbids.is_none() && error.category == ErrorCategory::Permission && !is_untold()
+                {
                     forbids = Some((name.to_owned(), error.clone()));
                 }
                 denial.get_or_insert_with(|| (name.to_owned(), error));
@@ -317,11 +343,20 @@ pub(crate) fn evaluate_policies(
                 continue;
             }
         };
-        charges.extend(terms.charges.into_iter().map(|(charge, error)| (name.to_owned(), charge, error)));
+        charges.extend(
+            terms.charges.into_iter().map(|(charge, error)| (name.to_owned(), charge, error)),
+        );
         expects.extend(terms.file_expectations);
     }
     if let Some((rule, error)) = denial {
-        return Err(Box::new(PolicyDenial { rule, error, denied_by: by, permission_denial: forbids, arguments, observed: taken_down }));
+        return Err(Box::new(PolicyDenial {
+            rule,
+            error,
+            denied_by: by,
+            permission_denial: forbids,
+            arguments,
+            observed: taken_down,
+        }));
     }
     let definition = tool.definition_digest;
     let permit = Permit {

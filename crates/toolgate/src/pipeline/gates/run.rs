@@ -35,7 +35,10 @@ pub(crate) struct RunResult {
 impl RunResult {
     /// Builds the result of a run that was stopped before the tool started.
     pub(crate) fn not_started(failure: Failure) -> Self {
-        Self { has_started: false, ..Self::ended(Err(failure.effects(CallEffects::None)), CallTransaction::default()) }
+        Self {
+            has_started: false,
+            ..Self::ended(Err(failure.effects(CallEffects::None)), CallTransaction::default())
+        }
     }
 
     pub(crate) const fn ended(result: Result<Value, Failure>, txn: CallTransaction) -> Self {
@@ -56,7 +59,8 @@ pub(crate) fn resolve_effects(failure: Failure, passed: &AdmittedCall) -> Resolv
         FailureKind::Signal(signal) => ResolvedFailure::Signal(signal),
         FailureKind::Error { error, effects, .. } => {
             // A read has no effects, unless the client ran something else.
-            let reads = passed.authorization.tool().spec.effect == Effect::Read && error.code != error_code::NOT_AS_ADMITTED;
+            let reads = passed.authorization.tool().spec.effect == Effect::Read
+                && error.code != error_code::NOT_AS_ADMITTED;
             let effects = effects.filter(|_| !reads).unwrap_or_else(|| passed.effects_of_failure());
             let mut error = error.with_effects(effects);
             if error.retryable && error.retry_after_ms.is_none() {
@@ -95,13 +99,21 @@ impl Toolgate {
                 (Some(before), Some(now)) => Some(before.plus(now)),
                 (before, now) => before.or(now),
             };
-            let delay = (can_retry(&ran, passed.authorization.tool()) && !trail.cancel.is_cancelled()).then(|| delays.next()).flatten();
+            let delay = (can_retry(&ran, passed.authorization.tool())
+                && !trail.cancel.is_cancelled())
+            .then(|| delays.next())
+            .flatten();
             // Never retry sooner than the tool asks. For longer delays, tell the model to wait
             // instead.
             let told = ran.result.as_ref().err().and_then(Failure::retry_after).unwrap_or_default();
-            let delay = delay.filter(|_| told <= MAX_INLINE_RETRY_DELAY).map(|delay| delay.max(told));
+            let delay =
+                delay.filter(|_| told <= MAX_INLINE_RETRY_DELAY).map(|delay| delay.max(told));
             let end = earlier_deadline(timeout, trail.deadline);
-            let in_time = |delay: Duration| Instant::now().checked_add(delay).is_some_and(|then| end.is_none_or(|end| then < end));
+            let in_time = |delay: Duration| {
+                Instant::now()
+                    .checked_add(delay)
+                    .is_some_and(|then| end.is_none_or(|end| then < end))
+            };
             if let Some(delay) = delay.filter(|delay| in_time(*delay)) {
                 // Undo the file changes of the failed attempt before the next one starts.
                 ran.is_unclean = !roll_back_files(&mut ran.txn);
@@ -124,12 +136,21 @@ impl Toolgate {
         }
     }
 
-    async fn run_once(&self, passed: &AdmittedCall, trail: &CallState, timeout: Option<Instant>) -> RunResult {
+    async fn run_once(
+        &self,
+        passed: &AdmittedCall,
+        trail: &CallState,
+        timeout: Option<Instant>,
+    ) -> RunResult {
         let tool = passed.authorization.tool();
-        let (Some(handler), Some(permit)) = (&tool.handler, passed.authorization.run_permit()) else {
+        let (Some(handler), Some(permit)) = (&tool.handler, passed.authorization.run_permit())
+        else {
             let failure = Failure::from_code(
                 error_code::NO_HANDLER,
-                format!("`{}` is run by the client; admit the call and report the result", tool.spec.name),
+                format!(
+                    "`{}` is run by the client; admit the call and report the result",
+                    tool.spec.name
+                ),
             );
             return RunResult::not_started(failure);
         };
@@ -148,7 +169,9 @@ impl Toolgate {
         });
         // `catch_unwind` also covers the part of the handler before its first await.
         let own = ctx.clone();
-        let work = AssertUnwindSafe(async move { handler.run(permit, own, permit.arguments()).await }).catch_unwind();
+        let work =
+            AssertUnwindSafe(async move { handler.run(permit, own, permit.arguments()).await })
+                .catch_unwind();
         let mut over = false;
         let result = tokio::select! {
             biased;
@@ -167,7 +190,11 @@ impl Toolgate {
         }
         let txn = ctx.finish();
         match result {
-            Err(failure) if failure.status().is_some_and(|status| tool.spec.empty_statuses.contains(&status)) => {
+            Err(failure)
+                if failure
+                    .status()
+                    .is_some_and(|status| tool.spec.empty_statuses.contains(&status)) =>
+            {
                 RunResult { is_empty: true, ..RunResult::ended(Ok(Value::Null), txn) }
             }
             result => RunResult::ended(result, txn),
@@ -180,7 +207,10 @@ fn failure_before_start(trail: &CallState) -> Option<Failure> {
     let why = if trail.cancel.is_cancelled() {
         Failure::from_code(error_code::CANCELLED, "the call was cancelled before the tool began")
     } else if trail.deadline.is_some_and(|deadline| deadline <= Instant::now()) {
-        Failure::from_code(error_code::DEADLINE_EXCEEDED, "the deadline of the call passed before the tool began")
+        Failure::from_code(
+            error_code::DEADLINE_EXCEEDED,
+            "the deadline of the call passed before the tool began",
+        )
     } else {
         return None;
     };
@@ -196,7 +226,9 @@ fn effects_of_attempt(ran: &RunResult, passed: &AdmittedCall) -> CallEffects {
 
 fn can_retry(ran: &RunResult, tool: &ToolEntry) -> bool {
     let Err(failure) = &ran.result else { return false };
-    let safe = tool.spec.effect == Effect::Read || tool.spec.idempotent || failure.declared_effects().is_some_and(CallEffects::is_clean);
+    let safe = tool.spec.effect == Effect::Read
+        || tool.spec.idempotent
+        || failure.declared_effects().is_some_and(CallEffects::is_clean);
     failure.is_retryable() && safe
 }
 
@@ -212,10 +244,16 @@ pub(crate) fn roll_back_files(txn: &mut CallTransaction) -> bool {
 }
 
 pub(crate) fn panic_failure(tool: &str, panic: &(dyn std::any::Any + Send)) -> Failure {
-    let said = panic.downcast_ref::<&str>().map(|s| (*s).to_owned()).or_else(|| panic.downcast_ref::<String>().cloned());
+    let said = panic
+        .downcast_ref::<&str>()
+        .map(|s| (*s).to_owned())
+        .or_else(|| panic.downcast_ref::<String>().cloned());
     // The panic message goes to the operator only.
     tracing::error!(tool, panic = said.as_deref().unwrap_or("?"), "tool panicked");
-    Failure::from_code(error_code::TOOL_PANICKED, format!("`{tool}` crashed because of a bug; do not repeat the call, tell the user"))
+    Failure::from_code(
+        error_code::TOOL_PANICKED,
+        format!("`{tool}` crashed because of a bug; do not repeat the call, tell the user"),
+    )
 }
 
 /// Waits until a moment, or forever.
@@ -241,7 +279,9 @@ async fn wait_for_deadline(deadline: Option<Instant>, ctx: &ToolContext) {
 async fn wait_for_missed_heartbeat(ctx: &ToolContext, every: Option<Duration>) -> Duration {
     let Some(every) = every else { return std::future::pending().await };
     loop {
-        let Some(due) = ctx.last_heartbeat().checked_add(every) else { return std::future::pending().await };
+        let Some(due) = ctx.last_heartbeat().checked_add(every) else {
+            return std::future::pending().await;
+        };
         if due <= Instant::now() {
             return every;
         }

@@ -94,14 +94,26 @@ impl Completion {
         if let Outcome::Error(error) = &mut outcome {
             error.call_id = Some(row.call);
         }
-        Row { outcome, gate: self.gate, decision: self.decision, effects: self.effects, ..row.clone() }
+        Row {
+            outcome,
+            gate: self.gate,
+            decision: self.decision,
+            effects: self.effects,
+            ..row.clone()
+        }
     }
 }
 
 impl Toolgate {
     /// Ends an admitted call.
-    pub(crate) async fn settle_call(&self, passed: Box<AdmittedCall>, ran: RunResult, mut trail: Box<CallState>) -> Answer {
-        let RunResult { result, mut txn, is_empty: empty, is_unclean: unclean, has_started: begun } = ran;
+    pub(crate) async fn settle_call(
+        &self,
+        passed: Box<AdmittedCall>,
+        ran: RunResult,
+        mut trail: Box<CallState>,
+    ) -> Answer {
+        let RunResult { result, mut txn, is_empty: empty, is_unclean: unclean, has_started: begun } =
+            ran;
         let tool = passed.authorization.tool();
         let end = match result {
             Ok(value) => {
@@ -111,23 +123,35 @@ impl Toolgate {
                         outcome: Outcome::Success(shaped.output),
                         gate: Gate::Run,
                         decision: Decision::Succeeded,
-                        effects: if tool.spec.effect == Effect::Read { CallEffects::None } else { CallEffects::Done },
+                        effects: if tool.spec.effect == Effect::Read {
+                            CallEffects::None
+                        } else {
+                            CallEffects::Done
+                        },
                         resolution: ClaimResolution::Done,
                         changes: Some(shaped.changes),
                         outputs: shaped.stored.into_iter().collect(),
                         untruncated: shaped.untruncated,
                         result: shaped.digest,
                     },
-                    Err(error) => Completion::failed(error.with_effects(passed.effects_of_run()), Gate::Shape),
+                    Err(error) => {
+                        Completion::failed(error.with_effects(passed.effects_of_run()), Gate::Shape)
+                    }
                 }
             }
             Err(failure) => match resolve_effects(failure, &passed) {
                 ResolvedFailure::Error(mut error) => {
-                    SecretValues::from_arguments(passed.authorization.arguments().value(), tool).mask_error(&mut error);
+                    SecretValues::from_arguments(passed.authorization.arguments().value(), tool)
+                        .mask_error(&mut error);
                     // The tool's redirect is unverified. If the caller cannot use the target, the
                     // error remains and the redirect is dropped.
                     let to = error.redirect_tool.clone();
-                    let error = Box::pin(self.strip_unreachable_redirects(*error, &passed.agent, &passed.key)).await;
+                    let error = Box::pin(self.strip_unreachable_redirects(
+                        *error,
+                        &passed.agent,
+                        &passed.key,
+                    ))
+                    .await;
                     if let Some(to) = to.filter(|_| error.redirect_tool.is_none()) {
                         tracing::warn!(tool = tool.spec.name(), to = %escape_for_display(&to), "a tool redirects to a tool that this caller cannot use");
                     }
@@ -135,7 +159,8 @@ impl Toolgate {
                 }
                 // A signal asks for something before the tool acts, so nothing has happened yet.
                 ResolvedFailure::Signal(mut signal) => {
-                    SecretValues::from_arguments(passed.authorization.arguments().value(), tool).mask_signal(&mut signal);
+                    SecretValues::from_arguments(passed.authorization.arguments().value(), tool)
+                        .mask_signal(&mut signal);
                     Completion {
                         outcome: Outcome::Signal(signal),
                         gate: Gate::Run,
@@ -188,7 +213,9 @@ impl Toolgate {
                     self.finish_answer(end, row, receipt, &trail)
                 }
                 // Another call committed first. This call is recorded, but its changes are dropped.
-                Ok(Err(CommitConflictError)) => Box::pin(self.end_conflicting(passed, row, txn, trail)).await,
+                Ok(Err(CommitConflictError)) => {
+                    Box::pin(self.end_conflicting(passed, row, txn, trail)).await
+                }
                 Err(error) if kept => {
                     let heard = unrecorded_error(&error, passed.effects_of_run());
                     let mut end = Completion::failed(heard, Gate::Record);
@@ -201,10 +228,21 @@ impl Toolgate {
         }
     }
 
-    async fn end_conflicting(&self, passed: Box<AdmittedCall>, row: Arc<Row>, mut txn: CallTransaction, trail: Box<CallState>) -> Answer {
-        let error =
-            ToolError::from_code(error_code::CONFLICT, "another call changed this session first, so the changes of this call were dropped");
-        let mut end = Completion::failed(with_retry_delay(100, error.with_effects(passed.effects_of_run())), Gate::Settle);
+    async fn end_conflicting(
+        &self,
+        passed: Box<AdmittedCall>,
+        row: Arc<Row>,
+        mut txn: CallTransaction,
+        trail: Box<CallState>,
+    ) -> Answer {
+        let error = ToolError::from_code(
+            error_code::CONFLICT,
+            "another call changed this session first, so the changes of this call were dropped",
+        );
+        let mut end = Completion::failed(
+            with_retry_delay(100, error.with_effects(passed.effects_of_run())),
+            Gate::Settle,
+        );
         self.roll_back(&passed, &mut end, &mut txn, trail.id, &row.facts);
         let row = Arc::new(end.rewrite_row(&row));
         let finish = self.commit_request(&row, &trail, &mut end, &passed, &mut txn);
@@ -212,7 +250,13 @@ impl Toolgate {
     }
 
     /// Records an end that cannot conflict with another call.
-    async fn record_completion(&self, finish: Box<CommitRequest>, end: Completion, row: Arc<Row>, trail: &CallState) -> Answer {
+    async fn record_completion(
+        &self,
+        finish: Box<CommitRequest>,
+        end: Completion,
+        row: Arc<Row>,
+        trail: &CallState,
+    ) -> Answer {
         match self.0.store.commit(finish).await {
             Ok(receipt) => {
                 self.try_flush_spool().await;
@@ -230,14 +274,20 @@ impl Toolgate {
         passed: &AdmittedCall,
         txn: &mut CallTransaction,
     ) -> Box<CommitRequest> {
-        let polled = passed.authorization.tool().spec.polling.is_some().then_some(end.result).flatten();
+        let polled =
+            passed.authorization.tool().spec.polling.is_some().then_some(end.result).flatten();
         Box::new(CommitRequest {
             ended: self.call_end(row, trail.requested_digest, polled),
             row: Arc::clone(row),
             version: passed.version,
             changes: end.changes.take(),
             revoked: self.revoked_evidence(passed, end, trail),
-            provenance: provenance::call_provenance(passed, (&end.outcome, end.untruncated.as_ref()), end.resolution, txn),
+            provenance: provenance::call_provenance(
+                passed,
+                (&end.outcome, end.untruncated.as_ref()),
+                end.resolution,
+                txn,
+            ),
             // Logs are kept even if another call commits first.
             logs: txn.logs.clone(),
             resolution: end.resolution,
@@ -252,18 +302,27 @@ impl Toolgate {
     ///
     /// Evidence that may no longer hold counts as revoked. The arguments of the call decide, not
     /// the row, because the row is redacted by patterns.
-    fn revoked_evidence(&self, passed: &AdmittedCall, end: &Completion, trail: &CallState) -> Vec<Revocation> {
+    fn revoked_evidence(
+        &self,
+        passed: &AdmittedCall,
+        end: &Completion,
+        trail: &CallState,
+    ) -> Vec<Revocation> {
         if end.resolution == ClaimResolution::Released {
             return Vec::new();
         }
         let tool = passed.authorization.tool();
-        let mut revoked = tool.revoked_evidence(&trail.arguments, end.outcome.success().map(|output| &output.value));
+        let mut revoked = tool
+            .revoked_evidence(&trail.arguments, end.outcome.success().map(|output| &output.value));
         // A successful reported call revoked the old evidence before it produced its own.
         if passed.is_reported && end.outcome.success().is_some() {
             revoked.retain(|revoked| revoked.tool != tool.spec.name);
         }
         if let Some(provenance::MismatchedRun { arguments: ran, .. }) = &passed.mismatched_run {
-            let ran = ran.as_ref().map(|ran| self.0.redactor.redact_shared(Arc::new(ran.clone()), &tool.secrets)).unwrap_or_default();
+            let ran = ran
+                .as_ref()
+                .map(|ran| self.0.redactor.redact_shared(Arc::new(ran.clone()), &tool.secrets))
+                .unwrap_or_default();
             revoked.extend(tool.revoked_evidence(&ran, None));
         }
         revoked
@@ -283,24 +342,41 @@ impl Toolgate {
         trail: Box<CallState>,
     ) -> Answer {
         let gate = stop.gate.unwrap_or_else(|| trail.gate());
-        let end = Completion { decision: Decision::Refused, ..Completion::failed(*stop.error, gate) };
+        let end =
+            Completion { decision: Decision::Refused, ..Completion::failed(*stop.error, gate) };
         self.end_without_changes(end, seen, revoked, false, trail).await
     }
 
     /// Ends an admitted call whose tool is no longer known.
-    pub(crate) async fn end_without_tool(&self, blind: UnknownToolCompletion, intent: &ClaimRecord, trail: Box<CallState>) -> Answer {
+    pub(crate) async fn end_without_tool(
+        &self,
+        blind: UnknownToolCompletion,
+        intent: &ClaimRecord,
+        trail: Box<CallState>,
+    ) -> Answer {
         let mut end = Completion::failed(blind.error, Gate::Run);
         // A read counts as done if the client made it.
         if blind.has_run {
             end.resolution = ClaimResolution::Done;
         }
-        let mut revoked = if end.resolution == ClaimResolution::Released { Vec::new() } else { intent.revokes.clone() };
+        let mut revoked = if end.resolution == ClaimResolution::Released {
+            Vec::new()
+        } else {
+            intent.revokes.clone()
+        };
         // If other arguments ran, the entity is unknown, so evidence about every entity is revoked.
         if blind.has_other_arguments {
             revoked.iter_mut().for_each(|revoked| revoked.about = None);
         }
         // A read can be repeated, so its outcome need not be replayed.
-        self.end_without_changes(end, blind.provenance, revoked, intent.effect && !intent.recall.is_empty(), trail).await
+        self.end_without_changes(
+            end,
+            blind.provenance,
+            revoked,
+            intent.effect && !intent.recall.is_empty(),
+            trail,
+        )
+        .await
     }
 
     /// Ends a call with the outcome of an earlier identical call.
@@ -310,21 +386,30 @@ impl Toolgate {
             Outcome::Error(error) => {
                 error.replayed = true;
                 // Do not suggest the same call as the next step: it would only be replayed again.
-                error.next = error.next.take().filter(|next| *next.tool != *trail.tool || next.arguments != *trail.arguments);
+                error.next = error
+                    .next
+                    .take()
+                    .filter(|next| *next.tool != *trail.tool || next.arguments != *trail.arguments);
             }
             Outcome::Signal(_) => {}
         }
         let effects = outcome.error().map_or(CallEffects::None, |error| error.effects);
         // The result may be new to this session, so record its provenance here too.
-        let agent = self.0.agents.get(&trail.key.agent).filter(|agent| agent.tracked_sources.is_some());
+        let agent =
+            self.0.agents.get(&trail.key.agent).filter(|agent| agent.tracked_sources.is_some());
         let files = agent.is_some_and(|agent| agent.resources.files().is_some());
         let seen = agent.and_then(|agent| agent.tools.get(&trail.tool)).map(|tool| {
-            let entities = tool.spec.entities.iter().flat_map(|(name, path)| TaintCarrier::entities(name, path.get_all(&trail.arguments)));
+            let entities = tool.spec.entities.iter().flat_map(|(name, path)| {
+                TaintCarrier::entities(name, path.get_all(&trail.arguments))
+            });
             let mut seen = ProvenanceUpdate::new(&trail.key.agent);
             seen.record_reads(entities);
             // The original files are unknown, so assume any file.
             seen.record_reads(files.then_some(TaintCarrier::UnknownFile));
-            seen.record_untrusted(&provenance::model_visible_text(&outcome, None), tool.spec.untrusted);
+            seen.record_untrusted(
+                &provenance::model_visible_text(&outcome, None),
+                tool.spec.untrusted,
+            );
             Box::new(seen)
         });
         let end = Completion {
@@ -355,7 +440,8 @@ impl Toolgate {
         let row = self.build_row(&end, &mut trail);
         // A poll that keeps being rejected makes no progress. The loop rejection itself is not a
         // result.
-        let polls = end.gate != Gate::Progress && self.registered_tool(&trail).is_some_and(|tool| tool.spec.polling.is_some());
+        let polls = end.gate != Gate::Progress
+            && self.registered_tool(&trail).is_some_and(|tool| tool.spec.polling.is_some());
         let finish = Box::new(CommitRequest {
             ended: if end.decision == Decision::Replayed {
                 None
@@ -372,19 +458,34 @@ impl Toolgate {
             outcome: recallable.then(|| end.outcome.clone()),
             spent: None,
             outputs: Vec::new(),
-            is_durable: self.registered_tool(&trail).is_none_or(|tool| tool.spec.effect != Effect::Read),
+            is_durable: self
+                .registered_tool(&trail)
+                .is_none_or(|tool| tool.spec.effect != Effect::Read),
         });
         self.record_completion(finish, end, row, &trail).await
     }
 
     /// Rolls back a failed call and notifies its policies.
-    fn roll_back(&self, passed: &AdmittedCall, end: &mut Completion, txn: &mut CallTransaction, call: CallId, facts: &DecisionFacts) {
+    fn roll_back(
+        &self,
+        passed: &AdmittedCall,
+        end: &mut Completion,
+        txn: &mut CallTransaction,
+        call: CallId,
+        facts: &DecisionFacts,
+    ) {
         if !roll_back_files(txn) {
             end.mark_unclean();
         }
         let tool = passed.authorization.tool();
         if let Outcome::Error(error) = &end.outcome {
-            let ask = PolicyInput::new(call, &passed.key, &tool.spec, passed.authorization.arguments(), facts);
+            let ask = PolicyInput::new(
+                call,
+                &passed.key,
+                &tool.spec,
+                passed.authorization.arguments(),
+                facts,
+            );
             for policy in &tool.observers {
                 if catch_unwind(AssertUnwindSafe(|| policy.on_rollback(&ask, error))).is_err() {
                     tracing::error!(policy = policy.name(), "policy panicked in `on_rollback`");
@@ -410,9 +511,16 @@ impl Toolgate {
         }
     }
 
-    fn call_end(&self, row: &Row, asked: Option<toolgate_json::Digest>, result: Option<toolgate_json::Digest>) -> Option<CallEnd> {
+    fn call_end(
+        &self,
+        row: &Row,
+        asked: Option<toolgate_json::Digest>,
+        result: Option<toolgate_json::Digest>,
+    ) -> Option<CallEnd> {
         let retry_from = row.outcome.error().filter(|error| error.retryable).map(|error| {
-            let wait = SignedDuration::from_millis(i64::try_from(error.retry_after_ms.unwrap_or(0)).unwrap_or(i64::MAX));
+            let wait = SignedDuration::from_millis(
+                i64::try_from(error.retry_after_ms.unwrap_or(0)).unwrap_or(i64::MAX),
+            );
             self.now().checked_add(wait).unwrap_or(jiff::Timestamp::MAX)
         });
         asked.map(|digest| CallEnd { digest, retry_from, result })
@@ -440,13 +548,27 @@ impl Toolgate {
     }
 
     /// Builds the row that is used if the call is abandoned. The store fills in the counter values.
-    pub(crate) fn draft_abandoned_row(&self, effect: bool, charges: &[Charge], trail: &CallState) -> Arc<Row> {
-        let (effects, so) = if effect { (CallEffects::Unknown, "it may have taken effect") } else { (CallEffects::None, "it only reads") };
-        let message = format!("call abandoned: the process ended or timed out before reporting a result; {so}");
+    pub(crate) fn draft_abandoned_row(
+        &self,
+        effect: bool,
+        charges: &[Charge],
+        trail: &CallState,
+    ) -> Arc<Row> {
+        let (effects, so) = if effect {
+            (CallEffects::Unknown, "it may have taken effect")
+        } else {
+            (CallEffects::None, "it only reads")
+        };
+        let message = format!(
+            "call abandoned: the process ended or timed out before reporting a result; {so}"
+        );
         let error = ToolError::from_code(error_code::ABANDONED, message).with_effects(effects);
         let end = (Decision::Failed, Gate::Run, effects);
         let mut facts = trail.facts.clone();
-        facts.claimed = charges.iter().map(|charge| (charge.counter.clone(), charge.window, Decimal::ZERO)).collect();
+        facts.claimed = charges
+            .iter()
+            .map(|charge| (charge.counter.clone(), charge.window, Decimal::ZERO))
+            .collect();
         Arc::new(self.0.redactor.redact_row(self.base_row(error.into(), end, facts, trail)))
     }
 
@@ -488,18 +610,30 @@ impl Toolgate {
     }
 
     /// Returns the entities of the call, from its arguments or else from its result.
-    fn entities_of_call(&self, outcome: &Outcome, trail: &CallState) -> Vec<(Arc<str>, serde_json::Value)> {
+    fn entities_of_call(
+        &self,
+        outcome: &Outcome,
+        trail: &CallState,
+    ) -> Vec<(Arc<str>, serde_json::Value)> {
         let Some(tool) = self.registered_tool(trail) else { return trail.entities.clone() };
         extract_entities(tool, &trail.arguments, outcome.success().map(|output| &output.value))
     }
 
     /// Writes the row to the spool because the store is unavailable, and tells the caller.
-    fn spool_row(&self, end: Completion, row: Arc<Row>, error: &StoreError, trail: &CallState) -> Answer {
+    fn spool_row(
+        &self,
+        end: Completion,
+        row: Arc<Row>,
+        error: &StoreError,
+        trail: &CallState,
+    ) -> Answer {
         if let Err(spool) = self.0.spool.append_row(&row) {
             tracing::error!(%spool, path = %self.0.spool.path().display(), row = %serde_json::to_string(&*row).unwrap_or_default(), "cannot store or spool a ledger row; it stays in memory until the store accepts it");
         }
-        if let Some(agent) = self.0.agents.get(&row.key.agent).filter(|agent| agent.definition_digest == row.config)
-            && let Err(error) = self.0.spool.save_definition(agent.definition_digest, &agent.definition)
+        if let Some(agent) =
+            self.0.agents.get(&row.key.agent).filter(|agent| agent.definition_digest == row.config)
+            && let Err(error) =
+                self.0.spool.save_definition(agent.definition_digest, &agent.definition)
         {
             tracing::warn!(%error, "cannot save the agent definition of a spooled row next to the spool");
         }
@@ -508,7 +642,13 @@ impl Toolgate {
         self.finish_answer(end, row, None, trail)
     }
 
-    fn finish_answer(&self, mut end: Completion, row: Arc<Row>, recorded: Option<LazyReceipt>, trail: &CallState) -> Answer {
+    fn finish_answer(
+        &self,
+        mut end: Completion,
+        row: Arc<Row>,
+        recorded: Option<LazyReceipt>,
+        trail: &CallState,
+    ) -> Answer {
         let rule = row.rule.clone();
         trail.span.record("toolgate.gate", end.gate.name());
         trail.span.record("toolgate.decision", end.decision.name());
@@ -532,8 +672,13 @@ pub(crate) fn extract_entities(
     result: Option<&serde_json::Value>,
 ) -> Vec<(Arc<str>, serde_json::Value)> {
     let about = |(name, path): &(Arc<str>, toolgate_json::Pointer)| {
-        let found = path.get(arguments).filter(|value| !value.is_null()).or_else(|| result.and_then(|value| path.get(value)));
-        found.filter(|value| !value.is_null()).map(|value| (Arc::clone(name), toolgate_json::with_canonical_numbers(value.clone())))
+        let found = path
+            .get(arguments)
+            .filter(|value| !value.is_null())
+            .or_else(|| result.and_then(|value| path.get(value)));
+        found
+            .filter(|value| !value.is_null())
+            .map(|value| (Arc::clone(name), toolgate_json::with_canonical_numbers(value.clone())))
     };
     tool.spec.entities.iter().filter_map(about).collect()
 }
@@ -542,7 +687,8 @@ fn unrecorded_error(error: &StoreError, effects: CallEffects) -> ToolError {
     tracing::error!(%error, "cannot record a call in the store");
     with_retry_delay(
         1_000,
-        ToolError::from_code(error_code::STORE_UNAVAILABLE, "the store could not record the call").with_effects(effects),
+        ToolError::from_code(error_code::STORE_UNAVAILABLE, "the store could not record the call")
+            .with_effects(effects),
     )
 }
 

@@ -25,7 +25,8 @@ use toolgate_json;
 use toolgate_json::JsonBounds;
 
 /// Bounds of every tool result. A ledger row that contains the result must stay readable.
-pub(crate) const OUTPUT_BOUNDS: JsonBounds = JsonBounds { bytes: 64 << 20, depth: 100, nodes: 2_000_000 };
+pub(crate) const OUTPUT_BOUNDS: JsonBounds =
+    JsonBounds { bytes: 64 << 20, depth: 100, nodes: 2_000_000 };
 /// Size of the part of a truncated result that the model sees at once.
 const MAX_PREVIEW_BYTES: usize = 4 << 10;
 
@@ -60,15 +61,24 @@ impl Toolgate {
         }
         if !empty {
             crate::normalize::apply_rules(&tool.spec.normalize, &mut value).map_err(|e| {
-                let what = if tool.secrets.is_empty() { e.to_string() } else { format!("the value at `{}` {}", e.path, e.reason) };
-                ToolError::from_code(error_code::INVALID_RESULT, format!("cannot normalize the result of `{}`: {what}", tool.spec.name))
+                let what = if tool.secrets.is_empty() {
+                    e.to_string()
+                } else {
+                    format!("the value at `{}` {}", e.path, e.reason)
+                };
+                ToolError::from_code(
+                    error_code::INVALID_RESULT,
+                    format!("cannot normalize the result of `{}`: {what}", tool.spec.name),
+                )
             })?;
         }
         self.run_after_hooks(&mut value, passed, trail).await?;
         if let Some(schema) = tool.output.as_ref().filter(|_| !empty) {
             schema.check(&tool.spec.name, &value).map_err(|invalid| {
-                let mut error =
-                    ToolError::from_code(error_code::INVALID_RESULT, format!("the result does not match its schema: {}", invalid.message));
+                let mut error = ToolError::from_code(
+                    error_code::INVALID_RESULT,
+                    format!("the result does not match its schema: {}", invalid.message),
+                );
                 error.errors = invalid.errors;
                 error
             })?;
@@ -78,21 +88,40 @@ impl Toolgate {
         }
         let changes = self.collect_changes(&value, empty, passed, txn, trail)?;
         let digest = tool.spec.polling.map(|_| toolgate_json::digest_of(&value));
-        let mut output = CallOutput { message: txn.message.take(), value, hidden: txn.is_value_hidden, empty, ..CallOutput::default() };
+        let mut output = CallOutput {
+            message: txn.message.take(),
+            value,
+            hidden: txn.is_value_hidden,
+            empty,
+            ..CallOutput::default()
+        };
         let most = tool.spec.max_output.unwrap_or(passed.agent.max_output);
-        let whole = (passed.agent.tracked_sources.is_some() && !is_certainly_small(&output.value, most)).then(|| output.value.clone());
+        let whole = (passed.agent.tracked_sources.is_some()
+            && !is_certainly_small(&output.value, most))
+        .then(|| output.value.clone());
         let stored = truncate_output(&mut output, most, &self.0.redactor);
         Ok(ShapedResult { output, stored, changes, digest, untruncated: whole })
     }
 
-    async fn run_after_hooks(&self, value: &mut Value, passed: &AdmittedCall, trail: &mut CallState) -> Result<(), ToolError> {
+    async fn run_after_hooks(
+        &self,
+        value: &mut Value,
+        passed: &AdmittedCall,
+        trail: &mut CallState,
+    ) -> Result<(), ToolError> {
         let tool = passed.authorization.tool();
         for hook in &tool.hooks {
             let ran_ms = trail.latency().nanos_at(Gate::Run) / 1_000_000;
-            let call =
-                HookCall { call: trail.id, key: &passed.key, tool: &tool.spec.name, input: passed.authorization.arguments().value() };
+            let call = HookCall {
+                call: trail.id,
+                key: &passed.key,
+                tool: &tool.spec.name,
+                input: passed.authorization.arguments().value(),
+            };
             let given: &Value = value;
-            let work = futures_util::FutureExt::catch_unwind(AssertUnwindSafe(async move { hook.after(call, given, ran_ms).await }));
+            let work = futures_util::FutureExt::catch_unwind(AssertUnwindSafe(async move {
+                hook.after(call, given, ran_ms).await
+            }));
             let answer = match tokio::time::timeout(hook.timeout(), work).await {
                 Ok(Ok(answer)) => answer,
                 Ok(Err(_)) => Err(HookError("it panicked".to_owned())),
@@ -100,12 +129,17 @@ impl Toolgate {
             };
             match answer {
                 Ok(Some(rewritten)) => {
-                    if let Some(why) = toolgate_json::find_exceeded_bound_of_value(&rewritten, &OUTPUT_BOUNDS) {
+                    if let Some(why) =
+                        toolgate_json::find_exceeded_bound_of_value(&rewritten, &OUTPUT_BOUNDS)
+                    {
                         toolgate_json::drop_iteratively(rewritten);
                         trail.rule = Some(hook.name().to_owned());
                         return Err(ToolError::from_code(
                             error_code::HOOK_FAILED,
-                            format!("the hook `{}` rewrote the result, and it is too large: {why}", hook.name()),
+                            format!(
+                                "the hook `{}` rewrote the result, and it is too large: {why}",
+                                hook.name()
+                            ),
                         ));
                     }
                     *value = rewritten;
@@ -113,12 +147,18 @@ impl Toolgate {
                 Ok(None) => {}
                 Err(fault) => {
                     trail.rule = Some(hook.name().to_owned());
-                    let mut secrets = SecretValues::from_arguments(passed.authorization.arguments().value(), tool);
+                    let mut secrets = SecretValues::from_arguments(
+                        passed.authorization.arguments().value(),
+                        tool,
+                    );
                     secrets.add_document(value, tool);
                     let fault = secrets.mask_text(&fault.0);
                     return Err(ToolError::from_code(
                         error_code::HOOK_FAILED,
-                        format!("the hook `{}` failed after the tool had run, so its result is withheld: {fault}", hook.name()),
+                        format!(
+                            "the hook `{}` failed after the tool had run, so its result is withheld: {fault}",
+                            hook.name()
+                        ),
                     ));
                 }
             }
@@ -142,13 +182,21 @@ impl Toolgate {
         let mut marks = Vec::new();
         for policy in &tool.observers {
             let heard = catch_unwind(AssertUnwindSafe(|| {
-                policy.on_result(&SuccessfulCall { input: ask, value, file_accesses: &txn.observations, revoked: &revoked })
+                policy.on_result(&SuccessfulCall {
+                    input: ask,
+                    value,
+                    file_accesses: &txn.observations,
+                    revoked: &revoked,
+                })
             }));
             match heard {
                 Ok(Ok(mut more)) => marks.append(&mut more),
                 // A failure of a rule in observe mode must not affect the call.
                 _ if policy.mode() == EnforcementMode::Observe => {
-                    tracing::warn!(policy = policy.name(), "a rule in observe mode failed in `on_result`")
+                    tracing::warn!(
+                        policy = policy.name(),
+                        "a rule in observe mode failed in `on_result`"
+                    )
                 }
                 Ok(Err(fault)) => {
                     trail.rule = Some(policy.name().to_owned());
@@ -159,34 +207,50 @@ impl Toolgate {
                 }
                 Err(_) => {
                     trail.rule = Some(policy.name().to_owned());
-                    return Err(ToolError::from_code(error_code::POLICY_FAULT, format!("the policy `{}` panicked", policy.name())));
+                    return Err(ToolError::from_code(
+                        error_code::POLICY_FAULT,
+                        format!("the policy `{}` panicked", policy.name()),
+                    ));
                 }
             }
         }
-        let entities = tool.spec.entities.iter().zip(&tool.is_entity_declared).filter_map(|((name, path), declared)| {
-            let asked = path.get(&trail.arguments).filter(|_| *declared);
-            proven_entity(asked, path.get(value)).map(|entity| (Arc::clone(name), toolgate_json::with_canonical_numbers(entity.clone())))
+        let entities = tool.spec.entities.iter().zip(&tool.is_entity_declared).filter_map(
+            |((name, path), declared)| {
+                let asked = path.get(&trail.arguments).filter(|_| *declared);
+                proven_entity(asked, path.get(value)).map(|entity| {
+                    (Arc::clone(name), toolgate_json::with_canonical_numbers(entity.clone()))
+                })
+            },
+        );
+        let fields = tool.spec.proves.iter().filter_map(|path| {
+            path.get(value).map(|field| {
+                (path.to_string(), toolgate_json::with_canonical_numbers(field.clone()))
+            })
         });
-        let fields = tool
-            .spec
-            .proves
-            .iter()
-            .filter_map(|path| path.get(value).map(|field| (path.to_string(), toolgate_json::with_canonical_numbers(field.clone()))));
         // Reported evidence is as old as the call, so evidence that others have revoked since stays
         // revoked. If the tool revokes its own evidence, it did so at admission, after its writes
         // were recorded.
         let own = if tool.spec.revokes.iter().any(|(of, _)| *of == tool.spec.name) {
-            tool.revoked_evidence(&trail.arguments, None).len() + usize::from(passed.agent.tracked_sources.is_some())
+            tool.revoked_evidence(&trail.arguments, None).len()
+                + usize::from(passed.agent.tracked_sources.is_some())
         } else {
             0
         };
-        let stamp = if passed.is_reported { trail.evidence_stamp.saturating_add(own as u64 + 1) } else { u64::MAX };
+        let stamp = if passed.is_reported {
+            trail.evidence_stamp.saturating_add(own as u64 + 1)
+        } else {
+            u64::MAX
+        };
         let evidence = Evidence {
             tool: Arc::clone(&tool.spec.name),
             entities: entities.collect(),
             fields: Value::Object(fields.collect()),
             at: trail.started,
-            origin: if passed.is_reported { EvidenceOrigin::Reported } else { EvidenceOrigin::RunHere },
+            origin: if passed.is_reported {
+                EvidenceOrigin::Reported
+            } else {
+                EvidenceOrigin::RunHere
+            },
             stamp,
         };
         // An empty result is not evidence.
@@ -196,7 +260,11 @@ impl Toolgate {
 }
 
 /// Stores a result that is too large. The model gets its beginning and a handle.
-fn truncate_output(output: &mut CallOutput, most: usize, redactor: &Redactor) -> Option<(String, Arc<str>)> {
+fn truncate_output(
+    output: &mut CallOutput,
+    most: usize,
+    redactor: &Redactor,
+) -> Option<(String, Arc<str>)> {
     if output.hidden || is_certainly_small(&output.value, most) {
         return None;
     }
@@ -214,9 +282,12 @@ fn truncate_output(output: &mut CallOutput, most: usize, redactor: &Redactor) ->
     }
     // Do not cut through a secret, because no pattern would match the rest.
     let end = redactor.find_cut_position(&text, end);
-    let said =
-        format!("The result has {} bytes; this is its beginning. Read on with `read_output`, handle `{handle}`, offset {end}.", text.len());
-    output.message = Some(output.message.take().map_or(said.clone(), |message| format!("{message}\n{said}")));
+    let said = format!(
+        "The result has {} bytes; this is its beginning. Read on with `read_output`, handle `{handle}`, offset {end}.",
+        text.len()
+    );
+    output.message =
+        Some(output.message.take().map_or(said.clone(), |message| format!("{message}\n{said}")));
     output.value = Value::String(text.get(..end).unwrap_or_default().to_owned());
     output.stored = Some(StoredOutputRef { handle: handle.clone(), bytes: text.len() });
     Some((handle, text))
@@ -228,9 +299,11 @@ fn is_certainly_small(value: &Value, most: usize) -> bool {
         Value::Null | Value::Bool(_) => true,
         Value::Number(number) => number.as_str().len() <= most,
         Value::String(text) => text.len() <= most,
-        Value::Array(_) | Value::Object(_) => {
-            toolgate_json::find_exceeded_bound_of_value(value, &JsonBounds { bytes: most / 8, depth: 128, nodes: most / 8 }).is_none()
-        }
+        Value::Array(_) | Value::Object(_) => toolgate_json::find_exceeded_bound_of_value(
+            value,
+            &JsonBounds { bytes: most / 8, depth: 128, nodes: most / 8 },
+        )
+        .is_none(),
     }
 }
 

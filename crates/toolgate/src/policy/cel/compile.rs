@@ -10,8 +10,8 @@ use cel::common::ast::{CallExpr, ComprehensionExpr, Expr, LiteralValue, SelectEx
 use cel::parser::{Expression as Tree, Parser};
 
 use super::{
-    ArithmeticOp, CelComprehension, CelFunction, CelNode, CelNodeKind, CelVariable, CompareOp, MAX_EXPRESSION_BYTES, MAX_EXPRESSION_DEPTH,
-    MAX_OPERATORS, TimestampPart,
+    ArithmeticOp, CelComprehension, CelFunction, CelNode, CelNodeKind, CelVariable, CompareOp,
+    MAX_EXPRESSION_BYTES, MAX_EXPRESSION_DEPTH, MAX_OPERATORS, TimestampPart,
 };
 use crate::policy::{Condition, Diagnostic};
 use toolgate_json::Pointer;
@@ -19,7 +19,8 @@ use toolgate_json::Pointer;
 /// Stack size of the parser thread, several times what an expression at all limits needs.
 const PARSER_STACK_BYTES: usize = 64 << 20;
 
-const VARIABLE_NAMES: [&str; 7] = ["input", "result", "session", "principal", "agent", "tool", "now"];
+const VARIABLE_NAMES: [&str; 7] =
+    ["input", "result", "session", "principal", "agent", "tool", "now"];
 
 /// Functions and their number of arguments, including the receiver of a method call.
 const FUNCTION_SIGNATURES: [(&str, CelFunction, Range<usize>); 17] = [
@@ -46,7 +47,9 @@ pub(crate) fn compile(source: &str) -> Result<CelNode, Vec<Diagnostic>> {
     check_source_bounds(source).map_err(|problem| vec![problem])?;
     // The parser needs much stack for each level, and the caller may have little.
     std::thread::scope(|scope| {
-        let parsing = std::thread::Builder::new().stack_size(PARSER_STACK_BYTES).spawn_scoped(scope, || parse(source));
+        let parsing = std::thread::Builder::new()
+            .stack_size(PARSER_STACK_BYTES)
+            .spawn_scoped(scope, || parse(source));
         let parsed = parsing.ok().and_then(|thread| thread.join().ok());
         parsed.unwrap_or_else(|| Err(vec![Diagnostic::new("the expression cannot be parsed")]))
     })
@@ -54,7 +57,9 @@ pub(crate) fn compile(source: &str) -> Result<CelNode, Vec<Diagnostic>> {
 
 fn parse(source: &str) -> Result<CelNode, Vec<Diagnostic>> {
     let parsed = Parser::new().max_recursion_depth(96).parse_with_source_info(source);
-    let (tree, info) = parsed.map_err(|errors| errors.errors.iter().map(|e| syntax_problem(source, e)).take(1).collect::<Vec<_>>())?;
+    let (tree, info) = parsed.map_err(|errors| {
+        errors.errors.iter().map(|e| syntax_problem(source, e)).take(1).collect::<Vec<_>>()
+    })?;
     let mut lowering = CelLowering { source, info, locals: Vec::new(), depth: 0 };
     lowering.lower_node(&tree).map_err(|problem| vec![problem])
 }
@@ -62,11 +67,15 @@ fn parse(source: &str) -> Result<CelNode, Vec<Diagnostic>> {
 /// Rejects expressions that are too long or too deep, because the parser recurses.
 fn check_source_bounds(source: &str) -> Result<(), Diagnostic> {
     if source.len() > MAX_EXPRESSION_BYTES {
-        return Err(Diagnostic::new(format!("the expression has {} bytes, the maximum is {MAX_EXPRESSION_BYTES}", source.len()))
-            .with_help("move a part of it to another rule"));
+        return Err(Diagnostic::new(format!(
+            "the expression has {} bytes, the maximum is {MAX_EXPRESSION_BYTES}",
+            source.len()
+        ))
+        .with_help("move a part of it to another rule"));
     }
     if source.trim().is_empty() {
-        return Err(Diagnostic::new("the expression is empty").with_help("write a condition, or leave `when` out"));
+        return Err(Diagnostic::new("the expression is empty")
+            .with_help("write a condition, or leave `when` out"));
     }
     let (mut depth, mut signs, mut operators, mut quote) = (0usize, 0usize, 0usize, None);
     let (mut before, mut escaped) = (b' ', false);
@@ -88,29 +97,39 @@ fn check_source_bounds(source: &str) -> Result<(), Diagnostic> {
         signs = if quote.is_none() && matches!(byte, b'!' | b'-') { signs + 1 } else { 0 };
         before = byte;
         if depth > MAX_EXPRESSION_DEPTH || signs > MAX_EXPRESSION_DEPTH {
-            return Err(Diagnostic::new(format!("the expression is nested more than {MAX_EXPRESSION_DEPTH} deep"))
-                .with_range(at..at + 1)
-                .with_help("move a part of it to another rule"));
+            return Err(Diagnostic::new(format!(
+                "the expression is nested more than {MAX_EXPRESSION_DEPTH} deep"
+            ))
+            .with_range(at..at + 1)
+            .with_help("move a part of it to another rule"));
         }
         if operators > MAX_OPERATORS {
-            return Err(Diagnostic::new(format!("the expression has more than {MAX_OPERATORS} operators"))
-                .with_range(at..at + 1)
-                .with_help("move a part of it to another rule"));
+            return Err(Diagnostic::new(format!(
+                "the expression has more than {MAX_OPERATORS} operators"
+            ))
+            .with_range(at..at + 1)
+            .with_help("move a part of it to another rule"));
         }
     }
     Ok(())
 }
 
 fn syntax_problem(source: &str, error: &cel::ParseError) -> Diagnostic {
-    let (line, column) = (usize::try_from(error.pos.0).unwrap_or(1).max(1), usize::try_from(error.pos.1).unwrap_or(1).max(1));
+    let (line, column) = (
+        usize::try_from(error.pos.0).unwrap_or(1).max(1),
+        usize::try_from(error.pos.1).unwrap_or(1).max(1),
+    );
     let start: usize = source.split_inclusive('\n').take(line - 1).map(str::len).sum();
     let rest = source.get(start..).unwrap_or_default();
-    let at = start + rest.char_indices().nth(column.saturating_sub(1)).map_or(rest.len(), |(at, _)| at);
+    let at =
+        start + rest.char_indices().nth(column.saturating_sub(1)).map_or(rest.len(), |(at, _)| at);
     let at = at.min(source.len().saturating_sub(1));
-    let end = source.get(at..).and_then(|rest| rest.chars().next()).map_or(at + 1, |c| at + c.len_utf8());
+    let end =
+        source.get(at..).and_then(|rest| rest.chars().next()).map_or(at + 1, |c| at + c.len_utf8());
     // The parser lists the tokens that it expected. The first sentence is enough.
     let said = error.msg.lines().next().unwrap_or_default();
-    let said = said.split(" expecting ").next().unwrap_or(said).trim_start_matches("Syntax error: ");
+    let said =
+        said.split(" expecting ").next().unwrap_or(said).trim_start_matches("Syntax error: ");
     Diagnostic::new(format!("not valid CEL: {said}"))
         .with_range(at..end)
         .with_help("like `input.amount > 500 && input.currency == \"EUR\"`")
@@ -128,8 +147,10 @@ impl CelLowering<'_> {
     fn lower_node(&mut self, tree: &Tree) -> Result<CelNode, Diagnostic> {
         self.depth += 1;
         if self.depth > MAX_OPERATORS + 2 * MAX_EXPRESSION_DEPTH {
-            return Err(Diagnostic::new(format!("the expression is nested more than {MAX_EXPRESSION_DEPTH} deep"))
-                .with_help("move a part of it to another rule"));
+            return Err(Diagnostic::new(format!(
+                "the expression is nested more than {MAX_EXPRESSION_DEPTH} deep"
+            ))
+            .with_help("move a part of it to another rule"));
         }
         let kind = self.lower_kind(tree);
         self.depth -= 1;
@@ -154,9 +175,15 @@ impl CelLowering<'_> {
         }
         // The parser reports the start of the last token: include the whole name or literal.
         let rest = self.source.get(end..).unwrap_or_default();
-        let word = rest.find(|c: char| !c.is_alphanumeric() && !matches!(c, '_' | '.' | '"' | '\'')).unwrap_or(rest.len());
+        let word = rest
+            .find(|c: char| !c.is_alphanumeric() && !matches!(c, '_' | '.' | '"' | '\''))
+            .unwrap_or(rest.len());
         let least = rest.chars().next().map_or(1, char::len_utf8);
-        if start == usize::MAX { 0..self.source.len() } else { start..(end + word.max(least)).min(self.source.len()) }
+        if start == usize::MAX {
+            0..self.source.len()
+        } else {
+            start..(end + word.max(least)).min(self.source.len())
+        }
     }
 
     fn problem_at(&self, tree: &Tree, message: impl Into<String>) -> Diagnostic {
@@ -169,15 +196,23 @@ impl CelLowering<'_> {
             Expr::Ident(name) => self.lower_name(tree, name)?,
             Expr::Select(select) => self.lower_select(select)?,
             Expr::Call(call) => self.lower_call(tree, call)?,
-            Expr::List(list) => CelNodeKind::List(list.elements.iter().map(|e| self.lower_node(e)).collect::<Result<_, _>>()?),
+            Expr::List(list) => CelNodeKind::List(
+                list.elements.iter().map(|e| self.lower_node(e)).collect::<Result<_, _>>()?,
+            ),
             Expr::Comprehension(each) => self.lower_comprehension(each)?,
             Expr::Map(_) | Expr::Struct(_) | Expr::Unspecified => {
-                return Err(self.problem_at(tree, "map and message literals are not supported").with_help("compare field by field"));
+                return Err(self
+                    .problem_at(tree, "map and message literals are not supported")
+                    .with_help("compare field by field"));
             }
         })
     }
 
-    fn lower_literal(&self, tree: &Tree, literal: &LiteralValue) -> Result<CelNodeKind, Diagnostic> {
+    fn lower_literal(
+        &self,
+        tree: &Tree,
+        literal: &LiteralValue,
+    ) -> Result<CelNodeKind, Diagnostic> {
         Ok(match literal {
             LiteralValue::Null => CelNodeKind::Null,
             LiteralValue::Boolean(value) => CelNodeKind::Bool(*value.inner()),
@@ -188,18 +223,26 @@ impl CelLowering<'_> {
             LiteralValue::Double(value) => {
                 // A minus before a literal belongs to the literal, but not to the reported range.
                 let written = self.source.get(self.span(tree)).unwrap_or_default();
-                let sign = if value.inner().is_sign_negative() && !written.starts_with('-') { "-" } else { "" };
+                let sign = if value.inner().is_sign_negative() && !written.starts_with('-') {
+                    "-"
+                } else {
+                    ""
+                };
                 let exact = toolgate_json::canonical_number(&format!("{sign}{written}"))
                     .ok()
-                    .and_then(|number| toolgate_json::decimal_of(&serde_json::Value::Number(number)))
+                    .and_then(|number| {
+                        toolgate_json::decimal_of(&serde_json::Value::Number(number))
+                    })
                     .filter(|exact| exact.to_string().parse() == Ok(*value.inner()));
                 // Reject a literal whose double differs from the written number.
-                CelNodeKind::Number(
-                    exact
-                        .ok_or_else(|| self.problem_at(tree, "this number cannot be represented exactly").with_help("use fewer digits"))?,
-                )
+                CelNodeKind::Number(exact.ok_or_else(|| {
+                    self.problem_at(tree, "this number cannot be represented exactly")
+                        .with_help("use fewer digits")
+                })?)
             }
-            LiteralValue::Bytes(_) => return Err(self.problem_at(tree, "byte literals are not supported")),
+            LiteralValue::Bytes(_) => {
+                return Err(self.problem_at(tree, "byte literals are not supported"));
+            }
         })
     }
 
@@ -216,12 +259,23 @@ impl CelLowering<'_> {
             "tool" => CelNodeKind::Variable(CelVariable::Tool),
             "now" => CelNodeKind::Variable(CelVariable::Now),
             _ => {
-                let problem = self.problem_at(tree, format!("unknown variable `{}`", toolgate_text::escape_for_display(name)));
-                let guess = VARIABLE_NAMES.into_iter().find(|known| toolgate_text::suggest::is_misspelling(known, name));
-                let arguments = format!("write an argument as `input.{}`", toolgate_text::escape_for_display(name));
+                let problem = self.problem_at(
+                    tree,
+                    format!("unknown variable `{}`", toolgate_text::escape_for_display(name)),
+                );
+                let guess = VARIABLE_NAMES
+                    .into_iter()
+                    .find(|known| toolgate_text::suggest::is_misspelling(known, name));
+                let arguments = format!(
+                    "write an argument as `input.{}`",
+                    toolgate_text::escape_for_display(name)
+                );
                 let help = match guess {
                     Some(guess) => format!("did you mean `{guess}`? If not, {arguments}"),
-                    None => format!("{arguments}; the variables are {}", VARIABLE_NAMES.map(|v| format!("`{v}`")).join(", ")),
+                    None => format!(
+                        "{arguments}; the variables are {}",
+                        VARIABLE_NAMES.map(|v| format!("`{v}`")).join(", ")
+                    ),
                 };
                 return Err(problem.with_help(help));
             }
@@ -232,7 +286,11 @@ impl CelLowering<'_> {
         let operand = self.lower_node(&select.operand)?;
         let span = operand.span.clone();
         let inner = lower_member(operand, &select.field);
-        Ok(if select.test { CelNodeKind::Has(Box::new(CelNode { kind: inner, span })) } else { inner })
+        Ok(if select.test {
+            CelNodeKind::Has(Box::new(CelNode { kind: inner, span }))
+        } else {
+            inner
+        })
     }
 
     fn lower_pair(&mut self, call: &CallExpr) -> Result<Box<[CelNode; 2]>, Diagnostic> {
@@ -246,20 +304,30 @@ impl CelLowering<'_> {
         let compare = |c: CompareOp| move |pair| CelNodeKind::Compare(c, pair);
         let arithmetic = |a: ArithmeticOp| move |pair| CelNodeKind::Arithmetic(a, pair);
         match (call.func_name.as_str(), call.args.as_slice()) {
-            (op::LOGICAL_AND, _) => Ok(CelNodeKind::And(self.collect_operands(tree, op::LOGICAL_AND)?)),
-            (op::LOGICAL_OR, _) => Ok(CelNodeKind::Or(self.collect_operands(tree, op::LOGICAL_OR)?)),
+            (op::LOGICAL_AND, _) => {
+                Ok(CelNodeKind::And(self.collect_operands(tree, op::LOGICAL_AND)?))
+            }
+            (op::LOGICAL_OR, _) => {
+                Ok(CelNodeKind::Or(self.collect_operands(tree, op::LOGICAL_OR)?))
+            }
             (op::LOGICAL_NOT, [a]) => Ok(CelNodeKind::Not(Box::new(self.lower_node(a)?))),
             // Generated by `all`. A fault in the condition occurs again in the step, so no special
             // treatment is needed.
             (op::NOT_STRICTLY_FALSE, [a]) => Ok(self.lower_node(a)?.kind),
             (op::NEGATE, [a]) => Ok(CelNodeKind::Negate(Box::new(self.lower_node(a)?))),
-            (op::CONDITIONAL, [c, a, b]) => Ok(CelNodeKind::If(Box::new([self.lower_node(c)?, self.lower_node(a)?, self.lower_node(b)?]))),
+            (op::CONDITIONAL, [c, a, b]) => Ok(CelNodeKind::If(Box::new([
+                self.lower_node(c)?,
+                self.lower_node(a)?,
+                self.lower_node(b)?,
+            ]))),
             (op::EQUALS, _) => self.lower_pair(call).map(compare(CompareOp::Equal)),
             (op::NOT_EQUALS, _) => self.lower_pair(call).map(compare(CompareOp::NotEqual)),
             (op::LESS, _) => self.lower_pair(call).map(compare(CompareOp::Less)),
             (op::LESS_EQUALS, _) => self.lower_pair(call).map(compare(CompareOp::LessOrEqual)),
             (op::GREATER, _) => self.lower_pair(call).map(compare(CompareOp::Greater)),
-            (op::GREATER_EQUALS, _) => self.lower_pair(call).map(compare(CompareOp::GreaterOrEqual)),
+            (op::GREATER_EQUALS, _) => {
+                self.lower_pair(call).map(compare(CompareOp::GreaterOrEqual))
+            }
             (op::ADD, _) => self.lower_pair(call).map(arithmetic(ArithmeticOp::Add)),
             (op::SUBSTRACT, _) => self.lower_pair(call).map(arithmetic(ArithmeticOp::Subtract)),
             (op::MULTIPLY, _) => self.lower_pair(call).map(arithmetic(ArithmeticOp::Multiply)),
@@ -278,7 +346,11 @@ impl CelLowering<'_> {
     }
 
     /// Collects the operands of `a && b && c` into one node, however the parser has nested them.
-    fn collect_operands(&mut self, tree: &Tree, operator: &str) -> Result<Vec<CelNode>, Diagnostic> {
+    fn collect_operands(
+        &mut self,
+        tree: &Tree,
+        operator: &str,
+    ) -> Result<Vec<CelNode>, Diagnostic> {
         match &tree.expr {
             Expr::Call(call) if call.func_name == operator => {
                 let mut all = Vec::new();
@@ -291,25 +363,40 @@ impl CelLowering<'_> {
         }
     }
 
-    fn lower_function(&mut self, tree: &Tree, name: &str, call: &CallExpr) -> Result<CelNodeKind, Diagnostic> {
+    fn lower_function(
+        &mut self,
+        tree: &Tree,
+        name: &str,
+        call: &CallExpr,
+    ) -> Result<CelNodeKind, Diagnostic> {
         let given: Vec<&Tree> = call.target.as_deref().into_iter().chain(&call.args).collect();
         match (name, given.as_slice()) {
             ("matches", [text, pattern]) => {
                 let CelNodeKind::Text(source) = self.lower_node(pattern)?.kind else {
-                    return Err(self
-                        .problem_at(pattern, "a pattern must be a literal")
-                        .with_help("the model could choose a pattern that comes from an argument"));
+                    return Err(self.problem_at(pattern, "a pattern must be a literal").with_help(
+                        "the model could choose a pattern that comes from an argument",
+                    ));
                 };
                 let compiled = Condition::matches(&source).map_err(|e| {
                     let why = e.to_string();
-                    let why = why.lines().last().unwrap_or_default().trim_start_matches("error: ").to_owned();
+                    let why = why
+                        .lines()
+                        .last()
+                        .unwrap_or_default()
+                        .trim_start_matches("error: ")
+                        .to_owned();
                     self.problem_at(
                         pattern,
-                        format!("`{}` is not a valid regular expression: {why}", toolgate_text::escape_for_display(&source)),
+                        format!(
+                            "`{}` is not a valid regular expression: {why}",
+                            toolgate_text::escape_for_display(&source)
+                        ),
                     )
                     .with_help("use the syntax of the Rust `regex` crate")
                 })?;
-                let Condition::Matches(regex) = compiled else { return Err(self.problem_at(pattern, "the pattern is not valid")) };
+                let Condition::Matches(regex) = compiled else {
+                    return Err(self.problem_at(pattern, "the pattern is not valid"));
+                };
                 Ok(CelNodeKind::Matches(Box::new(self.lower_node(text)?), regex))
             }
             ("came_from", [value, source]) => {
@@ -326,27 +413,52 @@ impl CelLowering<'_> {
                 };
                 Ok(CelNodeKind::CameFrom(path, of))
             }
-            ("matches" | "came_from", _) => Err(self.problem_at(tree, format!("`{name}` takes 2 arguments"))),
+            ("matches" | "came_from", _) => {
+                Err(self.problem_at(tree, format!("`{name}` takes 2 arguments")))
+            }
             _ => {
                 let known = FUNCTION_SIGNATURES.iter().find(|(known, ..)| *known == name);
                 let Some((_, function, counts)) = known else {
-                    let names = FUNCTION_SIGNATURES.iter().map(|(name, ..)| *name).chain(["matches", "came_from"]);
+                    let names = FUNCTION_SIGNATURES
+                        .iter()
+                        .map(|(name, ..)| *name)
+                        .chain(["matches", "came_from"]);
                     return Err(self
-                        .problem_at(tree, format!("unknown function `{}`", toolgate_text::escape_for_display(name)))
+                        .problem_at(
+                            tree,
+                            format!(
+                                "unknown function `{}`",
+                                toolgate_text::escape_for_display(name)
+                            ),
+                        )
                         .with_suggestion(name, names));
                 };
                 if !counts.contains(&given.len()) {
-                    return Err(self.problem_at(tree, format!("`{name}` takes {} argument(s), but got {}", counts.start, given.len())));
+                    return Err(self.problem_at(
+                        tree,
+                        format!(
+                            "`{name}` takes {} argument(s), but got {}",
+                            counts.start,
+                            given.len()
+                        ),
+                    ));
                 }
-                let nodes = given.iter().map(|tree| self.lower_node(tree)).collect::<Result<Vec<_>, _>>()?;
-                if let (CelFunction::Glob, Some(pattern), false) =
-                    (function, given.get(1), matches!(nodes.get(1), Some(CelNode { kind: CelNodeKind::Text(_), .. })))
-                {
+                let nodes = given
+                    .iter()
+                    .map(|tree| self.lower_node(tree))
+                    .collect::<Result<Vec<_>, _>>()?;
+                if let (CelFunction::Glob, Some(pattern), false) = (
+                    function,
+                    given.get(1),
+                    matches!(nodes.get(1), Some(CelNode { kind: CelNodeKind::Text(_), .. })),
+                ) {
                     return Err(self
                         .problem_at(pattern, "a pattern must be a literal")
                         .with_help("`glob(text, \"pattern\")`; the model could choose a pattern that comes from an argument"));
                 }
-                if let (CelFunction::SumOf, [CelNode { kind: CelNodeKind::Text(limit), .. }]) = (function, nodes.as_slice()) {
+                if let (CelFunction::SumOf, [CelNode { kind: CelNodeKind::Text(limit), .. }]) =
+                    (function, nodes.as_slice())
+                {
                     return Ok(CelNodeKind::LimitUsage(Arc::clone(limit)));
                 }
                 Ok(CelNodeKind::Call(*function, nodes))
@@ -356,18 +468,27 @@ impl CelLowering<'_> {
 
     fn lower_comprehension(&mut self, each: &ComprehensionExpr) -> Result<CelNodeKind, Diagnostic> {
         if each.iter_var2.is_some() {
-            return Err(self.problem_at(&each.iter_range, "macros with two variables are not supported").with_help("use one variable"));
+            return Err(self
+                .problem_at(&each.iter_range, "macros with two variables are not supported")
+                .with_help("use one variable"));
         }
         let range = self.lower_node(&each.iter_range)?;
         let init = self.lower_node(&each.accu_init)?;
         self.locals.push(each.accu_var.clone());
         self.locals.push(each.iter_var.clone());
-        let inner = (|| Ok((self.lower_node(&each.loop_cond)?, self.lower_node(&each.loop_step)?)))();
+        let inner =
+            (|| Ok((self.lower_node(&each.loop_cond)?, self.lower_node(&each.loop_step)?)))();
         self.locals.pop();
         let result = self.lower_node(&each.result);
         self.locals.pop();
         let (condition, step) = inner?;
-        Ok(CelNodeKind::Comprehension(Box::new(CelComprehension { range, init, condition, step, result: result? })))
+        Ok(CelNodeKind::Comprehension(Box::new(CelComprehension {
+            range,
+            init,
+            condition,
+            step,
+            result: result?,
+        })))
     }
 }
 
@@ -398,7 +519,9 @@ fn char_start(source: &str, at: usize) -> usize {
 fn visit_node_ids(tree: &Tree, f: &mut dyn FnMut(u64)) {
     f(tree.id);
     match &tree.expr {
-        Expr::Call(call) => call.target.as_deref().into_iter().chain(&call.args).for_each(|t| visit_node_ids(t, f)),
+        Expr::Call(call) => {
+            call.target.as_deref().into_iter().chain(&call.args).for_each(|t| visit_node_ids(t, f))
+        }
         Expr::Select(select) => visit_node_ids(&select.operand, f),
         Expr::List(list) => list.elements.iter().for_each(|t| visit_node_ids(t, f)),
         Expr::Comprehension(each) => visit_node_ids(&each.iter_range, f),
@@ -412,7 +535,11 @@ mod tests {
 
     #[test]
     fn places_are_bytes_whatever_stands_before() {
-        for source in ["foo > 1", "input.a == \"ä\" && foo > 1", "input.a == \"\u{1f600}ß\" || size(\"ä\") > 2 || foo"] {
+        for source in [
+            "foo > 1",
+            "input.a == \"ä\" && foo > 1",
+            "input.a == \"\u{1f600}ß\" || size(\"ä\") > 2 || foo",
+        ] {
             let problems = compile(source).unwrap_err();
             let within = problems[0].field_range.clone().unwrap();
             assert_eq!(source.get(within), Some("foo"), "{source}: {problems:?}");
@@ -422,7 +549,8 @@ mod tests {
     #[test]
     fn literals_are_exact_or_refused() {
         let number = |literal: &str| {
-            let root = compile(&format!("\"ä\" == input.a || input.n > {literal}")).map_err(|problems| problems[0].message.clone())?;
+            let root = compile(&format!("\"ä\" == input.a || input.n > {literal}"))
+                .map_err(|problems| problems[0].message.clone())?;
             let mut found = None;
             root.visit_nodes(&mut |node| {
                 if let CelNodeKind::Number(number) = &node.kind {
@@ -431,12 +559,20 @@ mod tests {
             });
             found.ok_or_else(String::new)
         };
-        for literal in ["9007199254740993.0", "0.1", "1.5e2", "1.5E-3", "12345678901234567890.12345678"] {
-            let exact = toolgate_json::decimal_of(&serde_json::Value::Number(toolgate_json::canonical_number(literal).unwrap()));
+        for literal in
+            ["9007199254740993.0", "0.1", "1.5e2", "1.5E-3", "12345678901234567890.12345678"]
+        {
+            let exact = toolgate_json::decimal_of(&serde_json::Value::Number(
+                toolgate_json::canonical_number(literal).unwrap(),
+            ));
             assert_eq!(number(literal), Ok(exact.unwrap().to_string()), "{literal}");
         }
         for literal in ["0.1234567890123456789012345678901", "1e30", "1e-40"] {
-            assert_eq!(number(literal), Err("this number cannot be represented exactly".to_owned()), "{literal}");
+            assert_eq!(
+                number(literal),
+                Err("this number cannot be represented exactly".to_owned()),
+                "{literal}"
+            );
         }
     }
 }

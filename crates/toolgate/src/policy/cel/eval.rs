@@ -7,10 +7,13 @@ use std::cell::Cell;
 
 use serde_json::Value;
 
-use super::{ArithmeticOp, CelComprehension, CelExpression, CelFunction, CelNode, CelNodeKind, CelVariable, CompareOp};
+use super::{
+    ArithmeticOp, CelComprehension, CelExpression, CelFunction, CelNode, CelNodeKind, CelVariable,
+    CompareOp,
+};
 use crate::policy::cel::value::{
-    CelValue, call_function, compare_values, compute, get_field, get_index, json_read_cost, mismatch_fault, overflow_fault,
-    split_evidence_path, type_fault,
+    CelValue, call_function, compare_values, compute, get_field, get_index, json_read_cost,
+    mismatch_fault, overflow_fault, split_evidence_path, type_fault,
 };
 use crate::policy::flow::visit_values;
 use crate::policy::{PolicyError, PolicyInput};
@@ -28,7 +31,11 @@ pub(super) struct CelEvaluation<'a> {
 }
 
 impl<'a> CelEvaluation<'a> {
-    pub(super) fn new(ask: &PolicyInput<'a>, proof: Option<&'a Evidence>, expression: &'a CelExpression) -> Self {
+    pub(super) fn new(
+        ask: &PolicyInput<'a>,
+        proof: Option<&'a Evidence>,
+        expression: &'a CelExpression,
+    ) -> Self {
         Self { ask: *ask, evidence: proof, expression, steps: Cell::new(0) }
     }
 
@@ -36,7 +43,11 @@ impl<'a> CelEvaluation<'a> {
         self.eval(root, &mut Vec::new())?.as_bool()
     }
 
-    fn eval(&self, node: &'a CelNode, locals: &mut Vec<CelValue<'a>>) -> Result<CelValue<'a>, PolicyError> {
+    fn eval(
+        &self,
+        node: &'a CelNode,
+        locals: &mut Vec<CelValue<'a>>,
+    ) -> Result<CelValue<'a>, PolicyError> {
         self.charge_steps(1)?;
         Ok(match &node.kind {
             CelNodeKind::Null => CelValue::Null,
@@ -47,7 +58,9 @@ impl<'a> CelEvaluation<'a> {
             CelNodeKind::Result(path) => CelValue::from_json(self.evidence_field(path)?)?,
             CelNodeKind::Variable(name) => self.variable_value(*name),
             CelNodeKind::Local(slot) => {
-                let local = locals.get(*slot).ok_or_else(|| PolicyError::new("a local variable is not defined"))?;
+                let local = locals
+                    .get(*slot)
+                    .ok_or_else(|| PolicyError::new("a local variable is not defined"))?;
                 self.charge_steps(local.read_cost())?;
                 local.clone()
             }
@@ -61,7 +74,9 @@ impl<'a> CelEvaluation<'a> {
             CelNodeKind::Not(of) => CelValue::Bool(!self.eval(of, locals)?.as_bool()?),
             CelNodeKind::Negate(of) => match self.eval(of, locals)? {
                 CelValue::Number(number) => CelValue::Number(-number),
-                CelValue::Duration(span) => CelValue::Duration(span.checked_neg().ok_or_else(overflow_fault)?),
+                CelValue::Duration(span) => {
+                    CelValue::Duration(span.checked_neg().ok_or_else(overflow_fault)?)
+                }
                 other => return Err(type_fault("a number", &other)),
             },
             CelNodeKind::And(nodes) => {
@@ -82,12 +97,14 @@ impl<'a> CelEvaluation<'a> {
             }
             CelNodeKind::If(nodes) => {
                 let [condition, then, otherwise] = &**nodes;
-                let chosen = if self.eval(condition, locals)?.as_bool()? { then } else { otherwise };
+                let chosen =
+                    if self.eval(condition, locals)?.as_bool()? { then } else { otherwise };
                 self.eval(chosen, locals)?
             }
             CelNodeKind::Compare(op, nodes) => {
                 let [a, b] = &**nodes;
-                let asks_for_null = matches!(a.kind, CelNodeKind::Null) || matches!(b.kind, CelNodeKind::Null);
+                let asks_for_null =
+                    matches!(a.kind, CelNodeKind::Null) || matches!(b.kind, CelNodeKind::Null);
                 let (a, b) = (self.eval(a, locals)?, self.eval(b, locals)?);
                 let are_null = matches!((&a, &b), (CelValue::Null, CelValue::Null));
                 CelValue::Bool(match op {
@@ -109,10 +126,17 @@ impl<'a> CelEvaluation<'a> {
                 let [a, list] = &**nodes;
                 CelValue::Bool(self.is_in(a, list, locals)?)
             }
-            CelNodeKind::List(nodes) => CelValue::List(nodes.iter().map(|node| self.eval(node, locals)).collect::<Result<_, _>>()?),
-            CelNodeKind::Call(CelFunction::IsSame, nodes) => CelValue::Bool(self.is_same(nodes, locals)?),
+            CelNodeKind::List(nodes) => CelValue::List(
+                nodes.iter().map(|node| self.eval(node, locals)).collect::<Result<_, _>>()?,
+            ),
+            CelNodeKind::Call(CelFunction::IsSame, nodes) => {
+                CelValue::Bool(self.is_same(nodes, locals)?)
+            }
             CelNodeKind::Call(function, nodes) => {
-                let values = nodes.iter().map(|node| self.eval(node, locals)).collect::<Result<Vec<_>, _>>()?;
+                let values = nodes
+                    .iter()
+                    .map(|node| self.eval(node, locals))
+                    .collect::<Result<Vec<_>, _>>()?;
                 self.charge_steps(values.iter().map(CelValue::read_cost).sum())?;
                 call_function(*function, &values)?
             }
@@ -123,7 +147,10 @@ impl<'a> CelEvaluation<'a> {
             }
             CelNodeKind::CameFrom(path, source) => CelValue::Bool(self.has_source(path, source)?),
             CelNodeKind::LimitUsage(name) => {
-                let limit = self.expression.limit(name).ok_or_else(|| PolicyError(format!("unknown limit `{name}`")))?;
+                let limit = self
+                    .expression
+                    .limit(name)
+                    .ok_or_else(|| PolicyError(format!("unknown limit `{name}`")))?;
                 CelValue::Number(self.ask.counter(&limit.counter(&self.ask)?, limit.window())?)
             }
             CelNodeKind::Comprehension(each) => self.evaluate_comprehension(each, locals)?,
@@ -133,7 +160,11 @@ impl<'a> CelEvaluation<'a> {
     /// Adds steps to the budget; reading a list costs one step for each item.
     fn charge_steps(&self, steps: usize) -> Result<(), PolicyError> {
         self.steps.set(self.steps.get().saturating_add(steps));
-        if self.steps.get() > MAX_STEPS { Err(PolicyError::new("the expression takes too many steps on these arguments")) } else { Ok(()) }
+        if self.steps.get() > MAX_STEPS {
+            Err(PolicyError::new("the expression takes too many steps on these arguments"))
+        } else {
+            Ok(())
+        }
     }
 
     fn list_items(&self, of: &CelValue<'a>) -> Result<Vec<CelValue<'a>>, PolicyError> {
@@ -172,7 +203,10 @@ impl<'a> CelEvaluation<'a> {
                 }
                 true
             }
-            (CelValue::Json(Value::Array(_)) | CelValue::List(_), CelValue::Json(Value::Array(_)) | CelValue::List(_)) => {
+            (
+                CelValue::Json(Value::Array(_)) | CelValue::List(_),
+                CelValue::Json(Value::Array(_)) | CelValue::List(_),
+            ) => {
                 if a.count() != b.count() {
                     return Ok(false);
                 }
@@ -188,7 +222,9 @@ impl<'a> CelEvaluation<'a> {
     }
 
     fn argument(&self, path: &Pointer) -> Result<&'a Value, PolicyError> {
-        self.ask.argument(path).ok_or_else(|| PolicyError(format!("`{path}` is missing, and the rule depends on it")))
+        self.ask
+            .argument(path)
+            .ok_or_else(|| PolicyError(format!("`{path}` is missing, and the rule depends on it")))
     }
 
     /// Returns a proved field or a value inside one.
@@ -210,7 +246,11 @@ impl<'a> CelEvaluation<'a> {
         }
     }
 
-    fn has_value(&self, of: &'a CelNode, locals: &mut Vec<CelValue<'a>>) -> Result<bool, PolicyError> {
+    fn has_value(
+        &self,
+        of: &'a CelNode,
+        locals: &mut Vec<CelValue<'a>>,
+    ) -> Result<bool, PolicyError> {
         Ok(match &of.kind {
             CelNodeKind::Input(path) => self.ask.argument(path).is_some(),
             CelNodeKind::Result(path) => self.evidence_field(path).is_ok(),
@@ -223,11 +263,17 @@ impl<'a> CelEvaluation<'a> {
     }
 
     /// Returns whether two values are equal; an absent value equals nothing, null only null.
-    fn is_same(&self, nodes: &'a [CelNode], locals: &mut Vec<CelValue<'a>>) -> Result<bool, PolicyError> {
+    fn is_same(
+        &self,
+        nodes: &'a [CelNode],
+        locals: &mut Vec<CelValue<'a>>,
+    ) -> Result<bool, PolicyError> {
         let [a, b] = nodes else { return Err(PolicyError::new("`same` compares two values")) };
         for node in [a, b] {
-            if matches!(node.kind, CelNodeKind::Input(_) | CelNodeKind::Result(_) | CelNodeKind::Field(..))
-                && !self.has_value(node, locals)?
+            if matches!(
+                node.kind,
+                CelNodeKind::Input(_) | CelNodeKind::Result(_) | CelNodeKind::Field(..)
+            ) && !self.has_value(node, locals)?
             {
                 return Ok(false);
             }
@@ -239,7 +285,12 @@ impl<'a> CelEvaluation<'a> {
         self.equals(&a, &b)
     }
 
-    fn is_in(&self, a: &'a CelNode, list: &'a CelNode, locals: &mut Vec<CelValue<'a>>) -> Result<bool, PolicyError> {
+    fn is_in(
+        &self,
+        a: &'a CelNode,
+        list: &'a CelNode,
+        locals: &mut Vec<CelValue<'a>>,
+    ) -> Result<bool, PolicyError> {
         let asks_for_null = matches!(a.kind, CelNodeKind::Null);
         let a = self.eval(a, locals)?;
         // A literal list is searched without building it. It may contain several types, and the
@@ -251,7 +302,9 @@ impl<'a> CelEvaluation<'a> {
                 match (&a, &item) {
                     (CelValue::Null, CelValue::Null) => return Ok(true),
                     _ if asks_for_null || matches!(node.kind, CelNodeKind::Null) => {}
-                    _ if a.type_name() != item.type_name() => fault = fault.or_else(|| Some(mismatch_fault(&a, &item))),
+                    _ if a.type_name() != item.type_name() => {
+                        fault = fault.or_else(|| Some(mismatch_fault(&a, &item)))
+                    }
                     _ if self.equals(&a, &item)? => return Ok(true),
                     _ => is_alike = true,
                 }
@@ -268,7 +321,9 @@ impl<'a> CelEvaluation<'a> {
             match (&a, &item) {
                 (CelValue::Null, CelValue::Null) => return Ok(true),
                 _ if asks_for_null => {}
-                _ if a.type_name() != item.type_name() => fault = fault.or_else(|| Some(mismatch_fault(&a, &item))),
+                _ if a.type_name() != item.type_name() => {
+                    fault = fault.or_else(|| Some(mismatch_fault(&a, &item)))
+                }
                 _ if self.equals(&a, &item)? => return Ok(true),
                 _ => {}
             }
@@ -282,7 +337,11 @@ impl<'a> CelEvaluation<'a> {
             return Err(PolicyError(format!("`{path}` is missing, and the rule depends on it")));
         }
         let (mut any, mut all, mut fault, mut count) = (false, true, None, 0);
-        let all_of_it = path.entries_or_scalars(self.ask.arguments.value()).iter().map(|(_, value)| json_read_cost(value)).sum();
+        let all_of_it = path
+            .entries_or_scalars(self.ask.arguments.value())
+            .iter()
+            .map(|(_, value)| json_read_cost(value))
+            .sum();
         self.charge_steps(all_of_it)?;
         visit_values(&self.ask, path, &mut |place, _, _| match self.ask.provenance(place) {
             Ok(known) => {
@@ -296,12 +355,18 @@ impl<'a> CelEvaluation<'a> {
             Some(fault) => Err(fault),
             None if source == "untrusted" => Ok(any),
             // Without a value, there is no provenance.
-            None if count == 0 => Err(PolicyError(format!("there is no value at `{path}`, and the rule depends on it"))),
+            None if count == 0 => Err(PolicyError(format!(
+                "there is no value at `{path}`, and the rule depends on it"
+            ))),
             None => Ok(all),
         }
     }
 
-    fn evaluate_comprehension(&self, each: &'a CelComprehension, locals: &mut Vec<CelValue<'a>>) -> Result<CelValue<'a>, PolicyError> {
+    fn evaluate_comprehension(
+        &self,
+        each: &'a CelComprehension,
+        locals: &mut Vec<CelValue<'a>>,
+    ) -> Result<CelValue<'a>, PolicyError> {
         let range = self.eval(&each.range, locals)?;
         let items = self.list_items(&range)?;
         let depth = locals.len();
@@ -312,10 +377,13 @@ impl<'a> CelEvaluation<'a> {
                 locals.push(item);
                 // `map` and `filter` build a list: append to it instead of copying it each time.
                 if let Some((condition, element)) = match_append(&each.step, depth) {
-                    let taken = condition.map_or(Ok(true), |condition| self.eval(condition, locals)?.as_bool())?;
+                    let taken = condition
+                        .map_or(Ok(true), |condition| self.eval(condition, locals)?.as_bool())?;
                     let element = if taken { Some(self.eval(element, locals)?) } else { None };
                     locals.pop();
-                    if let (Some(CelValue::List(list)), Some(element)) = (locals.get_mut(depth), element) {
+                    if let (Some(CelValue::List(list)), Some(element)) =
+                        (locals.get_mut(depth), element)
+                    {
                         list.push(element);
                     }
                     continue;
@@ -339,12 +407,13 @@ impl<'a> CelEvaluation<'a> {
 fn appended_element(node: &CelNode, slot: usize) -> Option<&CelNode> {
     let CelNodeKind::Arithmetic(ArithmeticOp::Add, pair) = &node.kind else { return None };
     match &**pair {
-        [CelNode { kind: CelNodeKind::Local(of), .. }, CelNode { kind: CelNodeKind::List(elements), .. }] if *of == slot => {
-            match elements.as_slice() {
-                [element] => Some(element),
-                _ => None,
-            }
-        }
+        [
+            CelNode { kind: CelNodeKind::Local(of), .. },
+            CelNode { kind: CelNodeKind::List(elements), .. },
+        ] if *of == slot => match elements.as_slice() {
+            [element] => Some(element),
+            _ => None,
+        },
         _ => None,
     }
 }
@@ -356,7 +425,9 @@ fn match_append(step: &CelNode, slot: usize) -> Option<(Option<&CelNode>, &CelNo
     match &step.kind {
         CelNodeKind::Arithmetic(..) => appended_element(step, slot).map(|element| (None, element)),
         CelNodeKind::If(nodes) => match &**nodes {
-            [condition, then, otherwise] if is_slot(otherwise) => appended_element(then, slot).map(|element| (Some(condition), element)),
+            [condition, then, otherwise] if is_slot(otherwise) => {
+                appended_element(then, slot).map(|element| (Some(condition), element))
+            }
             _ => None,
         },
         _ => None,

@@ -160,7 +160,11 @@ impl CelExpression {
     /// [`super::Policy::problems`] of the rule reports errors in the expression.
     #[must_use]
     pub fn new(source: &str) -> Self {
-        Self { source: source.into(), compiled: crate::policy::cel::compile::compile(source).map(Arc::new), limits: Vec::new() }
+        Self {
+            source: source.into(),
+            compiled: crate::policy::cel::compile::compile(source).map(Arc::new),
+            limits: Vec::new(),
+        }
     }
 
     /// Returns the source text.
@@ -199,7 +203,11 @@ impl CelExpression {
             Ok(root) => root,
             Err(problems) => return problems.iter().cloned().map(placed).collect(),
         };
-        let rule = crate::policy::cel::typecheck::TypeCheckContext { tools, evidence, limits: &self.limits };
+        let rule = crate::policy::cel::typecheck::TypeCheckContext {
+            tools,
+            evidence,
+            limits: &self.limits,
+        };
         let mut problems: Vec<Diagnostic> = Vec::new();
         let mut never = Vec::new();
         let mut vain: Option<Vec<crate::policy::cel::typecheck::UnsatisfiableComparison>> = None;
@@ -208,7 +216,12 @@ impl CelExpression {
             never.extend(checked.always_false);
             vain = Some(match vain {
                 None => checked.unsatisfiable,
-                Some(known) => known.into_iter().filter(|(span, _)| checked.unsatisfiable.iter().any(|(other, _)| other == span)).collect(),
+                Some(known) => known
+                    .into_iter()
+                    .filter(|(span, _)| {
+                        checked.unsatisfiable.iter().any(|(other, _)| other == span)
+                    })
+                    .collect(),
             });
             for problem in checked.errors.into_iter().map(placed) {
                 if !problems.contains(&problem) {
@@ -221,7 +234,11 @@ impl CelExpression {
             problems.extend(never.into_iter().next().map(placed));
         } else if problems.is_empty() {
             let told = |(span, help): crate::policy::cel::typecheck::UnsatisfiableComparison| {
-                Diagnostic::new("this can never be true").with_range(span).with_help(help).into_warning().with_lint_code(NEVER_TRUE_LINT)
+                Diagnostic::new("this can never be true")
+                    .with_range(span)
+                    .with_help(help)
+                    .into_warning()
+                    .with_lint_code(NEVER_TRUE_LINT)
             };
             problems.extend(vain.unwrap_or_default().into_iter().map(told).map(placed));
         }
@@ -243,7 +260,9 @@ impl CelExpression {
         self.visit_nodes(&mut |node| match &node.kind {
             CelNodeKind::CameFrom(path, _) => {
                 // If there are too many values, the evaluation reports the fault.
-                let _ = visit_values(ask, path, &mut |place, leaf, _| needs.origins.push((place.to_owned(), leaf.clone())));
+                let _ = visit_values(ask, path, &mut |place, leaf, _| {
+                    needs.origins.push((place.to_owned(), leaf.clone()))
+                });
             }
             CelNodeKind::LimitUsage(name) => {
                 let Some(limit) = self.limit(name) else { return };
@@ -263,8 +282,15 @@ impl CelExpression {
     }
 
     /// Evaluates the condition; `proof` is the evidence that `result` refers to.
-    pub(super) fn is_true(&self, ask: &PolicyInput<'_>, proof: Option<&Evidence>) -> Result<bool, PolicyError> {
-        let root = self.compiled.as_ref().map_err(|_| PolicyError::new("the expression does not compile"))?;
+    pub(super) fn is_true(
+        &self,
+        ask: &PolicyInput<'_>,
+        proof: Option<&Evidence>,
+    ) -> Result<bool, PolicyError> {
+        let root = self
+            .compiled
+            .as_ref()
+            .map_err(|_| PolicyError::new("the expression does not compile"))?;
         let held = eval::CelEvaluation::new(ask, proof, self).is_true(root);
         if !ask.is_traced() {
             return held;
@@ -272,14 +298,25 @@ impl CelExpression {
         self.visit_nodes(&mut |node| {
             if let CelNodeKind::Input(path) = &node.kind {
                 ask.record_check(|| {
-                    let found = ask.argument(path).map_or_else(|| "nothing".to_owned(), |value| ask.display_argument(path, value));
-                    RuleCheck { what: format!("input{path}"), found, holds: ask.argument(path).is_some() }
+                    let found = ask.argument(path).map_or_else(
+                        || "nothing".to_owned(),
+                        |value| ask.display_argument(path, value),
+                    );
+                    RuleCheck {
+                        what: format!("input{path}"),
+                        found,
+                        holds: ask.argument(path).is_some(),
+                    }
                 });
             }
         });
         ask.record_check(|| {
             let found = held.as_ref().map_or_else(|fault| fault.to_string(), ToString::to_string);
-            RuleCheck { what: format!("when {}", self.source), found, holds: matches!(held, Ok(true)) }
+            RuleCheck {
+                what: format!("when {}", self.source),
+                found,
+                holds: matches!(held, Ok(true)),
+            }
         });
         held
     }
@@ -304,15 +341,18 @@ impl CelNode {
                 a.visit_nodes(f);
                 b.visit_nodes(f);
             }
-            CelNodeKind::And(nodes) | CelNodeKind::Or(nodes) | CelNodeKind::List(nodes) | CelNodeKind::Call(_, nodes) => {
-                nodes.iter().for_each(|node| node.visit_nodes(f))
-            }
+            CelNodeKind::And(nodes)
+            | CelNodeKind::Or(nodes)
+            | CelNodeKind::List(nodes)
+            | CelNodeKind::Call(_, nodes) => nodes.iter().for_each(|node| node.visit_nodes(f)),
             CelNodeKind::If(nodes) => nodes.iter().for_each(|node| node.visit_nodes(f)),
-            CelNodeKind::Compare(_, nodes) | CelNodeKind::Arithmetic(_, nodes) | CelNodeKind::In(nodes) => {
-                nodes.iter().for_each(|node| node.visit_nodes(f))
-            }
+            CelNodeKind::Compare(_, nodes)
+            | CelNodeKind::Arithmetic(_, nodes)
+            | CelNodeKind::In(nodes) => nodes.iter().for_each(|node| node.visit_nodes(f)),
             CelNodeKind::Comprehension(each) => {
-                [&each.range, &each.init, &each.condition, &each.step, &each.result].into_iter().for_each(|n| n.visit_nodes(f))
+                [&each.range, &each.init, &each.condition, &each.step, &each.result]
+                    .into_iter()
+                    .for_each(|n| n.visit_nodes(f))
             }
             CelNodeKind::Null
             | CelNodeKind::Bool(_)

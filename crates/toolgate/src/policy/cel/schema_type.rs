@@ -44,7 +44,9 @@ impl CelType {
     }
 
     pub(crate) fn is_comparable_with(&self, other: &Self) -> bool {
-        matches!(self, Self::Any) || matches!(other, Self::Any) || std::mem::discriminant(self) == std::mem::discriminant(other)
+        matches!(self, Self::Any)
+            || matches!(other, Self::Any)
+            || std::mem::discriminant(self) == std::mem::discriminant(other)
     }
 
     pub(crate) fn join(self, other: Self) -> Self {
@@ -52,7 +54,9 @@ impl CelType {
             (a, b) if a == b => a,
             // A nullable type becomes its non-null type without bounds or known values.
             (Self::Null, Self::Text(_)) | (Self::Text(_), Self::Null) => Self::Text(None),
-            (Self::Null, Self::Number(..)) | (Self::Number(..), Self::Null) => Self::Number(None, None),
+            (Self::Null, Self::Number(..)) | (Self::Number(..), Self::Null) => {
+                Self::Number(None, None)
+            }
             (Self::Null, Self::Bool(_)) | (Self::Bool(_), Self::Null) => Self::Bool(None),
             (Self::Null, other) | (other, Self::Null) => other,
             (Self::Bool(_), Self::Bool(_)) => Self::Bool(None),
@@ -61,7 +65,9 @@ impl CelType {
                 Self::Text(Some(a))
             }
             (Self::Text(_), Self::Text(_)) => Self::Text(None),
-            (Self::Number(a, b), Self::Number(c, d)) => Self::Number(a.zip(c).map(|(a, c)| a.min(c)), b.zip(d).map(|(b, d)| b.max(d))),
+            (Self::Number(a, b), Self::Number(c, d)) => {
+                Self::Number(a.zip(c).map(|(a, c)| a.min(c)), b.zip(d).map(|(b, d)| b.max(d)))
+            }
             (Self::List(a), Self::List(b)) => Self::List(Box::new(a.join(*b))),
             _ => Self::Any,
         }
@@ -85,11 +91,20 @@ struct SchemaTypeBuilder<'s> {
 impl<'s> SchemaTypeBuilder<'s> {
     fn build_type(&mut self, schema: &'s Value) -> CelType {
         self.budget = self.budget.saturating_sub(1);
-        let Some(plain) = schema.as_object().filter(|_| self.budget > 0) else { return CelType::Any };
-        if let Some(options) = plain.get("anyOf").or_else(|| plain.get("oneOf")).and_then(Value::as_array)
-            && plain.keys().all(|key| matches!(key.as_str(), "anyOf" | "oneOf" | "description" | "title" | "default"))
+        let Some(plain) = schema.as_object().filter(|_| self.budget > 0) else {
+            return CelType::Any;
+        };
+        if let Some(options) =
+            plain.get("anyOf").or_else(|| plain.get("oneOf")).and_then(Value::as_array)
+            && plain.keys().all(|key| {
+                matches!(key.as_str(), "anyOf" | "oneOf" | "description" | "title" | "default")
+            })
         {
-            return options.iter().map(|option| self.build_type(option)).reduce(CelType::join).unwrap_or(CelType::Any);
+            return options
+                .iter()
+                .map(|option| self.build_type(option))
+                .reduce(CelType::join)
+                .unwrap_or(CelType::Any);
         }
         let Some(map) = resolve_object(schema, self.root) else { return CelType::Any };
         if let Some(constant) = map.get("const") {
@@ -100,9 +115,12 @@ impl<'s> SchemaTypeBuilder<'s> {
         }
         match map.get("type") {
             Some(Value::String(name)) => self.named_type(name, map),
-            Some(Value::Array(names)) => {
-                names.iter().filter_map(Value::as_str).map(|name| self.named_type(name, map)).reduce(CelType::join).unwrap_or(CelType::Any)
-            }
+            Some(Value::Array(names)) => names
+                .iter()
+                .filter_map(Value::as_str)
+                .map(|name| self.named_type(name, map))
+                .reduce(CelType::join)
+                .unwrap_or(CelType::Any),
             _ if map.contains_key("properties") => self.named_type("object", map),
             _ => CelType::Any,
         }
@@ -124,10 +142,17 @@ impl<'s> SchemaTypeBuilder<'s> {
                 _ => CelType::Any,
             })),
             "object" => {
-                let Some(properties) = map.get("properties").and_then(Value::as_object) else { return CelType::Any };
+                let Some(properties) = map.get("properties").and_then(Value::as_object) else {
+                    return CelType::Any;
+                };
                 let open = map.contains_key("patternProperties")
-                    || map.get("additionalProperties").map_or(self.extra == ExtraArguments::Pass, |more| *more != Value::Bool(false));
-                let members = properties.iter().map(|(name, schema)| (name.clone(), self.build_type(schema)));
+                    || map
+                        .get("additionalProperties")
+                        .map_or(self.extra == ExtraArguments::Pass, |more| {
+                            *more != Value::Bool(false)
+                        });
+                let members =
+                    properties.iter().map(|(name, schema)| (name.clone(), self.build_type(schema)));
                 let members: BTreeMap<String, CelType> = members.collect();
                 // If the budget is exhausted, unread subschemas may allow other members.
                 CelType::Object(members, open || self.budget == 0)
@@ -141,7 +166,8 @@ fn type_of_value(value: &Value) -> CelType {
     match value {
         Value::Null => CelType::Null,
         Value::Bool(value) => CelType::Bool(Some(*value)),
-        Value::Number(_) => decimal_of(value).map_or(CelType::Number(None, None), |n| CelType::Number(Some(n), Some(n))),
+        Value::Number(_) => decimal_of(value)
+            .map_or(CelType::Number(None, None), |n| CelType::Number(Some(n), Some(n))),
         Value::String(text) => CelType::Text(Some(vec![text.clone()])),
         Value::Array(_) | Value::Object(_) => CelType::Any,
     }
@@ -150,16 +176,28 @@ fn type_of_value(value: &Value) -> CelType {
 pub(crate) type NumberBounds = (Option<Decimal>, Option<Decimal>);
 
 /// Returns the result of comparing two bounded numbers, if the bounds decide the result.
-pub(crate) fn compare_bounds(op: CompareOp, (al, ah): NumberBounds, (bl, bh): NumberBounds) -> Option<bool> {
-    let below = |high: Option<Decimal>, low: Option<Decimal>| high.zip(low).is_some_and(|(high, low)| high < low);
-    let at_most = |high: Option<Decimal>, low: Option<Decimal>| high.zip(low).is_some_and(|(high, low)| high <= low);
+pub(crate) fn compare_bounds(
+    op: CompareOp,
+    (al, ah): NumberBounds,
+    (bl, bh): NumberBounds,
+) -> Option<bool> {
+    let below = |high: Option<Decimal>, low: Option<Decimal>| {
+        high.zip(low).is_some_and(|(high, low)| high < low)
+    };
+    let at_most = |high: Option<Decimal>, low: Option<Decimal>| {
+        high.zip(low).is_some_and(|(high, low)| high <= low)
+    };
     let (yes, no) = match op {
         CompareOp::Less => (below(ah, bl), at_most(bh, al)),
         CompareOp::LessOrEqual => (at_most(ah, bl), below(bh, al)),
         CompareOp::Greater => (below(bh, al), at_most(ah, bl)),
         CompareOp::GreaterOrEqual => (at_most(bh, al), below(ah, bl)),
-        CompareOp::Equal => (al.is_some() && al == ah && al == bl && bl == bh, below(ah, bl) || below(bh, al)),
-        CompareOp::NotEqual => (below(ah, bl) || below(bh, al), al.is_some() && al == ah && al == bl && bl == bh),
+        CompareOp::Equal => {
+            (al.is_some() && al == ah && al == bl && bl == bh, below(ah, bl) || below(bh, al))
+        }
+        CompareOp::NotEqual => {
+            (below(ah, bl) || below(bh, al), al.is_some() && al == ah && al == bl && bl == bh)
+        }
     };
     if yes { Some(true) } else { no.then_some(false) }
 }

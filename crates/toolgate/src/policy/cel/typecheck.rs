@@ -4,7 +4,10 @@ use std::ops::Range;
 
 use rust_decimal::Decimal;
 
-use super::{ArithmeticOp, CelComprehension, CelFunction, CelNode, CelNodeKind, CelVariable, CompareOp, TimestampPart};
+use super::{
+    ArithmeticOp, CelComprehension, CelFunction, CelNode, CelNodeKind, CelVariable, CompareOp,
+    TimestampPart,
+};
 use crate::diagnostic::undeclared_path_problem;
 use crate::policy::cel::schema_type::{CelType, compare_bounds, compare_texts, type_of_schema};
 use crate::policy::cel::value::{parse_decimal, parse_duration, split_evidence_path};
@@ -29,8 +32,13 @@ pub(crate) struct TypeCheckResult {
 }
 
 /// Checks an expression for one tool.
-pub(crate) fn check_types(root: &CelNode, tool: &ToolSpec, rule: &TypeCheckContext<'_>) -> TypeCheckResult {
-    let mut checking = TypeChecker { tool, context: rule, problems: Vec::new(), unsatisfiable: Vec::new() };
+pub(crate) fn check_types(
+    root: &CelNode,
+    tool: &ToolSpec,
+    rule: &TypeCheckContext<'_>,
+) -> TypeCheckResult {
+    let mut checking =
+        TypeChecker { tool, context: rule, problems: Vec::new(), unsatisfiable: Vec::new() };
     let ty = checking.infer_type(root, &mut Vec::new());
     let TypeChecker { problems: mut wrong, unsatisfiable: never, .. } = checking;
     if !wrong.is_empty() {
@@ -40,19 +48,26 @@ pub(crate) fn check_types(root: &CelNode, tool: &ToolSpec, rule: &TypeCheckConte
     let impossible = match ty {
         CelType::Any | CelType::Bool(None | Some(true)) => None,
         CelType::Bool(Some(false)) => {
-            let help = || (root.span.clone(), "remove the rule, or change the expression".to_owned());
+            let help =
+                || (root.span.clone(), "remove the rule, or change the expression".to_owned());
             let (span, help) = first().unwrap_or_else(help);
             Some(Diagnostic::new("this can never be true").with_range(span).with_help(help))
         }
         other => {
-            let problem = Diagnostic::new(format!("a condition must be true or false, but this is {}", other.type_name()));
-            wrong.push(problem.with_range(root.span.clone()).with_help("compare it with something"));
+            let problem = Diagnostic::new(format!(
+                "a condition must be true or false, but this is {}",
+                other.type_name()
+            ));
+            wrong
+                .push(problem.with_range(root.span.clone()).with_help("compare it with something"));
             None
         }
     };
     let mut about_arguments = Vec::new();
     root.visit_nodes(&mut |node| {
-        if matches!(node.kind, CelNodeKind::Compare(..) | CelNodeKind::In(_)) && has_argument_reference(node) {
+        if matches!(node.kind, CelNodeKind::Compare(..) | CelNodeKind::In(_))
+            && has_argument_reference(node)
+        {
             about_arguments.push(node.span.clone());
         }
     });
@@ -115,7 +130,10 @@ impl TypeChecker<'_> {
                 match self.infer_type(of, locals) {
                     CelType::List(item) => *item,
                     CelType::Any | CelType::Object(..) => CelType::Any,
-                    other => self.report(node, Diagnostic::new(format!("{} has no items", other.type_name()))),
+                    other => self.report(
+                        node,
+                        Diagnostic::new(format!("{} has no items", other.type_name())),
+                    ),
                 }
             }
             CelNodeKind::Has(of) => {
@@ -129,7 +147,10 @@ impl TypeChecker<'_> {
             CelNodeKind::Negate(of) => match self.infer_type(of, locals) {
                 CelType::Number(low, high) => CelType::Number(high.map(|n| -n), low.map(|n| -n)),
                 ty @ (CelType::Any | CelType::Duration) => ty,
-                other => self.report(node, Diagnostic::new(format!("{} cannot be negated", other.type_name()))),
+                other => self.report(
+                    node,
+                    Diagnostic::new(format!("{} cannot be negated", other.type_name())),
+                ),
             },
             CelNodeKind::And(nodes) => CelType::Bool(self.check_logic(nodes, locals, false)),
             CelNodeKind::Or(nodes) => CelType::Bool(self.check_logic(nodes, locals, true)),
@@ -154,7 +175,11 @@ impl TypeChecker<'_> {
                 self.check_membership(node, &item, &list)
             }
             CelNodeKind::List(nodes) => CelType::List(Box::new(
-                nodes.iter().map(|node| self.infer_type(node, locals)).reduce(CelType::join).unwrap_or(CelType::Any),
+                nodes
+                    .iter()
+                    .map(|node| self.infer_type(node, locals))
+                    .reduce(CelType::join)
+                    .unwrap_or(CelType::Any),
             )),
             CelNodeKind::Call(function, nodes) => self.check_call(node, *function, nodes, locals),
             CelNodeKind::Matches(of, _) => {
@@ -168,20 +193,34 @@ impl TypeChecker<'_> {
             }
             CelNodeKind::LimitUsage(name) => {
                 if !self.context.limits.iter().any(|limit| limit.has_name(name)) {
-                    let problem = Diagnostic::new(format!("unknown limit `{}`", toolgate_text::escape_for_display(name)));
-                    let names: Vec<&str> = self.context.limits.iter().map(crate::policy::Policy::name).collect();
-                    let problem = problem.with_help("`sum_of` takes the name of a `limit` rule").with_suggestion(name, names.iter());
+                    let problem = Diagnostic::new(format!(
+                        "unknown limit `{}`",
+                        toolgate_text::escape_for_display(name)
+                    ));
+                    let names: Vec<&str> =
+                        self.context.limits.iter().map(crate::policy::Policy::name).collect();
+                    let problem = problem
+                        .with_help("`sum_of` takes the name of a `limit` rule")
+                        .with_suggestion(name, names.iter());
                     return self.report(node, problem);
                 }
-                let lacking =
-                    self.context.limits.iter().filter(|limit| limit.has_name(name)).find_map(|limit| limit.undeclared_argument(self.tool));
+                let lacking = self
+                    .context
+                    .limits
+                    .iter()
+                    .filter(|limit| limit.has_name(name))
+                    .find_map(|limit| limit.undeclared_argument(self.tool));
                 if let Some(path) = lacking {
                     let message = format!(
                         "the limit `{}` depends on `{path}`, which `{}` does not accept",
                         toolgate_text::escape_for_display(name),
                         self.tool.name()
                     );
-                    return self.report(node, Diagnostic::new(message).with_help("use it in a rule for the tools of the limit"));
+                    return self.report(
+                        node,
+                        Diagnostic::new(message)
+                            .with_help("use it in a rule for the tools of the limit"),
+                    );
                 }
                 CelType::Number(Some(Decimal::ZERO), None)
             }
@@ -194,30 +233,52 @@ impl TypeChecker<'_> {
         match lookup_input(self.tool, path) {
             SchemaLookup::Known(schema) => type_of_schema(schema, root, self.tool.extra),
             SchemaLookup::Open => CelType::Any,
-            SchemaLookup::Missing(name, known) => self.report(node, undeclared_path_problem(self.tool, path, &name, &known)),
+            SchemaLookup::Missing(name, known) => {
+                self.report(node, undeclared_path_problem(self.tool, path, &name, &known))
+            }
         }
     }
 
     fn result_type(&mut self, node: &CelNode, path: &Pointer) -> CelType {
         let Some(sources) = self.context.evidence else {
-            return self.report(node, Diagnostic::new("`result` is not available here").with_help("use `result` in a `require` rule"));
+            return self.report(
+                node,
+                Diagnostic::new("`result` is not available here")
+                    .with_help("use `result` in a `require` rule"),
+            );
         };
         let mut joined: Option<CelType> = None;
         for source in sources {
             let declared: Vec<String> = source.proves.iter().map(ToString::to_string).collect();
-            let Some((field, _)) = split_evidence_path(declared.iter().map(String::as_str), path) else {
+            let Some((field, _)) = split_evidence_path(declared.iter().map(String::as_str), path)
+            else {
                 let wanted = path.parts().join(".");
-                let known: Vec<String> = source.proves.iter().map(|p| p.parts().join(".")).collect();
-                let problem = Diagnostic::new(format!("`{}` does not declare that it proves `{path}`", source.name()));
-                return self.report(node, problem.with_help("declare it with `proves`").with_suggestion(&wanted, known.iter()));
+                let known: Vec<String> =
+                    source.proves.iter().map(|p| p.parts().join(".")).collect();
+                let problem = Diagnostic::new(format!(
+                    "`{}` does not declare that it proves `{path}`",
+                    source.name()
+                ));
+                return self.report(
+                    node,
+                    problem
+                        .with_help("declare it with `proves`")
+                        .with_suggestion(&wanted, known.iter()),
+                );
             };
-            let ty = source.output_schema().filter(|_| Pointer::from(field) == *path).map_or(CelType::Any, |schema| {
-                let found = path.parts().iter().try_fold(type_of_schema(schema, schema, ExtraArguments::Pass), |ty, part| match ty {
-                    CelType::Object(mut members, _) => members.remove(part),
-                    _ => None,
-                });
-                found.unwrap_or(CelType::Any)
-            });
+            let ty = source.output_schema().filter(|_| Pointer::from(field) == *path).map_or(
+                CelType::Any,
+                |schema| {
+                    let found = path.parts().iter().try_fold(
+                        type_of_schema(schema, schema, ExtraArguments::Pass),
+                        |ty, part| match ty {
+                            CelType::Object(mut members, _) => members.remove(part),
+                            _ => None,
+                        },
+                    );
+                    found.unwrap_or(CelType::Any)
+                },
+            );
             joined = Some(joined.map_or(ty.clone(), |known| known.join(ty)));
         }
         joined.unwrap_or(CelType::Any)
@@ -231,13 +292,19 @@ impl TypeChecker<'_> {
         let tools = || self.context.tools.iter().map(|tool| tool.name());
         match self.context.tools.iter().find(|tool| tool.name() == source) {
             None => {
-                let problem = Diagnostic::new(format!("`{}` is not a source", toolgate_text::escape_for_display(source)))
-                    .with_help("use the name of a tool, \"user\" or \"untrusted\"");
-                let problem = problem.with_suggestion(source, tools().chain([USER_SOURCE, "untrusted"]));
+                let problem = Diagnostic::new(format!(
+                    "`{}` is not a source",
+                    toolgate_text::escape_for_display(source)
+                ))
+                .with_help("use the name of a tool, \"user\" or \"untrusted\"");
+                let problem =
+                    problem.with_suggestion(source, tools().chain([USER_SOURCE, "untrusted"]));
                 self.report(node, problem);
             }
             Some(tool) if tool.untrusted => {
-                let problem = Diagnostic::new(format!("`{source}` is untrusted, so it cannot be a source")).with_help("use \"untrusted\"");
+                let problem =
+                    Diagnostic::new(format!("`{source}` is untrusted, so it cannot be a source"))
+                        .with_help("use \"untrusted\"");
                 self.report(node, problem);
             }
             Some(_) => {}
@@ -252,22 +319,42 @@ impl TypeChecker<'_> {
                 None if open => CelType::Any,
                 None => self.report(
                     node,
-                    Diagnostic::new(format!("unknown member `{}`", toolgate_text::escape_for_display(name)))
-                        .with_suggestion(name, members.keys()),
+                    Diagnostic::new(format!(
+                        "unknown member `{}`",
+                        toolgate_text::escape_for_display(name)
+                    ))
+                    .with_suggestion(name, members.keys()),
                 ),
             },
-            other => {
-                self.report(node, Diagnostic::new(format!("{} has no `{}`", other.type_name(), toolgate_text::escape_for_display(name))))
-            }
+            other => self.report(
+                node,
+                Diagnostic::new(format!(
+                    "{} has no `{}`",
+                    other.type_name(),
+                    toolgate_text::escape_for_display(name)
+                )),
+            ),
         }
     }
 
-    fn expect_type(&mut self, node: &CelNode, wanted: &CelType, locals: &mut Vec<CelType>) -> CelType {
+    fn expect_type(
+        &mut self,
+        node: &CelNode,
+        wanted: &CelType,
+        locals: &mut Vec<CelType>,
+    ) -> CelType {
         let ty = self.infer_type(node, locals);
         if ty.is_comparable_with(wanted) {
             ty
         } else {
-            self.report(node, Diagnostic::new(format!("expected {}, found {}", wanted.type_name(), ty.type_name())))
+            self.report(
+                node,
+                Diagnostic::new(format!(
+                    "expected {}, found {}",
+                    wanted.type_name(),
+                    ty.type_name()
+                )),
+            )
         }
     }
 
@@ -279,41 +366,69 @@ impl TypeChecker<'_> {
     }
 
     /// Checks `&&` or `||`; `short` is the operand that decides the result: false or true.
-    fn check_logic(&mut self, nodes: &[CelNode], locals: &mut Vec<CelType>, short: bool) -> Option<bool> {
-        let known: Vec<Option<bool>> = nodes.iter().map(|node| self.infer_bool(node, locals)).collect();
+    fn check_logic(
+        &mut self,
+        nodes: &[CelNode],
+        locals: &mut Vec<CelType>,
+        short: bool,
+    ) -> Option<bool> {
+        let known: Vec<Option<bool>> =
+            nodes.iter().map(|node| self.infer_bool(node, locals)).collect();
         if known.contains(&Some(short)) {
             return Some(short);
         }
         known.iter().all(|k| *k == Some(!short)).then_some(!short)
     }
 
-    fn check_comparison(&mut self, node: &CelNode, op: CompareOp, a: &CelType, b: &CelType) -> CelType {
+    fn check_comparison(
+        &mut self,
+        node: &CelNode,
+        op: CompareOp,
+        a: &CelType,
+        b: &CelType,
+    ) -> CelType {
         let ordered = !matches!(op, CompareOp::Equal | CompareOp::NotEqual);
-        let unordered = |ty: &CelType| matches!(ty, CelType::Null | CelType::Bool(_) | CelType::List(_) | CelType::Object(..));
+        let unordered = |ty: &CelType| {
+            matches!(ty, CelType::Null | CelType::Bool(_) | CelType::List(_) | CelType::Object(..))
+        };
         let null = matches!(a, CelType::Null) || matches!(b, CelType::Null);
         if (ordered && (unordered(a) || unordered(b))) || !(a.is_comparable_with(b) || null) {
             let help = match (a, b) {
-                (CelType::Text(_), CelType::Number(..)) | (CelType::Number(..), CelType::Text(_)) => {
+                (CelType::Text(_), CelType::Number(..))
+                | (CelType::Number(..), CelType::Text(_)) => {
                     "turn the text into a number with `decimal(…)`"
                 }
-                (CelType::Text(_), CelType::Time) | (CelType::Time, CelType::Text(_)) => "turn the text into a time with `timestamp(…)`",
+                (CelType::Text(_), CelType::Time) | (CelType::Time, CelType::Text(_)) => {
+                    "turn the text into a time with `timestamp(…)`"
+                }
                 (CelType::Text(_), CelType::Duration) | (CelType::Duration, CelType::Text(_)) => {
                     "turn the text into a duration with `duration(…)`"
                 }
                 _ => "compare values of one kind",
             };
-            return self
-                .report(node, Diagnostic::new(format!("{} cannot be compared with {}", a.type_name(), b.type_name())).with_help(help));
+            return self.report(
+                node,
+                Diagnostic::new(format!(
+                    "{} cannot be compared with {}",
+                    a.type_name(),
+                    b.type_name()
+                ))
+                .with_help(help),
+            );
         }
         let known = match (a, b) {
-            (CelType::Number(al, ah), CelType::Number(bl, bh)) => compare_bounds(op, (*al, *ah), (*bl, *bh)),
+            (CelType::Number(al, ah), CelType::Number(bl, bh)) => {
+                compare_bounds(op, (*al, *ah), (*bl, *bh))
+            }
             (CelType::Text(Some(a)), CelType::Text(Some(b))) => compare_texts(op, a, b),
             _ => None,
         };
         if known == Some(false) {
-            let help = describe_allowed_values(a)
-                .or_else(|| describe_allowed_values(b))
-                .map_or_else(|| "the result is always the same".to_owned(), |allowed| format!("allowed by the schema: {allowed}"));
+            let help =
+                describe_allowed_values(a).or_else(|| describe_allowed_values(b)).map_or_else(
+                    || "the result is always the same".to_owned(),
+                    |allowed| format!("allowed by the schema: {allowed}"),
+                );
             self.unsatisfiable.push((node.span.clone(), help));
         }
         CelType::Bool(known)
@@ -321,10 +436,20 @@ impl TypeChecker<'_> {
 
     fn check_membership(&mut self, node: &CelNode, item: &CelType, list: &CelType) -> CelType {
         match list {
-            CelType::List(of) if !item.is_comparable_with(of) && !matches!(**of, CelType::Null) => self
-                .report(node, Diagnostic::new(format!("cannot look for {} in a list that contains {}", item.type_name(), of.type_name()))),
+            CelType::List(of) if !item.is_comparable_with(of) && !matches!(**of, CelType::Null) => {
+                self.report(
+                    node,
+                    Diagnostic::new(format!(
+                        "cannot look for {} in a list that contains {}",
+                        item.type_name(),
+                        of.type_name()
+                    )),
+                )
+            }
             CelType::List(of) => match (item, &**of) {
-                (CelType::Text(Some(a)), CelType::Text(Some(b))) if !a.iter().any(|a| b.contains(a)) => {
+                (CelType::Text(Some(a)), CelType::Text(Some(b)))
+                    if !a.iter().any(|a| b.contains(a)) =>
+                {
                     self.report_never_in(node, item, of)
                 }
                 (CelType::Number(al, ah), CelType::Number(bl, bh))
@@ -335,51 +460,85 @@ impl TypeChecker<'_> {
                 _ => CelType::Bool(None),
             },
             CelType::Any | CelType::Object(..) => CelType::Bool(None),
-            other => self.report(node, Diagnostic::new(format!("cannot look for a value in {}", other.type_name()))),
+            other => self.report(
+                node,
+                Diagnostic::new(format!("cannot look for a value in {}", other.type_name())),
+            ),
         }
     }
 
     /// Records that a value is never in a list.
     fn report_never_in(&mut self, node: &CelNode, item: &CelType, of: &CelType) -> CelType {
-        let help = describe_allowed_values(item)
-            .or_else(|| describe_allowed_values(of))
-            .map_or_else(|| "the value is never in this list".to_owned(), |allowed| format!("allowed by the schema: {allowed}"));
+        let help =
+            describe_allowed_values(item).or_else(|| describe_allowed_values(of)).map_or_else(
+                || "the value is never in this list".to_owned(),
+                |allowed| format!("allowed by the schema: {allowed}"),
+            );
         self.unsatisfiable.push((node.span.clone(), help));
         CelType::Bool(Some(false))
     }
 
-    fn check_arithmetic(&mut self, node: &CelNode, op: ArithmeticOp, a: CelType, b: CelType) -> CelType {
+    fn check_arithmetic(
+        &mut self,
+        node: &CelNode,
+        op: ArithmeticOp,
+        a: CelType,
+        b: CelType,
+    ) -> CelType {
         use ArithmeticOp::{Add, Subtract};
         match (op, a, b) {
-            (_, CelType::Number(..) | CelType::Any, CelType::Number(..)) | (_, CelType::Number(..), CelType::Any) => {
-                CelType::Number(None, None)
-            }
-            (Add, CelType::Text(_), CelType::Text(_) | CelType::Any) | (Add, CelType::Any, CelType::Text(_)) => CelType::Text(None),
+            (_, CelType::Number(..) | CelType::Any, CelType::Number(..))
+            | (_, CelType::Number(..), CelType::Any) => CelType::Number(None, None),
+            (Add, CelType::Text(_), CelType::Text(_) | CelType::Any)
+            | (Add, CelType::Any, CelType::Text(_)) => CelType::Text(None),
             (Add, CelType::List(a), CelType::List(b)) => CelType::List(Box::new(a.join(*b))),
             (Add, CelType::Time, CelType::Duration)
             | (Add, CelType::Duration, CelType::Time)
             | (Subtract, CelType::Time, CelType::Duration) => CelType::Time,
-            (Subtract, CelType::Time, CelType::Time) | (Add | Subtract, CelType::Duration, CelType::Duration) => CelType::Duration,
+            (Subtract, CelType::Time, CelType::Time)
+            | (Add | Subtract, CelType::Duration, CelType::Duration) => CelType::Duration,
             (_, CelType::Any, _) | (_, _, CelType::Any) => CelType::Any,
-            (_, a, b) => self.report(node, Diagnostic::new(format!("cannot calculate with {} and {}", a.type_name(), b.type_name()))),
+            (_, a, b) => self.report(
+                node,
+                Diagnostic::new(format!(
+                    "cannot calculate with {} and {}",
+                    a.type_name(),
+                    b.type_name()
+                )),
+            ),
         }
     }
 
-    fn check_call(&mut self, node: &CelNode, function: CelFunction, nodes: &[CelNode], locals: &mut Vec<CelType>) -> CelType {
+    fn check_call(
+        &mut self,
+        node: &CelNode,
+        function: CelFunction,
+        nodes: &[CelNode],
+        locals: &mut Vec<CelType>,
+    ) -> CelType {
         let text = CelType::Text(None);
         let mut literal = |parse: &dyn Fn(&str) -> bool, wants: (&str, &str)| {
             if let Some(CelNode { kind: CelNodeKind::Text(text), span }) = nodes.first()
                 && !parse(text)
             {
-                let problem = Diagnostic::new(format!("`{}` is not a valid {}", toolgate_text::escape_for_display(text), wants.0))
-                    .with_range(span.clone());
+                let problem = Diagnostic::new(format!(
+                    "`{}` is not a valid {}",
+                    toolgate_text::escape_for_display(text),
+                    wants.0
+                ))
+                .with_range(span.clone());
                 self.problems.push(problem.with_help(format!("like `{}`", wants.1)));
             }
         };
         match function {
             CelFunction::Decimal => literal(&|t| parse_decimal(t).is_ok(), ("number", "12.50")),
-            CelFunction::Duration => literal(&|t| parse_duration(t).is_ok(), ("duration", "90d`, `1h` or `30s")),
-            CelFunction::Timestamp => literal(&|t| t.parse::<jiff::Timestamp>().is_ok(), ("RFC 3339 time", "2026-01-31T12:00:00Z")),
+            CelFunction::Duration => {
+                literal(&|t| parse_duration(t).is_ok(), ("duration", "90d`, `1h` or `30s"))
+            }
+            CelFunction::Timestamp => literal(
+                &|t| t.parse::<jiff::Timestamp>().is_ok(),
+                ("RFC 3339 time", "2026-01-31T12:00:00Z"),
+            ),
             _ => {}
         }
         match function {
@@ -388,22 +547,40 @@ impl TypeChecker<'_> {
                 match ty {
                     CelType::Number(..) => ty,
                     CelType::Any | CelType::Text(_) => CelType::Number(None, None),
-                    other => self.report(node, Diagnostic::new(format!("{} is not a number", other.type_name()))),
+                    other => self.report(
+                        node,
+                        Diagnostic::new(format!("{} is not a number", other.type_name())),
+                    ),
                 }
             }
             CelFunction::IsSame => {
                 let [a, b] = nodes else { return CelType::Bool(None) };
                 let (a, b) = (self.infer_type(a, locals), self.infer_type(b, locals));
                 if !a.is_comparable_with(&b) {
-                    return self.report(node, Diagnostic::new(format!("{} is never the same as {}", a.type_name(), b.type_name())));
+                    return self.report(
+                        node,
+                        Diagnostic::new(format!(
+                            "{} is never the same as {}",
+                            a.type_name(),
+                            b.type_name()
+                        )),
+                    );
                 }
                 CelType::Bool(None)
             }
             CelFunction::SumOf => {
                 let Some(of) = nodes.first() else { return CelType::Any };
                 match self.expect_type(of, &CelType::List(Box::new(CelType::Any)), locals) {
-                    CelType::List(item) if !item.is_comparable_with(&CelType::Number(None, None)) => {
-                        self.report(of, Diagnostic::new(format!("`sum_of` needs numbers, but each item is {}", item.type_name())))
+                    CelType::List(item)
+                        if !item.is_comparable_with(&CelType::Number(None, None)) =>
+                    {
+                        self.report(
+                            of,
+                            Diagnostic::new(format!(
+                                "`sum_of` needs numbers, but each item is {}",
+                                item.type_name()
+                            )),
+                        )
                     }
                     _ => CelType::Number(None, None),
                 }
@@ -411,8 +588,13 @@ impl TypeChecker<'_> {
             CelFunction::Size => {
                 let Some(of) = nodes.first() else { return CelType::Any };
                 match self.infer_type(of, locals) {
-                    CelType::Any | CelType::Text(_) | CelType::List(_) | CelType::Object(..) => CelType::Number(Some(Decimal::ZERO), None),
-                    other => self.report(node, Diagnostic::new(format!("{} has no size", other.type_name()))),
+                    CelType::Any | CelType::Text(_) | CelType::List(_) | CelType::Object(..) => {
+                        CelType::Number(Some(Decimal::ZERO), None)
+                    }
+                    other => self.report(
+                        node,
+                        Diagnostic::new(format!("{} has no size", other.type_name())),
+                    ),
                 }
             }
             CelFunction::Part(part) => {
@@ -421,8 +603,11 @@ impl TypeChecker<'_> {
                     if let Some(CelNode { kind: CelNodeKind::Text(name), span }) = zone.first()
                         && jiff::tz::TimeZone::get(name).is_err()
                     {
-                        let problem = Diagnostic::new(format!("`{}` is not a time zone", toolgate_text::escape_for_display(name)))
-                            .with_range(span.clone());
+                        let problem = Diagnostic::new(format!(
+                            "`{}` is not a time zone",
+                            toolgate_text::escape_for_display(name)
+                        ))
+                        .with_range(span.clone());
                         self.problems.push(problem.with_help("like `Europe/Berlin`"));
                     }
                 }
@@ -446,7 +631,10 @@ impl TypeChecker<'_> {
                     _ => text,
                 }
             }
-            CelFunction::Glob | CelFunction::StartsWith | CelFunction::EndsWith | CelFunction::Contains => {
+            CelFunction::Glob
+            | CelFunction::StartsWith
+            | CelFunction::EndsWith
+            | CelFunction::Contains => {
                 for of in nodes {
                     self.expect_type(of, &text, locals);
                 }
@@ -455,12 +643,21 @@ impl TypeChecker<'_> {
         }
     }
 
-    fn check_comprehension(&mut self, each: &CelComprehension, locals: &mut Vec<CelType>) -> CelType {
+    fn check_comprehension(
+        &mut self,
+        each: &CelComprehension,
+        locals: &mut Vec<CelType>,
+    ) -> CelType {
         let item = match self.infer_type(&each.range, locals) {
             CelType::List(item) => *item,
             CelType::Object(..) => CelType::Text(None),
             CelType::Any => CelType::Any,
-            other => return self.report(&each.range, Diagnostic::new(format!("cannot iterate over {}", other.type_name()))),
+            other => {
+                return self.report(
+                    &each.range,
+                    Diagnostic::new(format!("cannot iterate over {}", other.type_name())),
+                );
+            }
         };
         let init = match self.infer_type(&each.init, locals) {
             // The accumulator starts with a literal and changes, so drop the known value.
@@ -495,9 +692,10 @@ fn describe_allowed_values(ty: &CelType) -> Option<String> {
         CelType::Number(Some(low), Some(high)) => Some(format!("between {low} and {high}")),
         CelType::Number(None, Some(high)) => Some(format!("at most {high}")),
         CelType::Number(Some(low), None) => Some(format!("at least {low}")),
-        CelType::Text(Some(values)) if values.len() > 1 => {
-            Some(format!("one of {}", values.iter().map(|v| format!("\"{v}\"")).collect::<Vec<_>>().join(", ")))
-        }
+        CelType::Text(Some(values)) if values.len() > 1 => Some(format!(
+            "one of {}",
+            values.iter().map(|v| format!("\"{v}\"")).collect::<Vec<_>>().join(", ")
+        )),
         _ => None,
     }
 }

@@ -30,7 +30,10 @@ impl<'a> CelValue<'a> {
         Ok(match value {
             Value::Null => Self::Null,
             Value::Bool(value) => Self::Bool(*value),
-            Value::Number(_) => Self::Number(decimal_of(value).ok_or_else(|| PolicyError::new("a number cannot be compared exactly"))?),
+            Value::Number(_) => Self::Number(
+                decimal_of(value)
+                    .ok_or_else(|| PolicyError::new("a number cannot be compared exactly"))?,
+            ),
             Value::String(text) => Self::Text(text.as_str().into()),
             Value::Array(_) | Value::Object(_) => Self::Json(value),
         })
@@ -68,7 +71,9 @@ impl<'a> CelValue<'a> {
             Self::List(items) => Ok(items.clone()),
             Self::Json(Value::Array(items)) => items.iter().map(Self::from_json).collect(),
             // As in CEL, iterating over an object iterates over its keys.
-            Self::Json(Value::Object(map)) => Ok(map.keys().map(|key| Self::Text(key.as_str().into())).collect()),
+            Self::Json(Value::Object(map)) => {
+                Ok(map.keys().map(|key| Self::Text(key.as_str().into())).collect())
+            }
             other => Err(type_fault("a list", other)),
         }
     }
@@ -104,7 +109,10 @@ pub(crate) fn mismatch_fault(a: &CelValue<'_>, b: &CelValue<'_>) -> PolicyError 
 }
 
 /// Returns the declared field that contains a path, and the rest of the path.
-pub(crate) fn split_evidence_path<'f>(fields: impl Iterator<Item = &'f str>, path: &Pointer) -> Option<(&'f str, Pointer)> {
+pub(crate) fn split_evidence_path<'f>(
+    fields: impl Iterator<Item = &'f str>,
+    path: &Pointer,
+) -> Option<(&'f str, Pointer)> {
     let inside = |field: &'f str| {
         let declared = Pointer::from(field);
         let rest = path.parts().strip_prefix(declared.parts())?.to_vec();
@@ -130,28 +138,39 @@ pub(crate) fn overflow_fault() -> PolicyError {
 pub(crate) fn get_field<'a>(of: &CelValue<'a>, name: &str) -> Result<CelValue<'a>, PolicyError> {
     match of {
         // The name may come from the arguments, so the visible fault must not contain it.
-        CelValue::Json(Value::Object(map)) => {
-            map.get(name).map_or_else(|| Err(PolicyError::new("an object lacks a member that the rule depends on")), CelValue::from_json)
-        }
+        CelValue::Json(Value::Object(map)) => map.get(name).map_or_else(
+            || Err(PolicyError::new("an object lacks a member that the rule depends on")),
+            CelValue::from_json,
+        ),
         other => Err(type_fault("an object", other)),
     }
 }
 
-pub(crate) fn get_index<'a>(of: &CelValue<'a>, index: &CelValue<'a>) -> Result<CelValue<'a>, PolicyError> {
+pub(crate) fn get_index<'a>(
+    of: &CelValue<'a>,
+    index: &CelValue<'a>,
+) -> Result<CelValue<'a>, PolicyError> {
     match (of, index) {
         (CelValue::Json(Value::Object(_)), CelValue::Text(name)) => get_field(of, name),
         (_, CelValue::Number(number)) => {
-            let at = usize::try_from(*number)
-                .ok()
-                .filter(|_| number.is_integer())
-                .ok_or_else(|| PolicyError::new("a list index is not a whole number of at least 0"))?;
-            of.items()?.into_iter().nth(at).ok_or_else(|| PolicyError::new("a list lacks an item that the rule depends on"))
+            let at =
+                usize::try_from(*number).ok().filter(|_| number.is_integer()).ok_or_else(|| {
+                    PolicyError::new("a list index is not a whole number of at least 0")
+                })?;
+            of.items()?
+                .into_iter()
+                .nth(at)
+                .ok_or_else(|| PolicyError::new("a list lacks an item that the rule depends on"))
         }
         (_, other) => Err(type_fault("an index", other)),
     }
 }
 
-pub(crate) fn compare_values(op: CompareOp, a: &CelValue<'_>, b: &CelValue<'_>) -> Result<bool, PolicyError> {
+pub(crate) fn compare_values(
+    op: CompareOp,
+    a: &CelValue<'_>,
+    b: &CelValue<'_>,
+) -> Result<bool, PolicyError> {
     let order = match (a, b) {
         (CelValue::Number(a), CelValue::Number(b)) => a.cmp(b),
         (CelValue::Text(a), CelValue::Text(b)) => a.cmp(b),
@@ -163,16 +182,24 @@ pub(crate) fn compare_values(op: CompareOp, a: &CelValue<'_>, b: &CelValue<'_>) 
         CompareOp::Less => order == Ordering::Less,
         CompareOp::LessOrEqual => order != Ordering::Greater,
         CompareOp::Greater => order == Ordering::Greater,
-        CompareOp::GreaterOrEqual | CompareOp::Equal | CompareOp::NotEqual => order != Ordering::Less,
+        CompareOp::GreaterOrEqual | CompareOp::Equal | CompareOp::NotEqual => {
+            order != Ordering::Less
+        }
     })
 }
 
-pub(crate) fn compute<'a>(op: ArithmeticOp, a: CelValue<'a>, b: CelValue<'a>) -> Result<CelValue<'a>, PolicyError> {
+pub(crate) fn compute<'a>(
+    op: ArithmeticOp,
+    a: CelValue<'a>,
+    b: CelValue<'a>,
+) -> Result<CelValue<'a>, PolicyError> {
     use ArithmeticOp::{Add, Divide, Multiply, Remainder, Subtract};
     Ok(match (op, a, b) {
         (Add, CelValue::Number(a), CelValue::Number(b)) => CelValue::Number(add_exact(a, b)?),
         (Subtract, CelValue::Number(a), CelValue::Number(b)) => CelValue::Number(add_exact(a, -b)?),
-        (Multiply, CelValue::Number(a), CelValue::Number(b)) => CelValue::Number(multiply_exact(a, b).ok_or_else(overflow_fault)?),
+        (Multiply, CelValue::Number(a), CelValue::Number(b)) => {
+            CelValue::Number(multiply_exact(a, b).ok_or_else(overflow_fault)?)
+        }
         (Divide, CelValue::Number(a), CelValue::Number(b)) => {
             CelValue::Number(a.checked_div(b).ok_or_else(|| PolicyError::new("division by zero"))?)
         }
@@ -184,14 +211,27 @@ pub(crate) fn compute<'a>(op: ArithmeticOp, a: CelValue<'a>, b: CelValue<'a>) ->
             a.extend(b);
             CelValue::List(a)
         }
-        (Add, CelValue::Time(time), CelValue::Duration(span)) | (Add, CelValue::Duration(span), CelValue::Time(time)) => {
+        (Add, CelValue::Time(time), CelValue::Duration(span))
+        | (Add, CelValue::Duration(span), CelValue::Time(time)) => {
             CelValue::Time(time.checked_add(span).map_err(|_| overflow_fault())?)
         }
-        (Subtract, CelValue::Time(time), CelValue::Duration(span)) => CelValue::Time(time.checked_sub(span).map_err(|_| overflow_fault())?),
+        (Subtract, CelValue::Time(time), CelValue::Duration(span)) => {
+            CelValue::Time(time.checked_sub(span).map_err(|_| overflow_fault())?)
+        }
         (Subtract, CelValue::Time(a), CelValue::Time(b)) => CelValue::Duration(a.duration_since(b)),
-        (Add, CelValue::Duration(a), CelValue::Duration(b)) => CelValue::Duration(a.checked_add(b).ok_or_else(overflow_fault)?),
-        (Subtract, CelValue::Duration(a), CelValue::Duration(b)) => CelValue::Duration(a.checked_sub(b).ok_or_else(overflow_fault)?),
-        (_, a, b) => return Err(PolicyError(format!("cannot calculate with {} and {}", a.type_name(), b.type_name()))),
+        (Add, CelValue::Duration(a), CelValue::Duration(b)) => {
+            CelValue::Duration(a.checked_add(b).ok_or_else(overflow_fault)?)
+        }
+        (Subtract, CelValue::Duration(a), CelValue::Duration(b)) => {
+            CelValue::Duration(a.checked_sub(b).ok_or_else(overflow_fault)?)
+        }
+        (_, a, b) => {
+            return Err(PolicyError(format!(
+                "cannot calculate with {} and {}",
+                a.type_name(),
+                b.type_name()
+            )));
+        }
     })
 }
 
@@ -201,7 +241,10 @@ pub(crate) fn add_exact(a: Decimal, b: Decimal) -> Result<Decimal, PolicyError> 
     if sum.checked_sub(a) == Some(b) { Ok(sum) } else { Err(overflow_fault()) }
 }
 
-pub(crate) fn call_function<'a>(function: CelFunction, values: &[CelValue<'a>]) -> Result<CelValue<'a>, PolicyError> {
+pub(crate) fn call_function<'a>(
+    function: CelFunction,
+    values: &[CelValue<'a>],
+) -> Result<CelValue<'a>, PolicyError> {
     let missing = || PolicyError::new("a function lacks an argument");
     let first = values.first().ok_or_else(missing)?;
     let second = || values.get(1).ok_or_else(missing);
@@ -214,9 +257,16 @@ pub(crate) fn call_function<'a>(function: CelFunction, values: &[CelValue<'a>]) 
         CelFunction::Duration => CelValue::Duration(parse_duration(first.as_text()?)?),
         CelFunction::Timestamp => match first {
             CelValue::Time(time) => CelValue::Time(*time),
-            other => CelValue::Time(other.as_text()?.parse().map_err(|_| PolicyError::new("the text is not an RFC 3339 time"))?),
+            other => CelValue::Time(
+                other
+                    .as_text()?
+                    .parse()
+                    .map_err(|_| PolicyError::new("the text is not an RFC 3339 time"))?,
+            ),
         },
-        CelFunction::Glob => CelValue::Bool(toolgate_text::matches_glob(second()?.as_text()?, first.as_text()?)),
+        CelFunction::Glob => {
+            CelValue::Bool(toolgate_text::matches_glob(second()?.as_text()?, first.as_text()?))
+        }
         CelFunction::SumOf => {
             let mut sum = Decimal::ZERO;
             for item in first.items()? {
@@ -231,14 +281,17 @@ pub(crate) fn call_function<'a>(function: CelFunction, values: &[CelValue<'a>]) 
             CelValue::Text(text) => text.chars().count().into(),
             other => other.items()?.len().into(),
         }),
-        CelFunction::StartsWith => CelValue::Bool(first.as_text()?.starts_with(second()?.as_text()?)),
+        CelFunction::StartsWith => {
+            CelValue::Bool(first.as_text()?.starts_with(second()?.as_text()?))
+        }
         CelFunction::EndsWith => CelValue::Bool(first.as_text()?.ends_with(second()?.as_text()?)),
         CelFunction::Contains => CelValue::Bool(first.as_text()?.contains(second()?.as_text()?)),
         CelFunction::LowerAscii => CelValue::Text(first.as_text()?.to_ascii_lowercase().into()),
         CelFunction::Part(part) => {
             let CelValue::Time(time) = first else { return Err(type_fault("a time", first)) };
             let zone = match values.get(1) {
-                Some(name) => TimeZone::get(name.as_text()?).map_err(|_| PolicyError::new("the text is not a time zone"))?,
+                Some(name) => TimeZone::get(name.as_text()?)
+                    .map_err(|_| PolicyError::new("the text is not a time zone"))?,
                 None => TimeZone::UTC,
             };
             let zoned = time.to_zoned(zone);
@@ -258,10 +311,14 @@ pub(crate) fn call_function<'a>(function: CelFunction, values: &[CelValue<'a>]) 
 
 pub(crate) fn parse_decimal(text: &str) -> Result<Decimal, PolicyError> {
     let number = toolgate_json::canonical_number(text.trim()).ok().map(Value::Number);
-    number.as_ref().and_then(decimal_of).ok_or_else(|| PolicyError::new("the text is not a number that can be represented exactly"))
+    number
+        .as_ref()
+        .and_then(decimal_of)
+        .ok_or_else(|| PolicyError::new("the text is not a number that can be represented exactly"))
 }
 
 pub(crate) fn parse_duration(text: &str) -> Result<SignedDuration, PolicyError> {
-    crate::clock::parse_duration(text)
-        .ok_or_else(|| PolicyError::new(format!("the text is not a duration; {}", crate::clock::DURATION_HELP)))
+    crate::clock::parse_duration(text).ok_or_else(|| {
+        PolicyError::new(format!("the text is not a duration; {}", crate::clock::DURATION_HELP))
+    })
 }

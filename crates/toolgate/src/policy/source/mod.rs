@@ -22,7 +22,9 @@ mod recorded_rules;
 pub mod rule_table;
 pub mod table_reader;
 
-pub(crate) use crate::policy::source::recorded_rules::{parse_recorded_rules, parse_recorded_tables};
+pub(crate) use crate::policy::source::recorded_rules::{
+    parse_recorded_rules, parse_recorded_tables,
+};
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -112,8 +114,13 @@ impl SourcedRule {
                 (None, None) => break source.part_spans.get("")?.clone(),
             }
         };
-        let span = within.and_then(|within| map_inner_range(&source.text, &span, within)).unwrap_or(span);
-        Some(SourceSpan { file: Arc::clone(&source.file), text: Arc::clone(&source.text), range: span })
+        let span =
+            within.and_then(|within| map_inner_range(&source.text, &span, within)).unwrap_or(span);
+        Some(SourceSpan {
+            file: Arc::clone(&source.file),
+            text: Arc::clone(&source.text),
+            range: span,
+        })
     }
 }
 
@@ -122,7 +129,9 @@ impl SourcedRule {
 /// Returns `None` if the file spells the string with escapes.
 fn map_inner_range(text: &str, span: &Range<usize>, within: Range<usize>) -> Option<Range<usize>> {
     let raw = text.get(span.clone())?;
-    let quotes = ["\"\"\"\n", "\"\"\"", "'''\n", "'''", "\"", "'"].into_iter().find(|quotes| raw.starts_with(quotes))?;
+    let quotes = ["\"\"\"\n", "\"\"\"", "'''\n", "'''", "\"", "'"]
+        .into_iter()
+        .find(|quotes| raw.starts_with(quotes))?;
     if raw.contains('\\') && quotes.starts_with('"') {
         return None;
     }
@@ -163,8 +172,13 @@ impl RuleSet {
         let mut files = Vec::new();
         for path in paths {
             let path = path.as_ref();
-            let named = |error: std::io::Error| std::io::Error::new(error.kind(), format!("{}: {error}", path.display()));
-            files.push((path.display().to_string(), crate::policy::source::read_file::read_text_file(path).map_err(named)?));
+            let named = |error: std::io::Error| {
+                std::io::Error::new(error.kind(), format!("{}: {error}", path.display()))
+            };
+            files.push((
+                path.display().to_string(),
+                crate::policy::source::read_file::read_text_file(path).map_err(named)?,
+            ));
         }
         Ok(Self::parse_all(files.iter().map(|(name, text)| (name.as_str(), text.as_str()))))
     }
@@ -197,7 +211,8 @@ impl RuleSet {
 
     /// Appends the rules that are not yet present, so that one rule in two files counts once.
     pub fn append_new(self, mut others: Self) -> Self {
-        let is_known = |other: &SourcedRule| self.policies.iter().any(|own| own.is_identical(other));
+        let is_known =
+            |other: &SourcedRule| self.policies.iter().any(|own| own.is_identical(other));
         others.policies.retain(|other| !is_known(other));
         self.append(others)
     }
@@ -209,7 +224,8 @@ impl RuleSet {
 
 /// Renders problems for a terminal.
 pub fn render_problems(problems: &[Diagnostic], colours: bool) -> String {
-    let renderer = if colours { Renderer::styled() } else { Renderer::plain() }.decor_style(DecorStyle::Ascii);
+    let renderer =
+        if colours { Renderer::styled() } else { Renderer::plain() }.decor_style(DecorStyle::Ascii);
     let one = |problem: &Diagnostic| {
         let level = match problem.severity {
             Severity::Error => Level::ERROR,
@@ -217,13 +233,16 @@ pub fn render_problems(problems: &[Diagnostic], colours: bool) -> String {
             Severity::Note => Level::NOTE,
         };
         let title = match &problem.rule {
-            Some(rule) => format!("policy `{}`: {}", toolgate_text::escape_for_display(rule), problem.message),
+            Some(rule) => {
+                format!("policy `{}`: {}", toolgate_text::escape_for_display(rule), problem.message)
+            }
             None => problem.message.clone(),
         };
-        let mut group =
-            level.primary_title(title).elements(problem.span.iter().map(|place| {
-                Snippet::source(&*place.text).path(&*place.file).annotation(AnnotationKind::Primary.span(place.range.clone()))
-            }));
+        let mut group = level.primary_title(title).elements(problem.span.iter().map(|place| {
+            Snippet::source(&*place.text)
+                .path(&*place.file)
+                .annotation(AnnotationKind::Primary.span(place.range.clone()))
+        }));
         if let Some(help) = &problem.help {
             group = group.element(Level::HELP.message(help));
         }

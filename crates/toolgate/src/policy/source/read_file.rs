@@ -26,11 +26,16 @@ pub fn read_untrusted_text_file(path: &Path) -> io::Result<String> {
     // Opening a device may have side effects, so the check comes first. Check again afterwards,
     // because the path may have changed.
     plain(path.metadata()?)?;
-    let file = File::options().read(true).custom_flags(rustix::fs::OFlags::NONBLOCK.bits() as i32).open(path)?;
+    let file = File::options()
+        .read(true)
+        .custom_flags(rustix::fs::OFlags::NONBLOCK.bits() as i32)
+        .open(path)?;
     let found = plain(file.metadata()?)?;
     let text = read_bounded(file)?;
     if text.len() as u64 > found.len() {
-        return Err(io::Error::other("the file is longer than its reported length: it is not a regular file, or it is being written"));
+        return Err(io::Error::other(
+            "the file is longer than its reported length: it is not a regular file, or it is being written",
+        ));
     }
     Ok(text)
 }
@@ -51,11 +56,19 @@ mod tests {
     #[test]
     fn only_regular_files_are_read() {
         let directory = tempfile::tempdir().unwrap();
-        let [plain, empty, pipe, socket] = ["plain", "empty", "pipe", "socket"].map(|name| directory.path().join(name));
+        let [plain, empty, pipe, socket] =
+            ["plain", "empty", "pipe", "socket"].map(|name| directory.path().join(name));
         let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
         std::fs::write(&plain, "text").unwrap();
         std::fs::write(&empty, "").unwrap();
-        rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, rustix::fs::Mode::RUSR, 0).unwrap();
+        rustix::fs::mknodat(
+            rustix::fs::CWD,
+            &pipe,
+            rustix::fs::FileType::Fifo,
+            rustix::fs::Mode::RUSR,
+            0,
+        )
+        .unwrap();
         assert_eq!(read_untrusted_text_file(&plain).unwrap(), "text");
         assert_eq!(read_untrusted_text_file(&empty).unwrap(), "");
         for (path, why) in [

@@ -12,8 +12,11 @@ pub(crate) fn parse_recorded_rules<'a>(agent: &str, files: &[(&'a str, &'a str)]
         let (document, _) = DeTable::parse_recoverable(text);
         document.get_ref().keys().any(|key| key.get_ref() != "policy")
     };
-    let (configurations, policies): (Vec<_>, Vec<_>) = files.iter().copied().partition(|(_, text)| is_configuration(text));
-    let Some(((name, text), more)) = configurations.split_first() else { return RuleSet::parse_all(policies) };
+    let (configurations, policies): (Vec<_>, Vec<_>) =
+        files.iter().copied().partition(|(_, text)| is_configuration(text));
+    let Some(((name, text), more)) = configurations.split_first() else {
+        return RuleSet::parse_all(policies);
+    };
     let rules = |name: &str, text: &str, policies: Vec<(&'a str, &'a str)>| {
         let file = TomlSource { name: name.into(), text: text.into() };
         let (document, _) = DeTable::parse_recoverable(text);
@@ -22,16 +25,27 @@ pub(crate) fn parse_recorded_rules<'a>(agent: &str, files: &[(&'a str, &'a str)]
         let own = table.table("agents").and_then(|agents| agents.table(agent));
         rule_table::read_rules(&file, &own.as_ref().unwrap_or(&table).tables("policy"), policies)
     };
-    more.iter().fold(rules(name, text, policies), |all, (name, text)| all.append(rules(name, text, Vec::new())))
+    more.iter().fold(rules(name, text, policies), |all, (name, text)| {
+        all.append(rules(name, text, Vec::new()))
+    })
 }
 
 /// Reads the rules of an agent as tables.
-pub(crate) fn parse_recorded_tables(agent: &str, files: &[(&str, &str)]) -> Vec<serde_json::Map<String, serde_json::Value>> {
+pub(crate) fn parse_recorded_tables(
+    agent: &str,
+    files: &[(&str, &str)],
+) -> Vec<serde_json::Map<String, serde_json::Value>> {
     let mut tables = Vec::new();
     for (_, text) in files {
         let (document, _) = DeTable::parse_recoverable(text);
-        let own = document.get_ref().get("agents").and_then(|agents| agents.get_ref().as_table()?.get(agent)?.get_ref().as_table());
-        let policies = own.unwrap_or_else(|| document.get_ref()).get("policy").and_then(|policies| policies.get_ref().as_array());
+        let own = document
+            .get_ref()
+            .get("agents")
+            .and_then(|agents| agents.get_ref().as_table()?.get(agent)?.get_ref().as_table());
+        let policies = own
+            .unwrap_or_else(|| document.get_ref())
+            .get("policy")
+            .and_then(|policies| policies.get_ref().as_array());
         tables.extend(policies.into_iter().flatten().filter_map(|policy| {
             match crate::policy::source::table_reader::to_json(policy.get_ref())? {
                 serde_json::Value::Object(table) => Some(table),

@@ -7,8 +7,8 @@ use toml::de::{DeTable, DeValue};
 use super::{PolicyScope, RuleSet, RuleSource, SourcedRule};
 use crate::policy::source::table_reader::{TableReadState, TomlSource, TomlTable, toml_type_name};
 use crate::policy::{
-    Condition, Deny, Diagnostic, EnforcementMode, EvidenceEntity, Flow, Limit, LimitOwner, Policy, ReadBeforeWrite, Require, Sequence,
-    observe,
+    Condition, Deny, Diagnostic, EnforcementMode, EvidenceEntity, Flow, Limit, LimitOwner, Policy,
+    ReadBeforeWrite, Require, Sequence, observe,
 };
 use toolgate_json::Pointer;
 
@@ -46,14 +46,20 @@ enum RuleDraft {
     Flow(Flow),
 }
 
-pub(crate) fn read_policy_files<'a>(files: impl IntoIterator<Item = (&'a str, &'a str)>) -> RuleSet {
+pub(crate) fn read_policy_files<'a>(
+    files: impl IntoIterator<Item = (&'a str, &'a str)>,
+) -> RuleSet {
     assemble_rules(Vec::new(), files)
 }
 
 /// Reads the rules of a larger file and of the policy files that it includes.
 ///
 /// Problems of the larger file are reported where that file is read.
-pub fn read_rules<'a>(file: &TomlSource, tables: &[TomlTable<'_>], files: impl IntoIterator<Item = (&'a str, &'a str)>) -> RuleSet {
+pub fn read_rules<'a>(
+    file: &TomlSource,
+    tables: &[TomlTable<'_>],
+    files: impl IntoIterator<Item = (&'a str, &'a str)>,
+) -> RuleSet {
     let mut drafts = Vec::new();
     for table in tables {
         let before = table.problem_count();
@@ -61,7 +67,11 @@ pub fn read_rules<'a>(file: &TomlSource, tables: &[TomlTable<'_>], files: impl I
         if table.problem_count() > before {
             table.assign_rule(before, table.text("name").unwrap_or("unnamed"));
         } else if let Some((draft, mode, scope)) = read {
-            let source = RuleSource { file: Arc::clone(&file.name), text: Arc::clone(&file.text), part_spans: table.part_spans() };
+            let source = RuleSource {
+                file: Arc::clone(&file.name),
+                text: Arc::clone(&file.text),
+                part_spans: table.part_spans(),
+            };
             drafts.push((draft, mode, scope, source));
         }
     }
@@ -79,11 +89,18 @@ fn assemble_rules<'a>(
     }
     // An expression in any rule may read a limit of any file.
     let limits: Vec<Limit> =
-        drafts.iter().filter_map(|(draft, ..)| if let RuleDraft::Limit(limit) = draft { Some(limit.clone()) } else { None }).collect();
+        drafts
+            .iter()
+            .filter_map(|(draft, ..)| {
+                if let RuleDraft::Limit(limit) = draft { Some(limit.clone()) } else { None }
+            })
+            .collect();
     let policies = drafts.into_iter().map(|(draft, mode, scope, source)| {
         let draft = match draft {
             RuleDraft::Deny(rule) => RuleDraft::Deny(limits.iter().fold(rule, Deny::reading)),
-            RuleDraft::Require(rule) => RuleDraft::Require(limits.iter().fold(rule, Require::reading)),
+            RuleDraft::Require(rule) => {
+                RuleDraft::Require(limits.iter().fold(rule, Require::reading))
+            }
             other => other,
         };
         SourcedRule { scope, policy: draft.into_policy(mode), source: Some(Arc::new(source)) }
@@ -124,27 +141,46 @@ fn read_policy_file(
     }
     for (key, value) in document.get_ref() {
         if key.get_ref() != "policy" {
-            let problem = Diagnostic::new(format!("unknown key `{}` in a policy file", toolgate_text::escape_for_display(key.get_ref())));
-            let problem = problem.with_help("rules are `[[policy]]` tables").with_suggestion(key.get_ref(), ["policy"].iter());
+            let problem = Diagnostic::new(format!(
+                "unknown key `{}` in a policy file",
+                toolgate_text::escape_for_display(key.get_ref())
+            ));
+            let problem = problem
+                .with_help("rules are `[[policy]]` tables")
+                .with_suggestion(key.get_ref(), ["policy"].iter());
             problems.push(Diagnostic { span: Some(file.span_at(key.span())), ..problem });
             continue;
         }
         let DeValue::Array(tables) = value.get_ref() else {
-            let problem = Diagnostic::new(format!("`policy` must be a list of tables, not {}", toml_type_name(value.get_ref())));
-            problems.push(Diagnostic { span: Some(file.span_at(key.span())), ..problem.with_help("write `[[policy]]`") });
+            let problem = Diagnostic::new(format!(
+                "`policy` must be a list of tables, not {}",
+                toml_type_name(value.get_ref())
+            ));
+            problems.push(Diagnostic {
+                span: Some(file.span_at(key.span())),
+                ..problem.with_help("write `[[policy]]`")
+            });
             continue;
         };
         for item in tables {
             let DeValue::Table(table) = item.get_ref() else {
-                let problem = Diagnostic::new(format!("a rule must be a table, not {}", toml_type_name(item.get_ref())));
+                let problem = Diagnostic::new(format!(
+                    "a rule must be a table, not {}",
+                    toml_type_name(item.get_ref())
+                ));
                 problems.push(Diagnostic { span: Some(file.span_at(item.span())), ..problem });
                 continue;
             };
             let shared = TableReadState::default();
-            let read = read_rule(&TomlTable::new(file, table, item.span(), &shared).with_header("policy"));
+            let read =
+                read_rule(&TomlTable::new(file, table, item.span(), &shared).with_header("policy"));
             let (wrong, parts) = shared.into_parts();
             if let (Some((draft, mode, scope)), true) = (read, wrong.is_empty()) {
-                let source = RuleSource { file: Arc::clone(&file.name), text: Arc::clone(&file.text), part_spans: parts };
+                let source = RuleSource {
+                    file: Arc::clone(&file.name),
+                    text: Arc::clone(&file.text),
+                    part_spans: parts,
+                };
                 drafts.push((draft, mode, scope, source));
             }
             let named = table.get("name").and_then(|name| name.get_ref().as_str());
@@ -161,12 +197,16 @@ fn read_rule(table: &TomlTable<'_>) -> Option<(RuleDraft, EnforcementMode, Polic
     if !table.has_key("name") || name.is_some_and(|name| name.trim().is_empty()) {
         table.report(
             "name",
-            Diagnostic::new("a rule needs a `name`").with_help("the name is shown in refusals, in the ledger and by `explain`"),
+            Diagnostic::new("a rule needs a `name`")
+                .with_help("the name is shown in refusals, in the ledger and by `explain`"),
         );
     }
     if !table.has_key("rule") {
         let kinds = RULE_KINDS.map(|(kind, _)| format!("`{kind}`")).join(", ");
-        table.report("rule", Diagnostic::new("a rule needs a `rule` kind").with_help(format!("one of {kinds}")));
+        table.report(
+            "rule",
+            Diagnostic::new("a rule needs a `rule` kind").with_help(format!("one of {kinds}")),
+        );
         return None;
     }
     let kind = table.keyword("rule", &RULE_KINDS)?;
@@ -179,7 +219,12 @@ fn read_rule(table: &TomlTable<'_>) -> Option<(RuleDraft, EnforcementMode, Polic
         RuleKind::ReadBeforeWrite => read_write_guard(table, name),
         RuleKind::Flow | RuleKind::OnlyFrom => read_flow(table, name, kind == RuleKind::OnlyFrom),
     };
-    let mode = table.keyword("mode", &[("enforce", EnforcementMode::Enforce), ("observe", EnforcementMode::Observe)]).unwrap_or_default();
+    let mode = table
+        .keyword(
+            "mode",
+            &[("enforce", EnforcementMode::Enforce), ("observe", EnforcementMode::Observe)],
+        )
+        .unwrap_or_default();
     let scope = read_scope(table);
     let draft = draft?;
     let word = RULE_KINDS.iter().find(|(_, known)| *known == kind).map_or("", |(word, _)| *word);
@@ -192,7 +237,11 @@ fn read_rule(table: &TomlTable<'_>) -> Option<(RuleDraft, EnforcementMode, Polic
 fn read_scope(table: &TomlTable<'_>) -> PolicyScope {
     if let Some(section) = table.text("section") {
         if table.has_key("level") {
-            table.report("level", Diagnostic::new("a rule has a `section` or a `level`, not both").with_help("remove one of them"));
+            table.report(
+                "level",
+                Diagnostic::new("a rule has a `section` or a `level`, not both")
+                    .with_help("remove one of them"),
+            );
         }
         return PolicyScope::Section(section.to_owned());
     }
@@ -200,7 +249,12 @@ fn read_scope(table: &TomlTable<'_>) -> PolicyScope {
         Some(2) => {
             let named = ["tools", "after", "guard"].into_iter().find(|key| table.has_key(key));
             let tools = match named {
-                Some("tools") => table.names("tools").unwrap_or_default().into_iter().map(str::to_owned).collect(),
+                Some("tools") => table
+                    .names("tools")
+                    .unwrap_or_default()
+                    .into_iter()
+                    .map(str::to_owned)
+                    .collect(),
                 Some(key) => table.table(key).map(|inner| inner.keys()).unwrap_or_default(),
                 None => vec!["write_file".to_owned()],
             };
@@ -214,7 +268,11 @@ fn read_scope(table: &TomlTable<'_>) -> PolicyScope {
 /// Reads the tools that a rule governs.
 fn read_tools<'t>(table: &TomlTable<'t>) -> Vec<&'t str> {
     if !table.has_key("tools") {
-        table.report("tools", Diagnostic::new("a rule needs the `tools` that it governs").with_help("like `tools = [\"issue_refund\"]`"));
+        table.report(
+            "tools",
+            Diagnostic::new("a rule needs the `tools` that it governs")
+                .with_help("like `tools = [\"issue_refund\"]`"),
+        );
     }
     table.names("tools").unwrap_or_default()
 }
@@ -243,8 +301,10 @@ fn read_require(table: &TomlTable<'_>, name: &str) -> Option<RuleDraft> {
     if !table.has_key("any_of") {
         table.report(
             "any_of",
-            Diagnostic::new("a `require` rule needs `any_of`: the tools of which one must have succeeded")
-                .with_help("like `any_of = [\"verify_customer\"]`"),
+            Diagnostic::new(
+                "a `require` rule needs `any_of`: the tools of which one must have succeeded",
+            )
+            .with_help("like `any_of = [\"verify_customer\"]`"),
         );
     }
     let mut rule = Require::new(name, read_tools(table), table.names("any_of").unwrap_or_default());
@@ -256,7 +316,8 @@ fn read_require(table: &TomlTable<'_>, name: &str) -> Option<RuleDraft> {
         let [entity] = keys.as_slice() else {
             table.report(
                 "same",
-                Diagnostic::new("`same` must name exactly one entity").with_help("like `same = { customer_id = \"/customer_id\" }`"),
+                Diagnostic::new("`same` must name exactly one entity")
+                    .with_help("like `same = { customer_id = \"/customer_id\" }`"),
             );
             return None;
         };
@@ -309,8 +370,12 @@ fn read_deny(table: &TomlTable<'_>, name: &str, asks: bool) -> Option<RuleDraft>
     if let Some(people) = table.names("approvers") {
         // An empty list is more likely a mistake than permission for everyone.
         if people.is_empty() {
-            let problem = Diagnostic::new("`approvers` is empty, which would allow everyone to answer");
-            table.report("approvers", problem.with_help("name the approvers, or remove the key to allow everyone"));
+            let problem =
+                Diagnostic::new("`approvers` is empty, which would allow everyone to answer");
+            table.report(
+                "approvers",
+                problem.with_help("name the approvers, or remove the key to allow everyone"),
+            );
         }
         rule = rule.approvers(people);
     }
@@ -326,11 +391,16 @@ fn read_conditions(table: &TomlTable<'_>) -> Vec<(Pointer, Condition)> {
     for inner in table.tables("where") {
         inner.mark_read("argument");
         // With `touches` alone, all arguments are searched for files.
-        let argument = if inner.has_key("argument") { inner.pointer("argument") } else { inner.has_key("touches").then(Pointer::default) };
+        let argument = if inner.has_key("argument") {
+            inner.pointer("argument")
+        } else {
+            inner.has_key("touches").then(Pointer::default)
+        };
         if !inner.has_key("argument") && argument.is_none() {
             inner.report(
                 "argument",
-                Diagnostic::new("a condition needs an `argument`").with_help("like `{ argument = \"/amount\", above = 500 }`"),
+                Diagnostic::new("a condition needs an `argument`")
+                    .with_help("like `{ argument = \"/amount\", above = 500 }`"),
             );
         }
         if let Some(condition) = read_condition(&inner)
@@ -349,7 +419,8 @@ fn read_search_root(table: &TomlTable<'_>) -> Option<String> {
     if !from.starts_with('/') {
         table.report(
             "from",
-            Diagnostic::new("`from` must be the absolute path of a directory").with_help("like `from = \"/home/ann/desk\"`"),
+            Diagnostic::new("`from` must be the absolute path of a directory")
+                .with_help("like `from = \"/home/ann/desk\"`"),
         );
     }
     Some(from.to_owned())
@@ -360,7 +431,8 @@ fn read_condition(table: &TomlTable<'_>) -> Option<Condition> {
         Ok(condition) => Some(condition),
         Err(error) => {
             let why = error.to_string();
-            let why = why.lines().last().unwrap_or_default().trim_start_matches("error: ").to_owned();
+            let why =
+                why.lines().last().unwrap_or_default().trim_start_matches("error: ").to_owned();
             table.report(
                 "matches",
                 Diagnostic::new(format!("not a valid regular expression: {why}"))
@@ -369,8 +441,10 @@ fn read_condition(table: &TomlTable<'_>) -> Option<Condition> {
             None
         }
     };
-    let asked: Vec<&str> =
-        ["above", "below", "in", "not_in", "glob", "matches", "runs", "touches"].into_iter().filter(|word| table.has_key(word)).collect();
+    let asked: Vec<&str> = ["above", "below", "in", "not_in", "glob", "matches", "runs", "touches"]
+        .into_iter()
+        .filter(|word| table.has_key(word))
+        .collect();
     let found = [
         table.number("above").map(Condition::Above),
         table.number("below").map(Condition::Below),
@@ -378,7 +452,9 @@ fn read_condition(table: &TomlTable<'_>) -> Option<Condition> {
         table.values("not_in").map(Condition::none_of),
         table.text("glob").map(|pattern| Condition::Glob(pattern.to_owned())),
         table.text("matches").and_then(pattern),
-        table.names("runs").map(|patterns| Condition::Runs(patterns.into_iter().map(str::to_owned).collect())),
+        table
+            .names("runs")
+            .map(|patterns| Condition::Runs(patterns.into_iter().map(str::to_owned).collect())),
         table.names("touches").map(|places| Condition::Touches {
             places: places.into_iter().map(str::to_owned).collect(),
             lenient: table.bool("lenient").unwrap_or(false),
@@ -388,10 +464,13 @@ fn read_condition(table: &TomlTable<'_>) -> Option<Condition> {
         }),
     ];
     if asked.len() != 1 {
-        let problem = Diagnostic::new(format!("a condition needs exactly one test, not {}", asked.len()));
+        let problem =
+            Diagnostic::new(format!("a condition needs exactly one test, not {}", asked.len()));
         table.report(
             asked.get(1).copied().unwrap_or_default(),
-            problem.with_help("one of `above`, `below`, `in`, `not_in`, `glob`, `matches`, `runs`, `touches`"),
+            problem.with_help(
+                "one of `above`, `below`, `in`, `not_in`, `glob`, `matches`, `runs`, `touches`",
+            ),
         );
         return None;
     }
@@ -404,24 +483,36 @@ fn read_limit(table: &TomlTable<'_>, name: &str) -> Option<RuleDraft> {
     let mut rule = match (table.has_key("calls"), table.has_key("sum")) {
         (true, false) => {
             if table.has_key("max") {
-                table.report("max", Diagnostic::new("`max` belongs to `sum`, but this limit counts calls").with_help("remove one of them"));
+                table.report(
+                    "max",
+                    Diagnostic::new("`max` belongs to `sum`, but this limit counts calls")
+                        .with_help("remove one of them"),
+                );
             }
             Limit::calls(name, tools, calls?)
         }
         (false, true) => {
             if !table.has_key("max") {
-                table.report("sum", Diagnostic::new("a limit with `sum` needs `max`").with_help("like `max = 500`"));
+                table.report(
+                    "sum",
+                    Diagnostic::new("a limit with `sum` needs `max`").with_help("like `max = 500`"),
+                );
             }
             Limit::sum(name, tools, sum?, most?)
         }
         (true, true) => {
-            table.report("calls", Diagnostic::new("a limit has `calls` or `sum`, not both").with_help("write two rules"));
+            table.report(
+                "calls",
+                Diagnostic::new("a limit has `calls` or `sum`, not both")
+                    .with_help("write two rules"),
+            );
             return None;
         }
         (false, false) => {
             table.report(
                 "calls",
-                Diagnostic::new("a limit needs `calls` or `sum`").with_help("like `calls = 3`, or `sum = \"/amount\"` with `max = 500`"),
+                Diagnostic::new("a limit needs `calls` or `sum`")
+                    .with_help("like `calls = 3`, or `sum = \"/amount\"` with `max = 500`"),
             );
             return None;
         }
@@ -443,34 +534,48 @@ fn read_per(table: &TomlTable<'_>) -> Option<LimitOwner> {
     if !table.is_table("per") {
         return match table.text("per")? {
             path if path.starts_with('/') => Some(LimitOwner::Entity(path.into())),
-            _ => table
-                .keyword("per", &[("session", false), ("principal", true)])
-                .map(|principal| if principal { LimitOwner::Principal } else { LimitOwner::Session }),
+            _ => {
+                table.keyword("per", &[("session", false), ("principal", true)]).map(|principal| {
+                    if principal { LimitOwner::Principal } else { LimitOwner::Session }
+                })
+            }
         };
     }
     let inner = table.table("per")?;
     let same = inner.table("same");
-    let (tool, field, otherwise) = (inner.text("proved_by"), inner.pointer("field"), inner.pointer("argument"));
+    let (tool, field, otherwise) =
+        (inner.text("proved_by"), inner.pointer("field"), inner.pointer("argument"));
     inner.reject_unknown_keys("`per`");
     let keys = same.as_ref().map(TomlTable::keys).unwrap_or_default();
-    let (Some(tool), Some(field), Some(same), [entity]) = (tool, field, same, keys.as_slice()) else {
+    let (Some(tool), Some(field), Some(same), [entity]) = (tool, field, same, keys.as_slice())
+    else {
         let help = "like `per = { proved_by = \"lookup_order\", same = { order_id = \"/order_id\" }, field = \"/customer_id\" }`";
         table.report(
             "per",
-            Diagnostic::new("an entity from evidence needs `proved_by`, `same` with one entity, and `field`").with_help(help),
+            Diagnostic::new(
+                "an entity from evidence needs `proved_by`, `same` with one entity, and `field`",
+            )
+            .with_help(help),
         );
         return None;
     };
     let same = (Arc::from(entity.as_str()), same.pointer(entity)?);
-    Some(LimitOwner::EvidenceEntity(Box::new(EvidenceEntity { tool: tool.into(), entity: same, field, fallback: otherwise })))
+    Some(LimitOwner::EvidenceEntity(Box::new(EvidenceEntity {
+        tool: tool.into(),
+        entity: same,
+        field,
+        fallback: otherwise,
+    })))
 }
 
 fn read_sequence(table: &TomlTable<'_>, name: &str) -> Option<RuleDraft> {
     if !table.has_key("after") {
         table.report(
             "after",
-            Diagnostic::new("a sequence needs `after`: each tool with the tools that come before it")
-                .with_help("like `after = { deploy = [\"test\", \"build\"] }`"),
+            Diagnostic::new(
+                "a sequence needs `after`: each tool with the tools that come before it",
+            )
+            .with_help("like `after = { deploy = [\"test\", \"build\"] }`"),
         );
     }
     let after = table.table("after")?;
@@ -503,10 +608,18 @@ fn read_write_guard(table: &TomlTable<'_>, name: &str) -> Option<RuleDraft> {
 fn read_flow(table: &TomlTable<'_>, name: &str, strict: bool) -> Option<RuleDraft> {
     let tools = read_tools(table);
     if !table.has_key("arguments") {
-        table.report("arguments", Diagnostic::new("the `arguments` to guard are missing").with_help("like `arguments = [\"/to\"]`"));
+        table.report(
+            "arguments",
+            Diagnostic::new("the `arguments` to guard are missing")
+                .with_help("like `arguments = [\"/to\"]`"),
+        );
     }
     let arguments = table.names("arguments").unwrap_or_default();
-    let mut rule = if strict { Flow::only_from(name, tools, arguments) } else { Flow::new(name, tools, arguments) };
+    let mut rule = if strict {
+        Flow::only_from(name, tools, arguments)
+    } else {
+        Flow::new(name, tools, arguments)
+    };
     rule = rule.trust_tools(table.names("trusted").unwrap_or_default());
     if table.bool("user") == Some(true) {
         rule = rule.trust_user();

@@ -37,16 +37,24 @@ impl TomlSource {
             "duplicate key" => self.duplicate_key_help(&span),
             _ => "put text in quotes, a list in `[ ]`, a table in `{ }`".to_owned(),
         };
-        let problem = Diagnostic::new(format!("not valid TOML: {}", error.message())).with_help(help);
+        let problem =
+            Diagnostic::new(format!("not valid TOML: {}", error.message())).with_help(help);
         Diagnostic { span: Some(self.span_at(span)), ..problem }
     }
 
     /// Suggests how to resolve a duplicate key.
     fn duplicate_key_help(&self, span: &Range<usize>) -> String {
-        let before = self.text.get(..span.start).and_then(|before| before.rsplit('\n').next()).unwrap_or_default().trim_start();
+        let before = self
+            .text
+            .get(..span.start)
+            .and_then(|before| before.rsplit('\n').next())
+            .unwrap_or_default()
+            .trim_start();
         let name = self.text.get(span.clone()).unwrap_or_default();
         match before.strip_prefix('[').map(|above| above.trim_start_matches('[')) {
-            Some(above) if TABLE_LIST_KEYS.contains(&name) => format!("for a list of tables, write `[[{above}{name}]]` each time"),
+            Some(above) if TABLE_LIST_KEYS.contains(&name) => {
+                format!("for a list of tables, write `[[{above}{name}]]` each time")
+            }
             Some(_) => "merge the two tables of this name".to_owned(),
             None => "remove one of the two".to_owned(),
         }
@@ -54,7 +62,8 @@ impl TomlSource {
 }
 
 /// Keys that hold a list of tables.
-const TABLE_LIST_KEYS: [&str; 9] = ["policy", "where", "hooks", "lint", "normalize", "examples", "errors", "tokens", "test"];
+const TABLE_LIST_KEYS: [&str; 9] =
+    ["policy", "where", "hooks", "lint", "normalize", "examples", "errors", "tokens", "test"];
 
 /// A table that is being read.
 pub struct TomlTable<'t> {
@@ -85,9 +94,22 @@ impl TableReadState {
 
 impl<'t> TomlTable<'t> {
     /// Creates a reader of a table.
-    pub fn new(file: &'t TomlSource, table: &'t DeTable<'t>, span: Range<usize>, shared: &'t TableReadState) -> Self {
+    pub fn new(
+        file: &'t TomlSource,
+        table: &'t DeTable<'t>,
+        span: Range<usize>,
+        shared: &'t TableReadState,
+    ) -> Self {
         shared.part_spans.borrow_mut().insert(String::new(), span.clone());
-        Self { file, table, span, prefix: String::new(), header: String::new(), read_keys: RefCell::default(), context: shared }
+        Self {
+            file,
+            table,
+            span,
+            prefix: String::new(),
+            header: String::new(),
+            read_keys: RefCell::default(),
+            context: shared,
+        }
     }
 
     /// Sets the name under which the file has this table.
@@ -107,7 +129,10 @@ impl<'t> TomlTable<'t> {
     }
 
     fn push_problem(&self, span: Range<usize>, problem: Diagnostic) {
-        self.context.problems.borrow_mut().push(Diagnostic { span: Some(self.file.span_at(span)), ..problem });
+        self.context
+            .problems
+            .borrow_mut()
+            .push(Diagnostic { span: Some(self.file.span_at(span)), ..problem });
     }
 
     /// Returns a value and records its key as read.
@@ -118,12 +143,24 @@ impl<'t> TomlTable<'t> {
         Some(value)
     }
 
-    fn read_typed<T>(&self, key: &str, wanted: (&str, &str), convert: impl FnOnce(&'t DeValue<'t>) -> Option<T>) -> Option<T> {
+    fn read_typed<T>(
+        &self,
+        key: &str,
+        wanted: (&str, &str),
+        convert: impl FnOnce(&'t DeValue<'t>) -> Option<T>,
+    ) -> Option<T> {
         let value = self.read_value(key)?;
         let converted = convert(value.get_ref());
         if converted.is_none() {
-            let problem = Diagnostic::new(format!("`{key}` must be {}, not {}", wanted.0, toml_type_name(value.get_ref())));
-            self.push_problem(value.span(), problem.with_help(format!("like `{key} = {}`", wanted.1)));
+            let problem = Diagnostic::new(format!(
+                "`{key}` must be {}, not {}",
+                wanted.0,
+                toml_type_name(value.get_ref())
+            ));
+            self.push_problem(
+                value.span(),
+                problem.with_help(format!("like `{key} = {}`", wanted.1)),
+            );
         }
         converted
     }
@@ -151,7 +188,11 @@ impl<'t> TomlTable<'t> {
     pub fn non_negative(&self, key: &str) -> Option<Decimal> {
         let amount = self.number(key)?;
         if amount.is_sign_negative() && !amount.is_zero() {
-            self.report(key, Diagnostic::new(format!("`{key}` must not be negative")).with_help(format!("like `{key} = 0.02`")));
+            self.report(
+                key,
+                Diagnostic::new(format!("`{key}` must not be negative"))
+                    .with_help(format!("like `{key} = 0.02`")),
+            );
         }
         Some(amount)
     }
@@ -160,7 +201,11 @@ impl<'t> TomlTable<'t> {
     pub fn concurrency(&self, key: &str) -> Option<usize> {
         let most = self.count(key)?;
         if most == 0 {
-            self.report(key, Diagnostic::new(format!("`{key}` of 0 allows no calls")).with_help(format!("like `{key} = 16`")));
+            self.report(
+                key,
+                Diagnostic::new(format!("`{key}` of 0 allows no calls"))
+                    .with_help(format!("like `{key} = 16`")),
+            );
         }
         Some(usize::try_from(most).unwrap_or(usize::MAX).max(1))
     }
@@ -201,10 +246,17 @@ impl<'t> TomlTable<'t> {
 
     /// Reads a duration, such as `15m`.
     pub fn duration(&self, key: &str) -> Option<SignedDuration> {
-        let text = self.read_typed(key, ("a duration", "\"15m\"` or `\"24h\"` or `\"7d\""), DeValue::as_str)?;
+        let text = self.read_typed(
+            key,
+            ("a duration", "\"15m\"` or `\"24h\"` or `\"7d\""),
+            DeValue::as_str,
+        )?;
         let length = crate::clock::parse_duration(text);
         if length.is_none() {
-            let problem = Diagnostic::new(format!("`{}` is not a duration", toolgate_text::escape_for_display(text)));
+            let problem = Diagnostic::new(format!(
+                "`{}` is not a duration",
+                toolgate_text::escape_for_display(text)
+            ));
             self.report(key, problem.with_help(crate::clock::DURATION_HELP));
         }
         length
@@ -214,7 +266,11 @@ impl<'t> TomlTable<'t> {
     pub(crate) fn positive_duration(&self, key: &str) -> Option<SignedDuration> {
         let length = self.duration(key)?;
         if !length.is_positive() {
-            self.report(key, Diagnostic::new(format!("`{key}` must be longer than zero")).with_help(format!("like `{key} = \"1s\"`")));
+            self.report(
+                key,
+                Diagnostic::new(format!("`{key}` must be longer than zero"))
+                    .with_help(format!("like `{key} = \"1s\"`")),
+            );
         }
         Some(length).filter(SignedDuration::is_positive)
     }
@@ -235,7 +291,9 @@ impl<'t> TomlTable<'t> {
         for part in at.parts() {
             let inner = match value.get_ref() {
                 DeValue::Table(table) => table.get(part.as_str()),
-                DeValue::Array(items) => part.parse::<usize>().ok().and_then(|index| items.get(index)),
+                DeValue::Array(items) => {
+                    part.parse::<usize>().ok().and_then(|index| items.get(index))
+                }
                 _ => None,
             };
             match inner {
@@ -251,11 +309,23 @@ impl<'t> TomlTable<'t> {
         let text = self.text(key)?;
         let found = words.iter().find(|(word, _)| *word == text).map(|(_, meaning)| *meaning);
         if found.is_none() {
-            let known = words.iter().map(|(word, _)| format!("`{word}`")).collect::<Vec<_>>().join(", ");
-            let help = if words.len() == 1 { format!("the only value is {known}") } else { format!("expected one of {known}") };
-            let problem = Diagnostic::new(format!("unknown {key} `{}`", toolgate_text::escape_for_display(text))).with_help(help);
+            let known =
+                words.iter().map(|(word, _)| format!("`{word}`")).collect::<Vec<_>>().join(", ");
+            let help = if words.len() == 1 {
+                format!("the only value is {known}")
+            } else {
+                format!("expected one of {known}")
+            };
+            let problem = Diagnostic::new(format!(
+                "unknown {key} `{}`",
+                toolgate_text::escape_for_display(text)
+            ))
+            .with_help(help);
             // Suggest only near misspellings: in a short list, another word has another meaning.
-            let slips = words.iter().map(|(word, _)| *word).filter(|word| toolgate_text::suggest::is_misspelling(word, text));
+            let slips = words
+                .iter()
+                .map(|(word, _)| *word)
+                .filter(|word| toolgate_text::suggest::is_misspelling(word, text));
             self.report(key, problem.with_suggestion(text, slips));
         }
         found
@@ -278,19 +348,28 @@ impl<'t> TomlTable<'t> {
         if let Some(one) = value.get_ref().as_str() {
             return Some(vec![one]);
         }
-        let names =
-            value.get_ref().as_array().and_then(|items| items.iter().map(|item| item.get_ref().as_str()).collect::<Option<Vec<_>>>());
+        let names = value.get_ref().as_array().and_then(|items| {
+            items.iter().map(|item| item.get_ref().as_str()).collect::<Option<Vec<_>>>()
+        });
         match (names, value.get_ref().as_array()) {
             (Some(names), Some(items)) => {
                 for (index, item) in items.iter().enumerate() {
-                    self.context.part_spans.borrow_mut().insert(format!("{}{key}.{index}", self.prefix), item.span());
+                    self.context
+                        .part_spans
+                        .borrow_mut()
+                        .insert(format!("{}{key}.{index}", self.prefix), item.span());
                 }
                 Some(names)
             }
             _ => {
-                let problem =
-                    Diagnostic::new(format!("`{key}` must be a name or a list of names, not {}", toml_type_name(value.get_ref())));
-                self.push_problem(value.span(), problem.with_help(format!("like `{key} = [\"…\"]`")));
+                let problem = Diagnostic::new(format!(
+                    "`{key}` must be a name or a list of names, not {}",
+                    toml_type_name(value.get_ref())
+                ));
+                self.push_problem(
+                    value.span(),
+                    problem.with_help(format!("like `{key} = [\"…\"]`")),
+                );
                 None
             }
         }
@@ -299,11 +378,16 @@ impl<'t> TomlTable<'t> {
     /// Reads a list of values as JSON.
     pub fn values(&self, key: &str) -> Option<Vec<Value>> {
         let values = self.read_typed(key, ("a list of values", "[\"a\", \"b\"]"), |value| {
-            value.as_array().and_then(|items| items.iter().map(|item| to_json(item.get_ref())).collect())
+            value
+                .as_array()
+                .and_then(|items| items.iter().map(|item| to_json(item.get_ref())).collect())
         })?;
         let items = self.table.get(key).and_then(|value| value.get_ref().as_array());
         for (index, item) in items.into_iter().flatten().enumerate() {
-            self.context.part_spans.borrow_mut().insert(format!("{}{key}.{index}", self.prefix), item.span());
+            self.context
+                .part_spans
+                .borrow_mut()
+                .insert(format!("{}{key}.{index}", self.prefix), item.span());
         }
         Some(values)
     }
@@ -312,11 +396,20 @@ impl<'t> TomlTable<'t> {
     pub fn table(&self, key: &str) -> Option<TomlTable<'t>> {
         let value = self.read_value(key)?;
         match value.get_ref() {
-            DeValue::Table(table) => Some(self.nested(key, format!("{}{key}.", self.prefix), table, value.span())),
+            DeValue::Table(table) => {
+                Some(self.nested(key, format!("{}{key}.", self.prefix), table, value.span()))
+            }
             other => {
-                let problem = Diagnostic::new(format!("`{key}` must be a table, not {}", toml_type_name(other)));
+                let problem = Diagnostic::new(format!(
+                    "`{key}` must be a table, not {}",
+                    toml_type_name(other)
+                ));
                 let line = self.header_of(key);
-                self.push_problem(value.span(), problem.with_help(format!("like `{key} = {{ … }}`, or under a header `[{line}]`")));
+                self.push_problem(
+                    value.span(),
+                    problem
+                        .with_help(format!("like `{key} = {{ … }}`, or under a header `[{line}]`")),
+                );
                 None
             }
         }
@@ -326,8 +419,17 @@ impl<'t> TomlTable<'t> {
     pub fn tables(&self, key: &str) -> Vec<TomlTable<'t>> {
         let Some(value) = self.read_value(key) else { return Vec::new() };
         let wrong = |span, other: &DeValue<'_>| {
-            let problem = Diagnostic::new(format!("`{key}` must be a list of tables, not {}", toml_type_name(other)));
-            self.push_problem(span, problem.with_help(format!("like `[[{}]]`, or `{key} = [{{ … }}]`", self.header_of(key))));
+            let problem = Diagnostic::new(format!(
+                "`{key}` must be a list of tables, not {}",
+                toml_type_name(other)
+            ));
+            self.push_problem(
+                span,
+                problem.with_help(format!(
+                    "like `[[{}]]`, or `{key} = [{{ … }}]`",
+                    self.header_of(key)
+                )),
+            );
         };
         let Some(items) = value.get_ref().as_array() else {
             wrong(value.span(), value.get_ref());
@@ -347,14 +449,29 @@ impl<'t> TomlTable<'t> {
         tables.collect()
     }
 
-    fn nested(&self, key: &str, prefix: String, table: &'t DeTable<'t>, span: Range<usize>) -> TomlTable<'t> {
+    fn nested(
+        &self,
+        key: &str,
+        prefix: String,
+        table: &'t DeTable<'t>,
+        span: Range<usize>,
+    ) -> TomlTable<'t> {
         let header = format!("{}.", self.header_of(key));
-        TomlTable { file: self.file, table, span, prefix, header, read_keys: RefCell::default(), context: self.context }
+        TomlTable {
+            file: self.file,
+            table,
+            span,
+            prefix,
+            header,
+            read_keys: RefCell::default(),
+            context: self.context,
+        }
     }
 
     /// Returns the header of a nested table, such as `policy.same`.
     fn header_of(&self, key: &str) -> String {
-        let is_bare = !key.is_empty() && key.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_' || b == b'-');
+        let is_bare = !key.is_empty()
+            && key.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_' || b == b'-');
         if is_bare { format!("{}{key}", self.header) } else { format!("{}{key:?}", self.header) }
     }
 
@@ -404,8 +521,9 @@ impl<'t> TomlTable<'t> {
     pub fn part_spans(&self) -> BTreeMap<String, Range<usize>> {
         let parts = self.context.part_spans.borrow();
         // The keys are sorted, so this scans only the parts of one rule, even in a long file.
-        let own =
-            parts.range(self.prefix.clone()..).map_while(|(key, span)| Some((key.strip_prefix(&self.prefix)?.to_owned(), span.clone())));
+        let own = parts.range(self.prefix.clone()..).map_while(|(key, span)| {
+            Some((key.strip_prefix(&self.prefix)?.to_owned(), span.clone()))
+        });
         own.filter(|(key, _)| !key.is_empty()).chain([(String::new(), self.span.clone())]).collect()
     }
 
@@ -414,7 +532,10 @@ impl<'t> TomlTable<'t> {
         let read = self.read_keys.borrow();
         for key in self.table.keys().filter(|key| !read.contains(&**key.get_ref())) {
             let name = key.get_ref();
-            let problem = Diagnostic::new(format!("{kind} has no `{}`", toolgate_text::escape_for_display(name)));
+            let problem = Diagnostic::new(format!(
+                "{kind} has no `{}`",
+                toolgate_text::escape_for_display(name)
+            ));
             self.push_problem(key.span(), problem.with_suggestion(name, read.iter()));
         }
     }
@@ -423,7 +544,9 @@ impl<'t> TomlTable<'t> {
 pub(crate) fn toml_type_name(value: &DeValue<'_>) -> &'static str {
     match value {
         DeValue::String(_) => "a string",
-        DeValue::Float(written) if written.as_str().ends_with(['n', 'f']) => "a number that is not finite",
+        DeValue::Float(written) if written.as_str().ends_with(['n', 'f']) => {
+            "a number that is not finite"
+        }
         DeValue::Integer(written) if written.as_str().starts_with('-') => "a negative number",
         DeValue::Integer(_) | DeValue::Float(_) => "a number",
         DeValue::Boolean(_) => "a Boolean",
@@ -439,17 +562,27 @@ fn decimal_value(value: &DeValue<'_>) -> Option<Decimal> {
 }
 
 pub(crate) fn to_json(value: &DeValue<'_>) -> Option<Value> {
-    let number = |text: &str| toolgate_json::canonical_number(text.trim_start_matches('+')).ok().map(Value::Number);
+    let number = |text: &str| {
+        toolgate_json::canonical_number(text.trim_start_matches('+')).ok().map(Value::Number)
+    };
     match value {
         DeValue::String(text) => Some(Value::String(text.to_string())),
         DeValue::Integer(written) if written.radix() == 10 => number(written.as_str()),
-        DeValue::Integer(written) => i64::from_str_radix(written.as_str(), written.radix()).ok().map(Value::from),
+        DeValue::Integer(written) => {
+            i64::from_str_radix(written.as_str(), written.radix()).ok().map(Value::from)
+        }
         DeValue::Float(written) => number(written.as_str()),
         DeValue::Boolean(value) => Some(Value::Bool(*value)),
         DeValue::Datetime(_) => None,
-        DeValue::Array(items) => items.iter().map(|item| to_json(item.get_ref())).collect::<Option<Vec<_>>>().map(Value::Array),
+        DeValue::Array(items) => items
+            .iter()
+            .map(|item| to_json(item.get_ref()))
+            .collect::<Option<Vec<_>>>()
+            .map(Value::Array),
         DeValue::Table(table) => {
-            let members = table.iter().map(|(key, value)| to_json(value.get_ref()).map(|value| (key.get_ref().to_string(), value)));
+            let members = table.iter().map(|(key, value)| {
+                to_json(value.get_ref()).map(|value| (key.get_ref().to_string(), value))
+            });
             members.collect::<Option<serde_json::Map<_, _>>>().map(Value::Object)
         }
     }

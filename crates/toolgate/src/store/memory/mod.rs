@@ -14,8 +14,9 @@ use rust_decimal::Decimal;
 use tokio::sync::RwLock;
 
 use super::{
-    Approval, ApprovalState, ClaimError, ClaimRecord, ClaimResolution, CommitConflictError, CommitRequest, DedupKey, DeferredClaim,
-    PauseTarget, PriorCall, SessionLock, SessionLockGuard, SessionRequest, SessionSnapshot, Store, StoreError, check_call_charges,
+    Approval, ApprovalState, ClaimError, ClaimRecord, ClaimResolution, CommitConflictError,
+    CommitRequest, DedupKey, DeferredClaim, PauseTarget, PriorCall, SessionLock, SessionLockGuard,
+    SessionRequest, SessionSnapshot, Store, StoreError, check_call_charges,
 };
 use crate::call::outcome::Outcome;
 use crate::call::{CallId, SessionKey};
@@ -43,7 +44,11 @@ pub struct MemoryStore {
 
 impl Default for MemoryStore {
     fn default() -> Self {
-        Self { inner: Mutex::default(), max_rows: DEFAULT_MAX_ROWS, any_paused: AtomicBool::new(false) }
+        Self {
+            inner: Mutex::default(),
+            max_rows: DEFAULT_MAX_ROWS,
+            any_paused: AtomicBool::new(false),
+        }
     }
 }
 
@@ -105,18 +110,32 @@ impl MemoryStore {
 
 impl MemoryStore {
     /// Records the end of a call that has no other effect on the store.
-    pub(crate) fn record_call_end(&self, key: &SessionKey, ended: &crate::session::repetition::CallEnd) {
+    pub(crate) fn record_call_end(
+        &self,
+        key: &SessionKey,
+        ended: &crate::session::repetition::CallEnd,
+    ) {
         crate::lock(&self.inner).session_mut(key).progress.record_end(ended);
     }
 
     /// Sets the progress and the start of a session whose earlier rows are not available.
-    pub(crate) fn seed_session(&self, key: &SessionKey, progress: RepetitionState, opened: Timestamp) {
+    pub(crate) fn seed_session(
+        &self,
+        key: &SessionKey,
+        progress: RepetitionState,
+        opened: Timestamp,
+    ) {
         let mut inner = crate::lock(&self.inner);
         let session = inner.session_mut(key);
         (session.progress, session.opened) = (progress, Some(opened));
     }
 
-    async fn acquire_lock(&self, key: &SessionKey, alone: bool, wait: Duration) -> Option<SessionLock> {
+    async fn acquire_lock(
+        &self,
+        key: &SessionKey,
+        alone: bool,
+        wait: Duration,
+    ) -> Option<SessionLock> {
         let lock = Arc::clone(&crate::lock(&self.inner).session_mut(key).lock);
         // The uncontended case needs no timer.
         if alone {
@@ -131,18 +150,29 @@ impl MemoryStore {
             if let Ok(guard) = Arc::clone(&lock).try_read_owned() {
                 return Some(SessionLock::from_guard(SessionLockGuard::Shared(guard)));
             }
-            tokio::time::timeout(wait, lock.read_owned()).await.ok().map(|guard| SessionLock::from_guard(SessionLockGuard::Shared(guard)))
+            tokio::time::timeout(wait, lock.read_owned())
+                .await
+                .ok()
+                .map(|guard| SessionLock::from_guard(SessionLockGuard::Shared(guard)))
         }
     }
 }
 
 #[async_trait]
 impl Store for MemoryStore {
-    async fn find_pause(&self, key: &SessionKey, tool: &Arc<str>) -> Result<Option<(PauseTarget, String)>, StoreError> {
+    async fn find_pause(
+        &self,
+        key: &SessionKey,
+        tool: &Arc<str>,
+    ) -> Result<Option<(PauseTarget, String)>, StoreError> {
         Ok(crate::lock(&self.inner).find_pause(key, tool))
     }
 
-    async fn set_pause(&self, target: PauseTarget, reason: Option<String>) -> Result<(), StoreError> {
+    async fn set_pause(
+        &self,
+        target: PauseTarget,
+        reason: Option<String>,
+    ) -> Result<(), StoreError> {
         let mut inner = crate::lock(&self.inner);
         match reason {
             Some(reason) => inner.paused.insert(target, reason),
@@ -152,11 +182,19 @@ impl Store for MemoryStore {
         Ok(())
     }
 
-    async fn lock_session(&self, key: &SessionKey, alone: bool, wait: Duration) -> Result<Option<SessionLock>, StoreError> {
+    async fn lock_session(
+        &self,
+        key: &SessionKey,
+        alone: bool,
+        wait: Duration,
+    ) -> Result<Option<SessionLock>, StoreError> {
         Ok(self.acquire_lock(key, alone, wait).await)
     }
 
-    async fn open_session(&self, enter: SessionRequest<'_>) -> Result<Option<Box<SessionSnapshot>>, StoreError> {
+    async fn open_session(
+        &self,
+        enter: SessionRequest<'_>,
+    ) -> Result<Option<Box<SessionSnapshot>>, StoreError> {
         let hold = match enter.lock {
             Some((alone, wait)) => match self.acquire_lock(enter.key, alone, wait).await {
                 Some(hold) => Some(hold),
@@ -165,7 +203,8 @@ impl Store for MemoryStore {
             None => None,
         };
         let mut inner = crate::lock(&self.inner);
-        let (recalled, recalled_by) = inner.find_prior_call(enter.dedup_keys, enter.digest, enter.now).unzip();
+        let (recalled, recalled_by) =
+            inner.find_prior_call(enter.dedup_keys, enter.digest, enter.now).unzip();
         let rows = inner.rows_recorded;
         let session = inner.session_mut(enter.key);
         if enter.counts_repetition && !matches!(recalled, Some(PriorCall::Settled(_))) {
@@ -183,9 +222,13 @@ impl Store for MemoryStore {
         })))
     }
 
-    async fn inspect_session(&self, enter: SessionRequest<'_>) -> Result<Box<SessionSnapshot>, StoreError> {
+    async fn inspect_session(
+        &self,
+        enter: SessionRequest<'_>,
+    ) -> Result<Box<SessionSnapshot>, StoreError> {
         let inner = crate::lock(&self.inner);
-        let (recalled, recalled_by) = inner.find_prior_call(enter.dedup_keys, enter.digest, enter.now).unzip();
+        let (recalled, recalled_by) =
+            inner.find_prior_call(enter.dedup_keys, enter.digest, enter.now).unzip();
         let session = inner.sessions.get(enter.key);
         let mut progress = session.map(|session| session.progress).unwrap_or_default();
         if enter.counts_repetition {
@@ -220,17 +263,29 @@ impl Store for MemoryStore {
     ) -> Result<(), StoreError> {
         let mut inner = crate::lock(&self.inner);
         for (counter, window) in &needs.counters {
-            let used = inner.counters.get_mut(&(counter.clone(), *window)).map_or(Decimal::ZERO, |c| c.used(facts.now, *window));
+            let used = inner
+                .counters
+                .get_mut(&(counter.clone(), *window))
+                .map_or(Decimal::ZERO, |c| c.used(facts.now, *window));
             facts.counters.push((counter.clone(), *window, used));
         }
         drop(inner);
         let FactRequest { evidence, marks, origins, .. } = needs;
-        let mut rest = FactRequest { evidence: evidence.clone(), marks: marks.clone(), origins: origins.clone(), ..FactRequest::default() };
+        let mut rest = FactRequest {
+            evidence: evidence.clone(),
+            marks: marks.clone(),
+            origins: origins.clone(),
+            ..FactRequest::default()
+        };
         facts.load_from_session(&mut rest, at);
         Ok(())
     }
 
-    async fn check_charges(&self, charges: &[Charge], now: Timestamp) -> Result<Vec<Result<Decimal, ChargeError>>, StoreError> {
+    async fn check_charges(
+        &self,
+        charges: &[Charge],
+        now: Timestamp,
+    ) -> Result<Vec<Result<Decimal, ChargeError>>, StoreError> {
         let mut inner = crate::lock(&self.inner);
         Ok(charges.iter().map(|charge| inner.check_charge(charge, now)).collect())
     }
@@ -249,7 +304,8 @@ impl Store for MemoryStore {
         if let Some((recalled, by)) = inner.find_prior_call(&intent.recall, intent.asked, now) {
             return Ok(Err(ClaimError::PriorCall(recalled, by)));
         }
-        let used = match check_call_charges(charges, |charge| Ok(inner.check_charge(charge, now)))? {
+        let used = match check_call_charges(charges, |charge| Ok(inner.check_charge(charge, now)))?
+        {
             Ok(used) => used,
             Err(full) => return Ok(Err(full)),
         };
@@ -262,7 +318,12 @@ impl Store for MemoryStore {
             }
         }
         for charge in charges {
-            inner.counters.entry((charge.counter.clone(), charge.window)).or_default().reserve(now, intent.call, charge, intent.effect);
+            inner.counters.entry((charge.counter.clone(), charge.window)).or_default().reserve(
+                now,
+                intent.call,
+                charge,
+                intent.effect,
+            );
         }
         for key in &intent.recall {
             inner.dedup_keys.insert(key.clone(), (intent.asked, intent.call));
@@ -277,16 +338,34 @@ impl Store for MemoryStore {
         for revoked in intent.revokes.iter().filter(|_| intent.is_run_by_client()) {
             Arc::make_mut(&mut inner.session_mut(&intent.key).state).revoke(revoked.clone());
         }
-        let before = charges.iter().zip(&used).map(|(charge, used)| (charge.counter.clone(), charge.window, *used)).collect();
+        let before = charges
+            .iter()
+            .zip(&used)
+            .map(|(charge, used)| (charge.counter.clone(), charge.window, *used))
+            .collect();
         inner.open_claims.insert(&intent);
-        inner.claims.insert(call, MemoryClaim { record: intent, charges: charges.to_vec(), used: before, outcome: None, pending: false });
+        inner.claims.insert(
+            call,
+            MemoryClaim {
+                record: intent,
+                charges: charges.to_vec(),
+                used: before,
+                outcome: None,
+                pending: false,
+            },
+        );
         Ok(Ok(used))
     }
 
-    async fn commit(&self, finish: Box<CommitRequest>) -> Result<Result<Option<LazyReceipt>, CommitConflictError>, StoreError> {
+    async fn commit(
+        &self,
+        finish: Box<CommitRequest>,
+    ) -> Result<Result<Option<LazyReceipt>, CommitConflictError>, StoreError> {
         let mut inner = crate::lock(&self.inner);
         let session = inner.session_mut(&finish.row.key);
-        if finish.changes.as_ref().is_some_and(|c| c.can_conflict()) && session.version != finish.version {
+        if finish.changes.as_ref().is_some_and(|c| c.can_conflict())
+            && session.version != finish.version
+        {
             return Ok(Err(CommitConflictError));
         }
         if !finish.logs.is_empty() {
@@ -305,7 +384,13 @@ impl Store for MemoryStore {
         if let Some(seen) = finish.provenance {
             inner.record_provenance(&finish.row.key, *seen);
         }
-        inner.resolve_claim(finish.row.call, finish.resolution, finish.spent, finish.outcome, finish.row.ended_at());
+        inner.resolve_claim(
+            finish.row.call,
+            finish.resolution,
+            finish.spent,
+            finish.outcome,
+            finish.row.ended_at(),
+        );
         for (handle, text) in finish.outputs {
             let at = (finish.row.key.clone(), handle);
             inner.output_order.push_back(at.clone());
@@ -323,23 +408,42 @@ impl Store for MemoryStore {
         Ok(Ok(None))
     }
 
-    async fn take_deferred_claim(&self, key: &SessionKey, client: &str, tool: &str) -> Result<Option<DeferredClaim>, StoreError> {
+    async fn take_deferred_claim(
+        &self,
+        key: &SessionKey,
+        client: &str,
+        tool: &str,
+    ) -> Result<Option<DeferredClaim>, StoreError> {
         let mut inner = crate::lock(&self.inner);
         for call in inner.open_claims.deferred_calls(key) {
-            let Some(claim) = inner.claims.get_mut(&call).filter(|claim| *claim.record.tool == *tool) else { continue };
+            let Some(claim) =
+                inner.claims.get_mut(&call).filter(|claim| *claim.record.tool == *tool)
+            else {
+                continue;
+            };
             if let Some((_, pass)) = claim.record.pass.take_if(|(name, _)| *name == *client) {
-                return Ok(Some(DeferredClaim { claim: (*claim.record).clone(), state: pass, counters_before: claim.used.clone() }));
+                return Ok(Some(DeferredClaim {
+                    claim: (*claim.record).clone(),
+                    state: pass,
+                    counters_before: claim.used.clone(),
+                }));
             }
         }
         Ok(None)
     }
 
-    async fn close_client_session(&self, key: &SessionKey, now: Timestamp) -> Result<(), StoreError> {
+    async fn close_client_session(
+        &self,
+        key: &SessionKey,
+        now: Timestamp,
+    ) -> Result<(), StoreError> {
         let mut inner = crate::lock(&self.inner);
         let Inner { open_claims, claims, .. } = &mut *inner;
         let over = now.checked_sub(SignedDuration::from_nanos(1)).unwrap_or(Timestamp::MIN);
         for call in open_claims.deferred_calls(key) {
-            if let Some(claim) = claims.get_mut(&call).filter(|claim| claim.record.is_run_by_client()) {
+            if let Some(claim) =
+                claims.get_mut(&call).filter(|claim| claim.record.is_run_by_client())
+            {
                 claim.record.pass = None;
                 open_claims.set_lease(&mut claim.record, over);
             }
@@ -349,10 +453,17 @@ impl Store for MemoryStore {
     }
 
     async fn snapshot(&self, key: &SessionKey) -> Result<(u64, Arc<SessionState>), StoreError> {
-        Ok(crate::lock(&self.inner).sessions.get(key).map(|s| (s.version, Arc::clone(&s.state))).unwrap_or_default())
+        Ok(crate::lock(&self.inner)
+            .sessions
+            .get(key)
+            .map(|s| (s.version, Arc::clone(&s.state)))
+            .unwrap_or_default())
     }
 
-    async fn load_session(&self, key: &SessionKey) -> Result<Option<Arc<SessionState>>, StoreError> {
+    async fn load_session(
+        &self,
+        key: &SessionKey,
+    ) -> Result<Option<Arc<SessionState>>, StoreError> {
         Ok(crate::lock(&self.inner).sessions.get(key).map(|s| Arc::clone(&s.state)))
     }
 
@@ -368,7 +479,11 @@ impl Store for MemoryStore {
         let mut inner = crate::lock(&self.inner);
         let call = CallId::generate();
         for charge in charges {
-            inner.counters.entry((charge.counter.clone(), charge.window)).or_default().reserve(now, call, charge, false);
+            inner
+                .counters
+                .entry((charge.counter.clone(), charge.window))
+                .or_default()
+                .reserve(now, call, charge, false);
         }
         Ok(())
     }
@@ -380,7 +495,11 @@ impl Store for MemoryStore {
         Ok(())
     }
 
-    async fn approval_for(&self, key: &SessionKey, digest: Digest) -> Result<Option<Approval>, StoreError> {
+    async fn approval_for(
+        &self,
+        key: &SessionKey,
+        digest: Digest,
+    ) -> Result<Option<Approval>, StoreError> {
         let inner = crate::lock(&self.inner);
         let id = inner.approval_ids.get(&(key.clone(), digest));
         Ok(id.and_then(|id| inner.approvals.get(id)).cloned())
@@ -390,10 +509,17 @@ impl Store for MemoryStore {
         Ok(crate::lock(&self.inner).approvals.get(id).cloned())
     }
 
-    async fn answer_approval(&self, id: &str, approved: bool, by: &str, now: Timestamp) -> Result<bool, StoreError> {
+    async fn answer_approval(
+        &self,
+        id: &str,
+        approved: bool,
+        by: &str,
+        now: Timestamp,
+    ) -> Result<bool, StoreError> {
         let mut inner = crate::lock(&self.inner);
-        let waiting =
-            inner.approvals.get_mut(id).filter(|a| a.state == ApprovalState::Waiting && now <= a.expires && a.can_be_answered_by(by));
+        let waiting = inner.approvals.get_mut(id).filter(|a| {
+            a.state == ApprovalState::Waiting && now <= a.expires && a.can_be_answered_by(by)
+        });
         let Some(approval) = waiting else { return Ok(false) };
         approval.state = if approved { ApprovalState::Approved } else { ApprovalState::Denied };
         approval.answered_by = Some(by.to_owned());
@@ -403,8 +529,12 @@ impl Store for MemoryStore {
     async fn pending_claims(&self, now: Timestamp) -> Result<Vec<ClaimRecord>, StoreError> {
         let mut inner = crate::lock(&self.inner);
         inner.expire_leases(now);
-        let mut pending: Vec<ClaimRecord> =
-            inner.claims.values().filter(|c| c.is_pending(now)).map(|c| c.record.as_ref().clone()).collect();
+        let mut pending: Vec<ClaimRecord> = inner
+            .claims
+            .values()
+            .filter(|c| c.is_pending(now))
+            .map(|c| c.record.as_ref().clone())
+            .collect();
         pending.sort_unstable_by_key(|intent| intent.call);
         Ok(pending)
     }
@@ -420,10 +550,15 @@ impl Store for MemoryStore {
     ) -> Result<bool, StoreError> {
         let mut inner = crate::lock(&self.inner);
         inner.expire_leases(now);
-        let Some(claim) = inner.claims.get(&call).filter(|claim| claim.is_pending(now) && settle != ClaimResolution::Pending) else {
+        let Some(claim) = inner
+            .claims
+            .get(&call)
+            .filter(|claim| claim.is_pending(now) && settle != ClaimResolution::Pending)
+        else {
             return Ok(false);
         };
-        let row = inner.rows.iter().rev().find(|row| row.call == call).or(claim.record.row.as_ref());
+        let row =
+            inner.rows.iter().rev().find(|row| row.call == call).or(claim.record.row.as_ref());
         let row = row.map(|row| row.settlement_row(shown.clone(), settle.effects(), by, now));
         inner.resolve_claim(call, settle, None, Some(outcome), now);
         if let Some(row) = row {
@@ -432,7 +567,11 @@ impl Store for MemoryStore {
         Ok(true)
     }
 
-    async fn load_output(&self, key: &SessionKey, handle: &str) -> Result<Option<Arc<str>>, StoreError> {
+    async fn load_output(
+        &self,
+        key: &SessionKey,
+        handle: &str,
+    ) -> Result<Option<Arc<str>>, StoreError> {
         Ok(crate::lock(&self.inner).outputs.get(&(key.clone(), handle.to_owned())).cloned())
     }
 
@@ -451,7 +590,13 @@ impl Store for MemoryStore {
             if ClaimResolution::from_effects(row.effects) != ClaimResolution::Released {
                 inner.revoke_evidence_of(row.call);
             }
-            inner.resolve_claim(row.call, ClaimResolution::from_effects(row.effects), row.spent, Some(row.outcome.clone()), row.ended_at());
+            inner.resolve_claim(
+                row.call,
+                ClaimResolution::from_effects(row.effects),
+                row.spent,
+                Some(row.outcome.clone()),
+                row.ended_at(),
+            );
             inner.record_row(row, self.max_rows);
         }
         Ok(())

@@ -28,7 +28,11 @@ impl Inner {
         })
     }
 
-    pub(crate) fn find_pause(&self, key: &SessionKey, tool: &Arc<str>) -> Option<(PauseTarget, String)> {
+    pub(crate) fn find_pause(
+        &self,
+        key: &SessionKey,
+        tool: &Arc<str>,
+    ) -> Option<(PauseTarget, String)> {
         if self.paused.is_empty() {
             return None;
         }
@@ -38,14 +42,27 @@ impl Inner {
             PauseTarget::Tool(Arc::clone(tool)),
             PauseTarget::Session(key.clone()),
         ];
-        targets.into_iter().find_map(|target| self.paused.get(&target).cloned().map(|why| (target, why)))
+        targets
+            .into_iter()
+            .find_map(|target| self.paused.get(&target).cloned().map(|why| (target, why)))
     }
 
-    pub(crate) fn find_prior_call(&self, keys: &[DedupKey], digest: Digest, now: Timestamp) -> Option<(PriorCall, DedupKeyKind)> {
-        keys.iter().find_map(|key| Some((self.find_prior_call_by_key(key, digest, now)?, key.kind())))
+    pub(crate) fn find_prior_call(
+        &self,
+        keys: &[DedupKey],
+        digest: Digest,
+        now: Timestamp,
+    ) -> Option<(PriorCall, DedupKeyKind)> {
+        keys.iter()
+            .find_map(|key| Some((self.find_prior_call_by_key(key, digest, now)?, key.kind())))
     }
 
-    fn find_prior_call_by_key(&self, key: &DedupKey, digest: Digest, now: Timestamp) -> Option<PriorCall> {
+    fn find_prior_call_by_key(
+        &self,
+        key: &DedupKey,
+        digest: Digest,
+        now: Timestamp,
+    ) -> Option<PriorCall> {
         let (first, call) = self.dedup_keys.get(key)?;
         // A call of a `once` tool is found by its arguments, as requested or as changed by hooks.
         if *first != digest && key.kind() == DedupKeyKind::Key {
@@ -62,14 +79,23 @@ impl Inner {
     }
 
     /// Returns the amount used of a counter if a charge fits; never creates a counter.
-    pub(crate) fn check_charge(&mut self, charge: &Charge, now: Timestamp) -> Result<Decimal, ChargeError> {
+    pub(crate) fn check_charge(
+        &mut self,
+        charge: &Charge,
+        now: Timestamp,
+    ) -> Result<Decimal, ChargeError> {
         let mut fresh = Counter::default();
-        let counter = self.counters.get_mut(&(charge.counter.clone(), charge.window)).unwrap_or(&mut fresh);
+        let counter =
+            self.counters.get_mut(&(charge.counter.clone(), charge.window)).unwrap_or(&mut fresh);
         counter.check_charge(now, charge).map(|()| counter.used(now, charge.window))
     }
 
     /// Records the provenance of the values of a call.
-    pub(crate) fn record_provenance(&mut self, key: &SessionKey, seen: provenance::ProvenanceUpdate) {
+    pub(crate) fn record_provenance(
+        &mut self,
+        key: &SessionKey,
+        seen: provenance::ProvenanceUpdate,
+    ) {
         let mut carriers = std::mem::take(&mut self.carriers);
         let state = Arc::make_mut(&mut self.session_mut(key).state);
         state.stamp += 1;
@@ -79,13 +105,18 @@ impl Inner {
 
     /// Records the files and entities that a call has, or may have, written.
     pub(crate) fn record_carriers(&mut self, key: &SessionKey, keys: &[String]) {
-        let tainted = self.sessions.get(key).is_some_and(|session| session.state.provenance.flags().tainted);
+        let tainted =
+            self.sessions.get(key).is_some_and(|session| session.state.provenance.flags().tainted);
         provenance::record_carrier_writes(keys, tainted, &mut self.carriers);
     }
 
     /// Revokes the evidence of a call that may have had an effect.
     pub(crate) fn revoke_evidence_of(&mut self, call: CallId) {
-        let Some(claim) = self.claims.get(&call).filter(|claim| claim.outcome.is_none() && claim.record.effect) else { return };
+        let Some(claim) =
+            self.claims.get(&call).filter(|claim| claim.outcome.is_none() && claim.record.effect)
+        else {
+            return;
+        };
         let (key, revokes) = (claim.record.key.clone(), claim.record.revokes.clone());
         for revoked in revokes {
             Arc::make_mut(&mut self.session_mut(&key).state).revoke(revoked);
@@ -115,17 +146,22 @@ impl Inner {
         now: Timestamp,
     ) -> bool {
         // A settled claim never changes.
-        let Some(claim) = self.claims.get_mut(&call).filter(|claim| claim.outcome.is_none()) else { return false };
+        let Some(claim) = self.claims.get_mut(&call).filter(|claim| claim.outcome.is_none()) else {
+            return false;
+        };
         let effect = claim.record.effect;
         let settle = if effect { settle } else { settle.for_read() };
         claim.pending |= settle == ClaimResolution::Pending;
         self.open_claims.remove(&claim.record, settle == ClaimResolution::Pending);
         let wrote = std::mem::take(&mut claim.record.carriers);
-        let carries = (settle != ClaimResolution::Released && !wrote.is_empty()).then(|| claim.record.key.clone());
+        let carries = (settle != ClaimResolution::Released && !wrote.is_empty())
+            .then(|| claim.record.key.clone());
         // A reported amount is final, even if the effect is unknown.
-        let (known, reserved): (Vec<Charge>, Vec<Charge>) = std::mem::take(&mut claim.charges)
-            .into_iter()
-            .partition(|c| settle != ClaimResolution::Pending || (c.unit.is_known_after_call() && spent.is_some()));
+        let (known, reserved): (Vec<Charge>, Vec<Charge>) =
+            std::mem::take(&mut claim.charges).into_iter().partition(|c| {
+                settle != ClaimResolution::Pending
+                    || (c.unit.is_known_after_call() && spent.is_some())
+            });
         claim.charges = reserved;
         if let Some(key) = carries {
             self.record_carriers(&key, &wrote);
@@ -141,7 +177,8 @@ impl Inner {
         }
         let Some(claim) = self.claims.get_mut(&call) else { return true };
         // A call without effect may run again. An outcome without keys is never requested again.
-        match outcome.filter(|_| settle == ClaimResolution::Done && !claim.record.recall.is_empty()) {
+        match outcome.filter(|_| settle == ClaimResolution::Done && !claim.record.recall.is_empty())
+        {
             Some(outcome) => claim.outcome = Some(outcome),
             None => {
                 if let Some(claim) = self.claims.remove(&call) {

@@ -9,14 +9,28 @@ use toolgate::limits::{Budget, Limits};
 use toolgate::normalize::NormalizationRule as Normal;
 use toolgate::{CallEffects, Gate, Tool};
 
-use super::{ExpectedStop, StopCase, StopOutcome, StopStep, WorldBaseline, call_act, expect_refused, expect_unknown, expect_withheld};
+use super::{
+    ExpectedStop, StopCase, StopOutcome, StopStep, WorldBaseline, call_act, expect_refused,
+    expect_unknown, expect_withheld,
+};
 use crate::call_outcomes::faulty_collaborators::{
-    FaultInjectingPolicy, abort_call, plain_world, start_call, world_with_concurrent_act, world_with_hook, world_with_long_timeout,
+    FaultInjectingPolicy, abort_call, plain_world, start_call, world_with_concurrent_act,
+    world_with_hook, world_with_long_timeout,
 };
 use crate::support::{InjectedFault, TestWorld};
 
 pub(crate) fn cases() -> Vec<StopCase> {
-    [tool_cases(), timeout_cases(), cancellation_cases(), result_cases(), conflict_cases(), store_cases()].into_iter().flatten().collect()
+    [
+        tool_cases(),
+        timeout_cases(),
+        cancellation_cases(),
+        result_cases(),
+        conflict_cases(),
+        store_cases(),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
 }
 
 fn tool_cases() -> Vec<StopCase> {
@@ -29,13 +43,22 @@ fn tool_cases() -> Vec<StopCase> {
             ExpectedStop { ran: 1, ..expect_refused("no_stock", Gate::Run) },
         ),
         ("a lost connection", plain_world(), acts!("io"), expect_unknown("upstream_unavailable")),
-        ("a status of the service behind", plain_world(), acts!("http"), expect_unknown("upstream_unavailable")),
+        (
+            "a status of the service behind",
+            plain_world(),
+            acts!("http"),
+            expect_unknown("upstream_unavailable"),
+        ),
         ("a handler that panics", plain_world(), acts!("panic"), expect_unknown("tool_panicked")),
         (
             "a failure of a tool that only acts here",
             TestWorld::with_act(Tool::local),
             acts!("fail"),
-            ExpectedStop { effects: CallEffects::RolledBack, ran: 1, ..expect_refused("no_stock", Gate::Run) },
+            ExpectedStop {
+                effects: CallEffects::RolledBack,
+                ran: 1,
+                ..expect_refused("no_stock", Gate::Run)
+            },
         ),
         (
             "a tool that only the client can run",
@@ -58,7 +81,8 @@ fn timeout_cases() -> Vec<StopCase> {
         (
             "a session whose time is up meanwhile",
             TestWorld::new(|a| {
-                let session = Budget { wall: Some(Duration::from_millis(150)), ..Budget::default() };
+                let session =
+                    Budget { wall: Some(Duration::from_millis(150)), ..Budget::default() };
                 a.limits(Limits { session, ..Limits::default() })
             }),
             acts!("hang"),
@@ -66,7 +90,9 @@ fn timeout_cases() -> Vec<StopCase> {
         ),
         (
             "a handler that gave signs of life, and gives none any more",
-            TestWorld::with_act(|act| act.timeout(Duration::from_secs(60)).heartbeat(Duration::from_secs(1))),
+            TestWorld::with_act(|act| {
+                act.timeout(Duration::from_secs(60)).heartbeat(Duration::from_secs(1))
+            }),
             step!(w => {
                 let answer = call_act(w, "beat, then stop").await;
                 let stopped = w.session.state().await.unwrap().log("beats").count();
@@ -113,14 +139,54 @@ fn result_cases() -> Vec<StopCase> {
     let deaf = |how| TestWorld::new(|a| a.policy(FaultInjectingPolicy(how)));
     let dated = TestWorld::with_act(|act| act.normalize(Normal::timestamp("/at")));
     vec![
-        ("a result of another shape", plain_world(), acts!("junk"), expect_withheld("invalid_result")),
-        ("a result that cannot be normalised", dated, acts!("dated"), expect_withheld("invalid_result")),
-        ("a hook that fails after the tool", world_with_hook("after-fault"), acts!("ok"), expect_withheld("hook_failed")),
-        ("a hook that panics after the tool", world_with_hook("after-panic"), acts!("ok"), expect_withheld("hook_failed")),
-        ("a hook that hangs after the tool", world_with_hook("after-hang"), acts!("ok"), expect_withheld("hook_failed")),
-        ("a program that fails after the tool", TestWorld::new(|a| a.hook(post)), acts!("ok"), expect_withheld("hook_failed")),
-        ("a policy that cannot take note", deaf("result-fault"), acts!("ok"), expect_withheld("policy_fault")),
-        ("a policy that panics at the result", deaf("result-panic"), acts!("ok"), expect_withheld("policy_fault")),
+        (
+            "a result of another shape",
+            plain_world(),
+            acts!("junk"),
+            expect_withheld("invalid_result"),
+        ),
+        (
+            "a result that cannot be normalised",
+            dated,
+            acts!("dated"),
+            expect_withheld("invalid_result"),
+        ),
+        (
+            "a hook that fails after the tool",
+            world_with_hook("after-fault"),
+            acts!("ok"),
+            expect_withheld("hook_failed"),
+        ),
+        (
+            "a hook that panics after the tool",
+            world_with_hook("after-panic"),
+            acts!("ok"),
+            expect_withheld("hook_failed"),
+        ),
+        (
+            "a hook that hangs after the tool",
+            world_with_hook("after-hang"),
+            acts!("ok"),
+            expect_withheld("hook_failed"),
+        ),
+        (
+            "a program that fails after the tool",
+            TestWorld::new(|a| a.hook(post)),
+            acts!("ok"),
+            expect_withheld("hook_failed"),
+        ),
+        (
+            "a policy that cannot take note",
+            deaf("result-fault"),
+            acts!("ok"),
+            expect_withheld("policy_fault"),
+        ),
+        (
+            "a policy that panics at the result",
+            deaf("result-panic"),
+            acts!("ok"),
+            expect_withheld("policy_fault"),
+        ),
     ]
 }
 
@@ -151,7 +217,11 @@ fn conflict_cases() -> Vec<StopCase> {
             "a writer who only acts here, and comes second",
             TestWorld::with_act(Tool::local),
             step!(w => { w.store.inject_faults(&[InjectedFault::CommitConflicts]); call_act(w, "ok").await }),
-            ExpectedStop { effects: CallEffects::RolledBack, ran: 1, ..expect_refused("conflict", Gate::Settle) },
+            ExpectedStop {
+                effects: CallEffects::RolledBack,
+                ran: 1,
+                ..expect_refused("conflict", Gate::Settle)
+            },
         ),
     ]
 }
@@ -162,13 +232,21 @@ fn store_cases() -> Vec<StopCase> {
             "a store that is away at the end",
             plain_world(),
             step!(w => { w.store.inject_faults(&[InjectedFault::Commit]); call_act(w, "ok").await }),
-            ExpectedStop { gate: Gate::Record, spooled: true, ..expect_withheld("store_unavailable") },
+            ExpectedStop {
+                gate: Gate::Record,
+                spooled: true,
+                ..expect_withheld("store_unavailable")
+            },
         ),
         (
             "a store that is away at the end of a failure",
             plain_world(),
             step!(w => { w.store.inject_faults(&[InjectedFault::Commit]); call_act(w, "fail").await }),
-            ExpectedStop { gate: Gate::Record, spooled: true, ..expect_unknown("store_unavailable") },
+            ExpectedStop {
+                gate: Gate::Record,
+                spooled: true,
+                ..expect_unknown("store_unavailable")
+            },
         ),
         (
             "a store that is away for a refusal",

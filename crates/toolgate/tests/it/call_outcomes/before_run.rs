@@ -10,17 +10,28 @@ use toolgate::policy::{Obligations, PolicyError, Sequence, Verdict};
 use toolgate::store::PauseTarget;
 use toolgate::{Call, CallEffects, ErrorCategory, Gate, SessionKey, Store, Tool, ToolError};
 
-use super::{ExpectedStop, StopCase, StopOutcome, StopStep, WorldBaseline, call_act, expect_refused};
+use super::{
+    ExpectedStop, StopCase, StopOutcome, StopStep, WorldBaseline, call_act, expect_refused,
+};
 use crate::call_outcomes::faulty_collaborators::{
-    FaultInjectingPolicy, plain_world, world_with_hook, world_with_policy, world_with_script, world_with_script_timeout,
+    FaultInjectingPolicy, plain_world, world_with_hook, world_with_policy, world_with_script,
+    world_with_script_timeout,
 };
 use crate::support::{InjectedFault, TestWorld};
 
 pub(crate) fn cases() -> Vec<StopCase> {
-    [admission_cases(), resolve_and_validate_cases(), recall_cases(), limit_cases(), hook_cases(), policy_cases(), claim_cases()]
-        .into_iter()
-        .flatten()
-        .collect()
+    [
+        admission_cases(),
+        resolve_and_validate_cases(),
+        recall_cases(),
+        limit_cases(),
+        hook_cases(),
+        policy_cases(),
+        claim_cases(),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
 }
 
 fn admission_cases() -> Vec<StopCase> {
@@ -95,7 +106,9 @@ fn admission_cases() -> Vec<StopCase> {
 }
 
 fn resolve_and_validate_cases() -> Vec<StopCase> {
-    let hidden = || Tool::dynamic("hidden", "For Bob.", json!({"type": "object"}), |_, args| async { Ok(args) });
+    let hidden = || {
+        Tool::dynamic("hidden", "For Bob.", json!({"type": "object"}), |_, args| async { Ok(args) })
+    };
     vec![
         (
             "an invented tool",
@@ -206,7 +219,12 @@ fn limit_cases() -> Vec<StopCase> {
         ),
         (
             "a session that is too old",
-            TestWorld::new(|a| a.limits(session(Budget { wall: Some(Duration::from_secs(60)), ..Budget::default() }))),
+            TestWorld::new(|a| {
+                a.limits(session(Budget {
+                    wall: Some(Duration::from_secs(60)),
+                    ..Budget::default()
+                }))
+            }),
             step!(w => {
                 w.session.call("look", json!({})).await;
                 w.advance(SignedDuration::from_secs(61));
@@ -217,7 +235,12 @@ fn limit_cases() -> Vec<StopCase> {
         ),
         (
             "a rate",
-            TestWorld::new(|a| a.limits(Limits { rate: Some(RateLimit { calls: 0, per: Duration::from_secs(1) }), ..Limits::default() })),
+            TestWorld::new(|a| {
+                a.limits(Limits {
+                    rate: Some(RateLimit { calls: 0, per: Duration::from_secs(1) }),
+                    ..Limits::default()
+                })
+            }),
             acts!("ok"),
             expect_refused("rate_limited", Gate::Limits),
         ),
@@ -228,18 +251,78 @@ fn hook_cases() -> Vec<StopCase> {
     let gone = CommandHook::new("gone", "/nonexistent/hook").before();
     let nonsense = world_with_script(r#"echo '{"decision": "perhaps"}'"#);
     vec![
-        ("a hook that denies", world_with_hook("deny"), acts!("ok"), expect_refused("hook_denied", Gate::Hooks)),
-        ("a hook that fails", world_with_hook("fault"), acts!("ok"), expect_refused("hook_failed", Gate::Hooks)),
-        ("a hook that panics", world_with_hook("panic"), acts!("ok"), expect_refused("hook_failed", Gate::Hooks)),
-        ("a hook that hangs", world_with_hook("hang"), acts!("ok"), expect_refused("hook_failed", Gate::Hooks)),
-        ("a hook that rewrites into junk", world_with_hook("rewrite"), acts!("ok"), expect_refused("hook_failed", Gate::Hooks)),
-        ("a program that denies", world_with_script("echo no >&2; exit 2"), acts!("ok"), expect_refused("hook_denied", Gate::Hooks)),
-        ("a program that crashes", world_with_script("exit 1"), acts!("ok"), expect_refused("hook_failed", Gate::Hooks)),
-        ("a program that is killed", world_with_script("kill -9 $$"), acts!("ok"), expect_refused("hook_failed", Gate::Hooks)),
-        ("a program that hangs", world_with_script_timeout(1, "sleep 60"), acts!("ok"), expect_refused("hook_failed", Gate::Hooks)),
-        ("a program that prints junk", world_with_script("echo fine by me"), acts!("ok"), expect_refused("hook_failed", Gate::Hooks)),
-        ("a program that decides nonsense", nonsense, acts!("ok"), expect_refused("hook_failed", Gate::Hooks)),
-        ("a program that is not there", TestWorld::new(|a| a.hook(gone)), acts!("ok"), expect_refused("hook_failed", Gate::Hooks)),
+        (
+            "a hook that denies",
+            world_with_hook("deny"),
+            acts!("ok"),
+            expect_refused("hook_denied", Gate::Hooks),
+        ),
+        (
+            "a hook that fails",
+            world_with_hook("fault"),
+            acts!("ok"),
+            expect_refused("hook_failed", Gate::Hooks),
+        ),
+        (
+            "a hook that panics",
+            world_with_hook("panic"),
+            acts!("ok"),
+            expect_refused("hook_failed", Gate::Hooks),
+        ),
+        (
+            "a hook that hangs",
+            world_with_hook("hang"),
+            acts!("ok"),
+            expect_refused("hook_failed", Gate::Hooks),
+        ),
+        (
+            "a hook that rewrites into junk",
+            world_with_hook("rewrite"),
+            acts!("ok"),
+            expect_refused("hook_failed", Gate::Hooks),
+        ),
+        (
+            "a program that denies",
+            world_with_script("echo no >&2; exit 2"),
+            acts!("ok"),
+            expect_refused("hook_denied", Gate::Hooks),
+        ),
+        (
+            "a program that crashes",
+            world_with_script("exit 1"),
+            acts!("ok"),
+            expect_refused("hook_failed", Gate::Hooks),
+        ),
+        (
+            "a program that is killed",
+            world_with_script("kill -9 $$"),
+            acts!("ok"),
+            expect_refused("hook_failed", Gate::Hooks),
+        ),
+        (
+            "a program that hangs",
+            world_with_script_timeout(1, "sleep 60"),
+            acts!("ok"),
+            expect_refused("hook_failed", Gate::Hooks),
+        ),
+        (
+            "a program that prints junk",
+            world_with_script("echo fine by me"),
+            acts!("ok"),
+            expect_refused("hook_failed", Gate::Hooks),
+        ),
+        (
+            "a program that decides nonsense",
+            nonsense,
+            acts!("ok"),
+            expect_refused("hook_failed", Gate::Hooks),
+        ),
+        (
+            "a program that is not there",
+            TestWorld::new(|a| a.hook(gone)),
+            acts!("ok"),
+            expect_refused("hook_failed", Gate::Hooks),
+        ),
     ]
 }
 
@@ -248,7 +331,9 @@ fn policy_cases() -> Vec<StopCase> {
     vec![
         (
             "a policy that denies",
-            world_with_policy(|_| Ok(Verdict::deny(ToolError::new(ErrorCategory::Business, "cap", "too much")))),
+            world_with_policy(|_| {
+                Ok(Verdict::deny(ToolError::new(ErrorCategory::Business, "cap", "too much")))
+            }),
             acts!("ok"),
             expect_refused("cap", Gate::Policy),
         ),
@@ -264,8 +349,18 @@ fn policy_cases() -> Vec<StopCase> {
             acts!("ok"),
             expect_refused("policy_fault", Gate::Policy),
         ),
-        ("a policy that panics when asked what it needs", deaf("needs"), acts!("ok"), expect_refused("policy_fault", Gate::Policy)),
-        ("a policy that looks at what it did not ask for", deaf("undeclared"), acts!("ok"), expect_refused("policy_fault", Gate::Policy)),
+        (
+            "a policy that panics when asked what it needs",
+            deaf("needs"),
+            acts!("ok"),
+            expect_refused("policy_fault", Gate::Policy),
+        ),
+        (
+            "a policy that looks at what it did not ask for",
+            deaf("undeclared"),
+            acts!("ok"),
+            expect_refused("policy_fault", Gate::Policy),
+        ),
         (
             "a store that is away at the facts",
             TestWorld::new(|a| a.policy(Sequence::new("seq").after("act", ["look"]))),
@@ -278,7 +373,12 @@ fn policy_cases() -> Vec<StopCase> {
             acts!("ok"),
             expect_refused("approval_required", Gate::Approval),
         ),
-        ("a hook that asks", world_with_hook("ask"), acts!("ok"), expect_refused("approval_required", Gate::Approval)),
+        (
+            "a hook that asks",
+            world_with_hook("ask"),
+            acts!("ok"),
+            expect_refused("approval_required", Gate::Approval),
+        ),
         (
             "a person who refuses",
             world_with_policy(|_| Ok(Verdict::ask("over 100"))),
@@ -299,9 +399,18 @@ fn claim_cases() -> Vec<StopCase> {
         (
             "a limit with no room",
             world_with_policy(|_| {
-                let full = Charge { counter: "full".into(), amount: 2.into(), cap: 1.into(), window: None, unit: Default::default() };
+                let full = Charge {
+                    counter: "full".into(),
+                    amount: 2.into(),
+                    cap: 1.into(),
+                    window: None,
+                    unit: Default::default(),
+                };
                 let error = ToolError::new(ErrorCategory::Business, "daily_sum", "too much today");
-                Ok(Verdict::Allow(Obligations { charges: vec![(full, error)], ..Obligations::default() }))
+                Ok(Verdict::Allow(Obligations {
+                    charges: vec![(full, error)],
+                    ..Obligations::default()
+                }))
             }),
             acts!("ok"),
             expect_refused("daily_sum", Gate::Claim),
@@ -325,7 +434,10 @@ fn claim_cases() -> Vec<StopCase> {
             "a call whose own task dies at the claim",
             plain_world(),
             step!(w => { w.store.inject_faults(&[InjectedFault::ClaimPanics]); call_act(w, "ok").await }),
-            ExpectedStop { effects: CallEffects::Unknown, ..expect_refused("internal_fault", Gate::Admit) },
+            ExpectedStop {
+                effects: CallEffects::Unknown,
+                ..expect_refused("internal_fault", Gate::Admit)
+            },
         ),
     ]
 }

@@ -5,7 +5,9 @@ use std::time::Duration;
 use async_trait::async_trait;
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;
-use toolgate::hook::{BeforeHookResult, CommandHook, Hook, HookCall, HookDecision, HookDenial, HookError};
+use toolgate::hook::{
+    BeforeHookResult, CommandHook, Hook, HookCall, HookDecision, HookDenial, HookError,
+};
 use toolgate::policy::{FactRequest, Policy, PolicyError, PolicyInput, SuccessfulCall, Verdict};
 use toolgate::session::state::NamedChange;
 use toolgate::{Answer, Call, Effect};
@@ -24,12 +26,21 @@ impl Hook for FaultInjectingHook {
     }
     async fn before(&self, _: HookCall<'_>) -> Result<BeforeHookResult, HookError> {
         match self.0 {
-            "deny" => Ok(BeforeHookResult { decision: HookDecision::Deny(HookDenial::new("not on my watch")), input: None }),
+            "deny" => Ok(BeforeHookResult {
+                decision: HookDecision::Deny(HookDenial::new("not on my watch")),
+                input: None,
+            }),
             "fault" => Err(HookError("cannot reach the policy service".into())),
             "panic" => panic!("a hook has a fault"),
             "hang" => std::future::pending().await,
-            "rewrite" => Ok(BeforeHookResult { input: Some(json!({"how": 7})), ..BeforeHookResult::default() }),
-            "ask" => Ok(BeforeHookResult { decision: HookDecision::Ask("a person should look".into()), input: None }),
+            "rewrite" => Ok(BeforeHookResult {
+                input: Some(json!({"how": 7})),
+                ..BeforeHookResult::default()
+            }),
+            "ask" => Ok(BeforeHookResult {
+                decision: HookDecision::Ask("a person should look".into()),
+                input: None,
+            }),
             _ => Ok(BeforeHookResult::default()),
         }
     }
@@ -92,11 +103,16 @@ pub(crate) fn world_with_script(script: &'static str) -> TestWorld {
 
 /// A program that is given so many seconds.
 pub(crate) fn world_with_script_timeout(seconds: u64, script: &'static str) -> TestWorld {
-    let hook = CommandHook::new("script", "/bin/sh").arg("-c").arg(script).timeout(Duration::from_secs(seconds));
+    let hook = CommandHook::new("script", "/bin/sh")
+        .arg("-c")
+        .arg(script)
+        .timeout(Duration::from_secs(seconds));
     TestWorld::new(|agent| agent.hook(hook.before()))
 }
 
-pub(crate) fn world_with_policy(check: fn(&PolicyInput<'_>) -> Result<Verdict, PolicyError>) -> TestWorld {
+pub(crate) fn world_with_policy(
+    check: fn(&PolicyInput<'_>) -> Result<Verdict, PolicyError>,
+) -> TestWorld {
     TestWorld::new(|agent| agent.policy(closure_policy("rule", check)))
 }
 

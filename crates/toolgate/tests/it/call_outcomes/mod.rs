@@ -1,4 +1,5 @@
-//! Every way a call can stop: one structured error, one row, nothing changed, claims and limits settled by effect.
+//! Every way a call can stop: one structured error, one row, nothing changed, claims and limits
+//! settled by effect.
 
 /// A step towards a stop.
 macro_rules! step {
@@ -25,7 +26,10 @@ use std::pin::Pin;
 
 use serde_json::json;
 use toolgate::call::error_code;
-use toolgate::{Answer, CallEffects, CallId, Decision, ErrorCategory, Gate, Outcome, Row, SignedDuration, ToolError};
+use toolgate::{
+    Answer, CallEffects, CallId, Decision, ErrorCategory, Gate, Outcome, Row, SignedDuration,
+    ToolError,
+};
 use toolgate_json::Digest;
 
 use crate::support::TestWorld;
@@ -61,11 +65,15 @@ struct WorldBaseline {
 
 impl WorldBaseline {
     async fn capture(world: &TestWorld) -> Self {
-        Self { fingerprint: world.fingerprint().await, rows: world.rows().await.0.iter().map(|row| row.call).collect() }
+        Self {
+            fingerprint: world.fingerprint().await,
+            rows: world.rows().await.0.iter().map(|row| row.call).collect(),
+        }
     }
 }
 
-/// What a stopped call leaves. Runs, what is used of the meter, and what is pending are those of the whole story.
+/// What a stopped call leaves. Runs, what is used of the meter, and what is pending are those of
+/// the whole story.
 struct ExpectedStop {
     code: &'static str,
     gate: Gate,
@@ -77,17 +85,41 @@ struct ExpectedStop {
 }
 
 const fn expect_refused(code: &'static str, gate: Gate) -> ExpectedStop {
-    ExpectedStop { code, gate, effects: CallEffects::None, ran: 0, metered: 0, pending: 0, spooled: false }
+    ExpectedStop {
+        code,
+        gate,
+        effects: CallEffects::None,
+        ran: 0,
+        metered: 0,
+        pending: 0,
+        spooled: false,
+    }
 }
 
 /// It ran and nobody can say what it did: pending, and the meter stays reserved.
 const fn expect_unknown(code: &'static str) -> ExpectedStop {
-    ExpectedStop { code, gate: Gate::Run, effects: CallEffects::Unknown, ran: 1, metered: 1, pending: 1, spooled: false }
+    ExpectedStop {
+        code,
+        gate: Gate::Run,
+        effects: CallEffects::Unknown,
+        ran: 1,
+        metered: 1,
+        pending: 1,
+        spooled: false,
+    }
 }
 
 /// It ran, and its result is withheld.
 const fn expect_withheld(code: &'static str) -> ExpectedStop {
-    ExpectedStop { code, gate: Gate::Shape, effects: CallEffects::Done, ran: 1, metered: 1, pending: 0, spooled: false }
+    ExpectedStop {
+        code,
+        gate: Gate::Shape,
+        effects: CallEffects::Done,
+        ran: 1,
+        metered: 1,
+        pending: 0,
+        spooled: false,
+    }
 }
 
 async fn call_act(world: &TestWorld, how: &str) -> Answer {
@@ -96,8 +128,10 @@ async fn call_act(world: &TestWorld, how: &str) -> Answer {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn stopped_call_has_one_error_one_row_and_no_change() {
-    let cases: Vec<StopCase> =
-        crate::call_outcomes::before_run::cases().into_iter().chain(crate::call_outcomes::after_run::cases()).collect();
+    let cases: Vec<StopCase> = crate::call_outcomes::before_run::cases()
+        .into_iter()
+        .chain(crate::call_outcomes::after_run::cases())
+        .collect();
     let names: BTreeSet<&str> = cases.iter().map(|(name, ..)| *name).collect();
     assert!(names.len() >= 25 && names.len() == cases.len());
     for (name, world, step, expected) in cases {
@@ -108,17 +142,36 @@ async fn stopped_call_has_one_error_one_row_and_no_change() {
     }
 }
 
-async fn check_stop(name: &str, world: &TestWorld, heard: Option<&Answer>, before: &WorldBaseline, expected: &ExpectedStop) {
+async fn check_stop(
+    name: &str,
+    world: &TestWorld,
+    heard: Option<&Answer>,
+    before: &WorldBaseline,
+    expected: &ExpectedStop,
+) {
     let row = only_new_row(name, world, before, expected.spooled).await;
     // Where nobody listens any more, the row tells it.
-    let (outcome, gate) = heard.map_or((&row.outcome, row.gate), |answer| (&answer.outcome, answer.gate));
+    let (outcome, gate) =
+        heard.map_or((&row.outcome, row.gate), |answer| (&answer.outcome, answer.gate));
     let Outcome::Error(error) = outcome else { panic!("{name}: {outcome:?}") };
-    assert_eq!((&*error.code, gate, error.effects), (expected.code, expected.gate, expected.effects), "{name}: {error:?}");
+    assert_eq!(
+        (&*error.code, gate, error.effects),
+        (expected.code, expected.gate, expected.effects),
+        "{name}: {error:?}"
+    );
     assert_eq!(error.call_id, Some(row.call), "{name}");
-    assert!(!error.message.is_empty() && (error.effects.is_clean() || !error.retryable), "{name}: {error:?}");
-    let category = error_code::find(&error.code).map_or(ErrorCategory::Business, |code| code.category);
+    assert!(
+        !error.message.is_empty() && (error.effects.is_clean() || !error.retryable),
+        "{name}: {error:?}"
+    );
+    let category =
+        error_code::find(&error.code).map_or(ErrorCategory::Business, |code| code.category);
     assert_eq!(error.category, category, "{name}: {error:?}");
-    assert_eq!(serde_json::from_value::<ToolError>(outcome.to_json()).unwrap(), **error, "{name}: the contract is written in full");
+    assert_eq!(
+        serde_json::from_value::<ToolError>(outcome.to_json()).unwrap(),
+        **error,
+        "{name}: the contract is written in full"
+    );
     assert!(matches!(row.decision, Decision::Failed | Decision::Refused), "{name}: {row:?}");
     assert_eq!(row.effects, expected.effects, "{name}: {row:?}");
     if !expected.spooled {
@@ -127,7 +180,8 @@ async fn check_stop(name: &str, world: &TestWorld, heard: Option<&Answer>, befor
     assert_eq!(world.fingerprint().await, before.fingerprint, "{name}: something changed");
     assert_eq!(world.run_count(), expected.ran, "{name}: runs");
     assert_eq!(world.meter_value().await, expected.metered.into(), "{name}: limits");
-    // Asking what is pending takes in what was spooled. However late it is, nothing else turns out to have been left open.
+    // Asking what is pending takes in what was spooled. However late it is, nothing else turns out
+    // to have been left open.
     world.advance(SignedDuration::from_hours(48));
     assert_eq!(world.gate.pending_calls().await.unwrap().len(), expected.pending, "{name}: claims");
     only_new_row(name, world, before, false).await;
@@ -135,9 +189,19 @@ async fn check_stop(name: &str, world: &TestWorld, heard: Option<&Answer>, befor
 
 /// The one row that the call left: in the ledger, or where the store was away, in the spool.
 async fn only_new_row(name: &str, world: &TestWorld, before: &WorldBaseline, spooled: bool) -> Row {
-    let rows = world.rows().await.0.into_iter().filter(|row| !before.rows.contains(&row.call)).map(|row| (*row).clone());
+    let rows = world
+        .rows()
+        .await
+        .0
+        .into_iter()
+        .filter(|row| !before.rows.contains(&row.call))
+        .map(|row| (*row).clone());
     let (mut recorded, waiting) = (rows.collect::<Vec<Row>>(), world.spooled_lines());
-    assert_eq!((recorded.len(), waiting.len()), if spooled { (0, 1) } else { (1, 0) }, "{name}: {recorded:#?} {waiting:#?}");
+    assert_eq!(
+        (recorded.len(), waiting.len()),
+        if spooled { (0, 1) } else { (1, 0) },
+        "{name}: {recorded:#?} {waiting:#?}"
+    );
     recorded.extend(waiting.iter().map(|line| serde_json::from_str::<Row>(line).unwrap()));
     recorded.remove(0)
 }

@@ -23,9 +23,16 @@ async fn disconnect_cancels_tool_and_row_is_recorded() {
     wait_for_row(&world).await;
     let (rows, _) = world.rows().await;
     assert_eq!(rows.len(), 1);
-    assert_eq!(rows[0].outcome.error().map(|e| (&*e.code, e.effects)), Some(("cancelled", CallEffects::Unknown)));
+    assert_eq!(
+        rows[0].outcome.error().map(|e| (&*e.code, e.effects)),
+        Some(("cancelled", CallEffects::Unknown))
+    );
     assert_eq!(world.fingerprint().await, quiet);
-    assert_eq!((world.meter_value().await, world.gate.pending_calls().await.unwrap().len()), (1.into(), 1), "nobody knows what it did");
+    assert_eq!(
+        (world.meter_value().await, world.gate.pending_calls().await.unwrap().len()),
+        (1.into(), 1),
+        "nobody knows what it did"
+    );
 }
 
 #[tokio::test]
@@ -42,8 +49,12 @@ async fn row_contains_latency_of_last_gate() {
 #[tokio::test]
 async fn replay_treats_caller_deadline_as_circumstance() {
     let world = TestWorld::new(|agent| agent);
-    let answer = world.gate.call(world.session.prepare("look", json!({})).timeout(Duration::ZERO)).await;
-    assert_eq!((answer.gate, answer.outcome.error().map(|e| &*e.code)), (Gate::Limits, Some("deadline_exceeded")));
+    let answer =
+        world.gate.call(world.session.prepare("look", json!({})).timeout(Duration::ZERO)).await;
+    assert_eq!(
+        (answer.gate, answer.outcome.error().map(|e| &*e.code)),
+        (Gate::Limits, Some("deadline_exceeded"))
+    );
     let (rows, _) = world.rows().await;
     let said = Replay::from_toolgate(&world.gate).unwrap().decide(&rows[0]).await;
     assert!(matches!(said, ReplayComparison::Circumstance(_)), "{said:?}");
@@ -54,7 +65,10 @@ async fn replay_compares_rule_with_code_of_circumstance() {
     let world = TestWorld::new(|agent| agent.policy(Deny::new("frozen", ["look"]).code("busy")));
     world.session.call("look", json!({})).await;
     let (rows, _) = world.rows().await;
-    assert_eq!(Replay::from_toolgate(&world.gate).unwrap().decide(&rows[0]).await, ReplayComparison::Same);
+    assert_eq!(
+        Replay::from_toolgate(&world.gate).unwrap().decide(&rows[0]).await,
+        ReplayComparison::Same
+    );
     let other = Agent::builder("agent").tool(crate::support::look_tool()).build().unwrap();
     let said = Replay::new([other]).unwrap().decide(&rows[0]).await;
     assert!(matches!(said, ReplayComparison::Differs(_)), "{said:?}");
@@ -66,11 +80,15 @@ async fn replay_of_call_without_parsed_arguments_is_undecidable() {
     world.session.call("gone", json!({"n": 1})).await;
     let (rows, _) = world.rows().await;
     assert_eq!((rows[0].gate, rows[0].arguments.is_null()), (Gate::Resolve, true));
-    let schema = json!({"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]});
+    let schema =
+        json!({"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]});
     let gone = Tool::external("gone", "Is there by now.", Some(schema)).open();
     let now = Agent::builder("agent").tool(gone).build().unwrap();
     let said = Replay::new([now]).unwrap().decide(&rows[0]).await;
-    assert!(matches!(&said, ReplayComparison::Undecidable(why) if why.contains("before its arguments were read")), "{said:?}");
+    assert!(
+        matches!(&said, ReplayComparison::Undecidable(why) if why.contains("before its arguments were read")),
+        "{said:?}"
+    );
 }
 
 type HandlerEvents = std::sync::Arc<std::sync::Mutex<Vec<&'static str>>>;
@@ -87,19 +105,27 @@ impl Drop for DropRecorder {
 /// A tool that waits without end, and has set something going elsewhere.
 fn waiting_tool(name: &str, effect: Effect, noted: &HandlerEvents) -> Tool {
     let noted = HandlerEvents::clone(noted);
-    Tool::dynamic(name, "Waits.", json!({"type": "object"}), move |ctx: toolgate::ToolContext, _| {
-        let (guard, heard, told) =
-            (DropRecorder(HandlerEvents::clone(&noted)), HandlerEvents::clone(&noted), ctx.cancellation_token().clone());
-        noted.lock().unwrap().push("begun");
-        tokio::spawn(async move {
-            told.cancelled().await;
-            heard.lock().unwrap().push("told");
-        });
-        async move {
-            let _guard = guard;
-            std::future::pending().await
-        }
-    })
+    Tool::dynamic(
+        name,
+        "Waits.",
+        json!({"type": "object"}),
+        move |ctx: toolgate::ToolContext, _| {
+            let (guard, heard, told) = (
+                DropRecorder(HandlerEvents::clone(&noted)),
+                HandlerEvents::clone(&noted),
+                ctx.cancellation_token().clone(),
+            );
+            noted.lock().unwrap().push("begun");
+            tokio::spawn(async move {
+                told.cancelled().await;
+                heard.lock().unwrap().push("told");
+            });
+            async move {
+                let _guard = guard;
+                std::future::pending().await
+            }
+        },
+    )
     .effect(effect)
     .open()
 }
@@ -140,9 +166,15 @@ async fn disconnect_during_read_is_recorded() {
     wait_for_row(&world).await;
     let (rows, _) = world.rows().await;
     assert_eq!(rows.len(), 1);
-    assert_eq!(rows[0].outcome.error().map(|e| (&*e.code, e.effects)), Some(("cancelled", CallEffects::None)));
+    assert_eq!(
+        rows[0].outcome.error().map(|e| (&*e.code, e.effects)),
+        Some(("cancelled", CallEffects::None))
+    );
     assert_eq!(wait_for_events(&gone, 3).await, ["begun", "gone", "told"], "the tool goes on");
-    assert_eq!((world.fingerprint().await, world.gate.pending_calls().await.unwrap().len()), (quiet, 0));
+    assert_eq!(
+        (world.fingerprint().await, world.gate.pending_calls().await.unwrap().len()),
+        (quiet, 0)
+    );
 }
 
 #[tokio::test]
@@ -150,7 +182,11 @@ async fn timeout_stops_tool() {
     for effect in [Effect::Read, Effect::Write] {
         let gone = HandlerEvents::default();
         let world = TestWorld::new(|agent| {
-            agent.tool(waiting_tool("wait", effect, &gone).timeout(Duration::from_millis(40)).retry(0, Duration::ZERO))
+            agent.tool(
+                waiting_tool("wait", effect, &gone)
+                    .timeout(Duration::from_millis(40))
+                    .retry(0, Duration::ZERO),
+            )
         });
         let answer = world.session.call("wait", json!({})).await;
         assert_eq!(answer.outcome.error().map(|e| &*e.code), Some("timeout"), "{answer:?}");
@@ -165,10 +201,20 @@ async fn background_task_is_not_cancelled_after_call_ends() {
     let schema = json!({"type": "object", "properties": {"fails": {"type": "boolean"}}});
     let start = move |ctx: toolgate::ToolContext, args: serde_json::Value| {
         kept.lock().unwrap().push(ctx.cancellation_token().clone());
-        async move { if args["fails"] == true { Err(toolgate::Failure::business("no_room", "full")) } else { Ok(json!({})) } }
+        async move {
+            if args["fails"] == true {
+                Err(toolgate::Failure::business("no_room", "full"))
+            } else {
+                Ok(json!({}))
+            }
+        }
     };
-    let tool = |name, effect| Tool::dynamic(name, "Starts.", schema.clone(), start.clone()).effect(effect).open();
-    let world = TestWorld::new(|agent| agent.tool(tool("peek", Effect::Read)).tool(tool("start", Effect::Write)));
+    let tool = |name, effect| {
+        Tool::dynamic(name, "Starts.", schema.clone(), start.clone()).effect(effect).open()
+    };
+    let world = TestWorld::new(|agent| {
+        agent.tool(tool("peek", Effect::Read)).tool(tool("start", Effect::Write))
+    });
     for name in ["peek", "start"] {
         for fails in [false, true] {
             world.session.call(name, json!({"fails": fails})).await;
@@ -183,24 +229,47 @@ async fn background_task_is_not_cancelled_after_call_ends() {
 #[tokio::test]
 async fn handler_gets_resource_of_its_type() {
     struct ExchangeRates(u32);
-    let tool = Tool::dynamic("rate", "Tells.", json!({"type": "object"}), |ctx: toolgate::ToolContext, _| async move {
-        let rates = ctx.resource::<ExchangeRates>().map(|rates| rates.0);
-        let left = ctx.deadline().is_some() && ctx.time_left().is_some_and(|left| left <= Duration::from_secs(7));
-        Ok(json!({"rate": rates, "text": ctx.resource::<String>().is_some(), "has a deadline": left}))
+    let tool = Tool::dynamic(
+        "rate",
+        "Tells.",
+        json!({"type": "object"}),
+        |ctx: toolgate::ToolContext, _| async move {
+            let rates = ctx.resource::<ExchangeRates>().map(|rates| rates.0);
+            let left = ctx.deadline().is_some()
+                && ctx.time_left().is_some_and(|left| left <= Duration::from_secs(7));
+            Ok(
+                json!({"rate": rates, "text": ctx.resource::<String>().is_some(), "has a deadline": left}),
+            )
+        },
+    );
+    let world = TestWorld::new(|agent| {
+        agent
+            .tool(tool.effect(Effect::Read).timeout(Duration::from_secs(7)))
+            .resource(ExchangeRates(19))
     });
-    let world = TestWorld::new(|agent| agent.tool(tool.effect(Effect::Read).timeout(Duration::from_secs(7))).resource(ExchangeRates(19)));
     let answer = world.session.call("rate", json!({})).await;
-    assert_eq!(answer.outcome.success().unwrap().value, json!({"rate": 19, "text": false, "has a deadline": true}));
+    assert_eq!(
+        answer.outcome.success().unwrap().value,
+        json!({"rate": 19, "text": false, "has a deadline": true})
+    );
 }
 
 #[tokio::test]
 async fn retry_delay_is_given_only_for_retryable_errors() {
-    for (fails, code, wait) in [(InjectedFault::Commit, "store_unavailable", 1_000), (InjectedFault::CommitConflicts, "conflict", 100)] {
+    for (fails, code, wait) in [
+        (InjectedFault::Commit, "store_unavailable", 1_000),
+        (InjectedFault::CommitConflicts, "conflict", 100),
+    ] {
         // What has happened, and what was rolled back.
-        for (world, again) in [(TestWorld::new(|agent| agent), false), (TestWorld::with_act(Tool::local), true)] {
+        for (world, again) in
+            [(TestWorld::new(|agent| agent), false), (TestWorld::with_act(Tool::local), true)]
+        {
             world.store.inject_faults(&[fails]);
             let answer = world.session.call("act", json!({"how": "ok"})).await;
-            let heard = answer.outcome.error().map(|error| (&*error.code, error.retryable, error.retry_after_ms));
+            let heard = answer
+                .outcome
+                .error()
+                .map(|error| (&*error.code, error.retryable, error.retry_after_ms));
             assert_eq!(heard, Some((code, again, again.then_some(wait))));
         }
     }
@@ -211,7 +280,10 @@ async fn signal_is_forwarded_without_state_change() {
     let world = TestWorld::new(|agent| agent);
     let quiet = world.fingerprint().await;
     let answer = world.session.call("act", json!({"how": "expand"})).await;
-    assert_eq!(answer.outcome.to_json(), json!({"isError": false, "signal": "expand_section", "section": "refunds", "reason": "needed"}));
+    assert_eq!(
+        answer.outcome.to_json(),
+        json!({"isError": false, "signal": "expand_section", "section": "refunds", "reason": "needed"})
+    );
     assert_eq!(world.fingerprint().await, quiet);
     assert_eq!(world.rows().await.0.len(), 1);
 }
@@ -227,13 +299,17 @@ async fn log_slice_survives_rollback() {
     assert_eq!(world.files.get("kept.txt").as_deref(), Some("changed".as_bytes()));
 }
 
-/// The task of a call dies between its claim and its end: the row says so, and the claim is pending, not forgotten.
+/// The task of a call dies between its claim and its end: the row says so, and the claim is
+/// pending, not forgotten.
 #[tokio::test]
 async fn panicking_call_is_recorded_and_pending() {
     let world = TestWorld::new(|agent| agent);
     world.store.inject_faults(&[InjectedFault::CommitPanics]);
     let answer = world.session.call("act", json!({"how": "ok"})).await;
-    assert_eq!(answer.outcome.error().map(|e| (&*e.code, e.effects)), Some(("internal_fault", CallEffects::Unknown)));
+    assert_eq!(
+        answer.outcome.error().map(|e| (&*e.code, e.effects)),
+        Some(("internal_fault", CallEffects::Unknown))
+    );
     assert_eq!(world.session.rows().await.unwrap().len(), 1);
     assert_eq!(world.gate.pending_calls().await.unwrap().len(), 1, "somebody must look");
     assert_eq!(world.meter_value().await, 1.into(), "what it reserved stays reserved");

@@ -47,8 +47,19 @@ async fn torn_spool_line_loses_no_other_row() {
     for _ in 0..3 {
         world.session.call("look", json!({})).await;
     }
-    assert_eq!(world.session.rows().await.unwrap().iter().filter(|row| row.arguments["at"].is_string()).count(), 2);
-    let left: Vec<_> = std::fs::read_dir(world.spool.path()).unwrap().map(|e| e.unwrap().path()).collect();
+    assert_eq!(
+        world
+            .session
+            .rows()
+            .await
+            .unwrap()
+            .iter()
+            .filter(|row| row.arguments["at"].is_string())
+            .count(),
+        2
+    );
+    let left: Vec<_> =
+        std::fs::read_dir(world.spool.path()).unwrap().map(|e| e.unwrap().path()).collect();
     assert_eq!(left.len(), 1, "one copy for a person to look at: {left:?}");
     assert!(left[0].to_string_lossy().ends_with(".spoilt"));
 }
@@ -61,7 +72,12 @@ async fn call_during_outage_does_not_read_whole_spool() {
     for at in ["2", "3", "4"] {
         world.session.call("look", json!({"at": at})).await;
     }
-    let copies = || std::fs::read_dir(world.spool.path()).unwrap().filter(|e| e.as_ref().unwrap().path() != path).count();
+    let copies = || {
+        std::fs::read_dir(world.spool.path())
+            .unwrap()
+            .filter(|e| e.as_ref().unwrap().path() != path)
+            .count()
+    };
     assert_eq!((world.spooled_lines().len(), copies()), (5, 0));
     world.store.inject_faults(&[]);
     assert_eq!(world.gate.recover_spool().await, Ok(4));
@@ -76,11 +92,20 @@ async fn runtimes_can_share_one_spool() {
     let open = || {
         let agent = toolgate::Agent::builder("a").tool(toolgate::builtin::calc()).build().unwrap();
         let store: std::sync::Arc<dyn toolgate::Store> = store.clone();
-        toolgate::Toolgate::builder().agent(agent).store(store).spool(directory.path().join("rows.jsonl")).build().unwrap()
+        toolgate::Toolgate::builder()
+            .agent(agent)
+            .store(store)
+            .spool(directory.path().join("rows.jsonl"))
+            .build()
+            .unwrap()
     };
     let gates = [open(), open()];
-    let call =
-        async |gate: usize, n: u32| gates[gate].session("a", "alice", "s").call("calc", json!({"expression": format!("{n} + 1")})).await;
+    let call = async |gate: usize, n: u32| {
+        gates[gate]
+            .session("a", "alice", "s")
+            .call("calc", json!({"expression": format!("{n} + 1")}))
+            .await
+    };
     store.inject_faults(&[InjectedFault::Commit]);
     call(0, 1).await;
     call(1, 2).await;
@@ -97,7 +122,9 @@ async fn runtimes_can_share_one_spool() {
 
 /// `ship` wants a `check`, which an `edit` takes away.
 fn shipping_world() -> TestWorld {
-    let plain = |name: &str| Tool::dynamic(name, "Does.", json!({"type": "object"}), |_, _| async { Ok(json!({})) });
+    let plain = |name: &str| {
+        Tool::dynamic(name, "Does.", json!({"type": "object"}), |_, _| async { Ok(json!({})) })
+    };
     TestWorld::new(|agent| {
         let edit = plain("edit").effect(Effect::Write).open().revokes("check");
         let ship = plain("ship").effect(Effect::Write);
@@ -109,7 +136,15 @@ fn shipping_world() -> TestWorld {
 #[tokio::test]
 async fn spooled_revocation_keeps_later_evidence() {
     let world = shipping_world();
-    let code = async |tool: &str| world.session.call(tool, json!({})).await.outcome.error().map(|error| error.code.to_string());
+    let code = async |tool: &str| {
+        world
+            .session
+            .call(tool, json!({}))
+            .await
+            .outcome
+            .error()
+            .map(|error| error.code.to_string())
+    };
     assert_eq!(code("check").await, None);
     world.store.inject_faults(&[InjectedFault::Commit]);
     assert_eq!(code("edit").await.as_deref(), Some("store_unavailable"));
@@ -122,7 +157,15 @@ async fn spooled_revocation_keeps_later_evidence() {
 #[tokio::test]
 async fn call_waits_for_spooled_revocation() {
     let world = shipping_world();
-    let code = async |tool: &str| world.session.call(tool, json!({})).await.outcome.error().map(|error| error.code.to_string());
+    let code = async |tool: &str| {
+        world
+            .session
+            .call(tool, json!({}))
+            .await
+            .outcome
+            .error()
+            .map(|error| error.code.to_string())
+    };
     assert_eq!(code("check").await, None);
     world.store.inject_faults(&[InjectedFault::Commit]);
     code("edit").await;
@@ -142,7 +185,8 @@ async fn call_during_recovery_waits_for_spooled_rows() {
     world.session.call("edit", json!({})).await;
     world.store.inject_faults(&[]);
     // The store is slow to take the first row in.
-    let (held, before) = (world.store.append_lock.lock().await, world.store.append_attempts.load(Ordering::SeqCst));
+    let (held, before) =
+        (world.store.append_lock.lock().await, world.store.append_attempts.load(Ordering::SeqCst));
     let gate = world.gate.clone();
     let recovery = tokio::spawn(async move { gate.recover_spool().await });
     while world.store.append_attempts.load(Ordering::SeqCst) == before {
@@ -157,7 +201,10 @@ async fn call_during_recovery_waits_for_spooled_rows() {
     assert!(!ship.is_finished(), "it was judged before the row was in");
     drop(held);
     assert_eq!(recovery.await.unwrap(), Ok(1));
-    assert_eq!(ship.await.unwrap().outcome.error().map(|error| error.code.to_string()).as_deref(), Some("prerequisite_missing"));
+    assert_eq!(
+        ship.await.unwrap().outcome.error().map(|error| error.code.to_string()).as_deref(),
+        Some("prerequisite_missing")
+    );
 }
 
 #[tokio::test]
@@ -165,7 +212,8 @@ async fn waiters_of_failed_recovery_do_not_retry_one_by_one() {
     let world = TestWorld::new(|agent| agent);
     world.store.inject_faults(&[InjectedFault::Commit]);
     world.session.call("look", json!({})).await;
-    let (held, before) = (world.store.append_lock.lock().await, world.store.append_attempts.load(Ordering::SeqCst));
+    let (held, before) =
+        (world.store.append_lock.lock().await, world.store.append_attempts.load(Ordering::SeqCst));
     let recover = || {
         let gate = world.gate.clone();
         tokio::spawn(async move { gate.recover_spool().await })

@@ -6,7 +6,10 @@ use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 use serde_json::json;
 use toolgate::policy::source::RuleSet;
 use toolgate::policy::{Condition, Deny, Limit, Policy, Require, observe};
-use toolgate::{Agent, Decision, Effect, Explanation, Gate, GateResult, PredictedOutcome, Replay, SignedDuration};
+use toolgate::{
+    Agent, Decision, Effect, Explanation, Gate, GateResult, PredictedOutcome, Replay,
+    SignedDuration,
+};
 
 use super::{call_and_next_step, entity_tool, start_session};
 use crate::support::BuildWithReplayCheck;
@@ -24,7 +27,12 @@ async fn explain_lists_every_gate_and_rule() {
                     .field("/ok", json!(true))
                     .within(SignedDuration::from_mins(5)),
             )
-            .tool_policy("act", Deny::new("cap", ["act"]).when("/amount", Condition::Above(500.into())).redirect("person"))
+            .tool_policy(
+                "act",
+                Deny::new("cap", ["act"])
+                    .when("/amount", Condition::Above(500.into()))
+                    .redirect("person"),
+            )
             .policy(Limit::sum("daily", ["act"], "/amount", 600.into()))
             .policy(observe(Deny::new("trial", ["act"]).when_cel("input.amount > 100")))
             .policy(Deny::ask("unrelated", ["person"]).when_cel("input.entity > 5")),
@@ -34,12 +42,18 @@ async fn explain_lists_every_gate_and_rule() {
     let why = session.explain("act", json!({"entity": 1, "amount": 400})).await;
     assert_eq!(why.would, PredictedOutcome::Run);
     insta::assert_snapshot!(why);
-    assert_eq!(call_and_next_step(&session, "act", json!({"entity": 1, "amount": 400})).await.0, "ok");
+    assert_eq!(
+        call_and_next_step(&session, "act", json!({"entity": 1, "amount": 400})).await.0,
+        "ok"
+    );
     let why = session.explain("act", json!({"entity": 1, "amount": 201})).await;
     assert!(matches!(&why.would, PredictedOutcome::Refuse(error) if error.code == "daily"));
     assert!(why.rules.iter().any(|r| r.rule == "daily" && r.said == GateResult::Deny), "{why}");
     let why = session.explain("person", json!({"entity": 6})).await;
-    assert_eq!((why.would, why.gates[8].gate, why.gates[8].said), (PredictedOutcome::Ask, Gate::Approval, GateResult::Ask));
+    assert_eq!(
+        (why.would, why.gates[8].gate, why.gates[8].said),
+        (PredictedOutcome::Ask, Gate::Approval, GateResult::Ask)
+    );
     // What is too much by itself is told, whoever refuses first.
     let why = session.explain("act", json!({"entity": 1, "amount": 601})).await;
     assert!(matches!(&why.would, PredictedOutcome::Refuse(error) if error.code == "cap"));
@@ -47,19 +61,30 @@ async fn explain_lists_every_gate_and_rule() {
     // Looking leaves no trace.
     assert_eq!(session.rows().await.unwrap().len(), 2);
     for _ in 0..5 {
-        assert_eq!(session.explain("proof", json!({"entity": 1})).await.would, PredictedOutcome::Run);
+        assert_eq!(
+            session.explain("proof", json!({"entity": 1})).await.would,
+            PredictedOutcome::Run
+        );
     }
     let strange = session.explain("atc", json!({})).await;
-    assert!(matches!(&strange.would, PredictedOutcome::Refuse(error) if error.code == "unknown_tool"));
+    assert!(
+        matches!(&strange.would, PredictedOutcome::Refuse(error) if error.code == "unknown_tool")
+    );
     assert_eq!(strange.gates[1].said, GateResult::Deny);
 }
 
 #[tokio::test]
 async fn explain_names_inspected_arguments() {
     let text = "[[policy]]\nname = \"keys\"\nrule = \"deny\"\ntools = [\"act\"]\nwhere = [{ touches = [\"/keys\"] }]\n";
-    let session = start_session(Agent::builder("a").tool(entity_tool("act")).rules(RuleSet::parse("policy.toml", text)));
+    let session = start_session(
+        Agent::builder("a").tool(entity_tool("act")).rules(RuleSet::parse("policy.toml", text)),
+    );
     let why = session.explain("act", json!({"entity": 1})).await;
-    let looked_at: Vec<&str> = why.rules.iter().flat_map(|note| note.looked_at.iter().map(|look| look.what.as_str())).collect();
+    let looked_at: Vec<&str> = why
+        .rules
+        .iter()
+        .flat_map(|note| note.looked_at.iter().map(|look| look.what.as_str()))
+        .collect();
     assert_eq!(looked_at, ["arguments naming `/keys`"], "{why}");
 }
 
@@ -73,7 +98,10 @@ async fn explain_predicts_actual_outcome() {
             .policy(Limit::calls("three", ["act"], 3))
             .policy(Deny::ask("ask", ["act"]).when("/amount", Condition::Above(8.into()))),
     );
-    let mut runner = TestRunner::new_with_rng(Config::default(), TestRng::from_seed(RngAlgorithm::ChaCha, &[8; 32]));
+    let mut runner = TestRunner::new_with_rng(
+        Config::default(),
+        TestRng::from_seed(RngAlgorithm::ChaCha, &[8; 32]),
+    );
     let calls = (prop::sample::select(vec!["act", "proof"]), 0..4i64, 0..10i64);
     for n in 0..200 {
         let (name, entity, amount) = calls.new_tree(&mut runner).unwrap().current();
@@ -101,7 +129,11 @@ async fn recorded_call_is_explained_as_decided() {
     let gate = crate::support::runtime_builder().agent(agent.build().unwrap()).build_checked();
     let session = gate.session("a", "alice", "s");
     for amount in [100, 100, 100, 0, 400, 300, 501] {
-        let (name, args) = if amount == 0 { ("proof", json!({"entity": 1})) } else { ("act", json!({"entity": 1, "amount": amount})) };
+        let (name, args) = if amount == 0 {
+            ("proof", json!({"entity": 1}))
+        } else {
+            ("act", json!({"entity": 1, "amount": amount}))
+        };
         session.call(name, args).await;
     }
     session.call("act", json!({"amount": 1})).await;
@@ -110,23 +142,49 @@ async fn recorded_call_is_explained_as_decided() {
     let mut told: Vec<Explanation> = Vec::new();
     for row in session.rows().await.unwrap() {
         let why = replay.explain(&row).await.unwrap();
-        let no: Vec<Gate> =
-            why.gates.iter().filter(|note| matches!(note.said, GateResult::Deny | GateResult::Ask)).map(|note| note.gate).collect();
+        let no: Vec<Gate> = why
+            .gates
+            .iter()
+            .filter(|note| matches!(note.said, GateResult::Deny | GateResult::Ask))
+            .map(|note| note.gate)
+            .collect();
         let refused = row.decision == Decision::Refused;
         assert_eq!(no, if refused { vec![row.gate] } else { Vec::new() }, "{why}");
-        assert_eq!(why.gates.last().map(|note| note.said), Some(if refused { GateResult::NotReached } else { GateResult::Pass }), "{why}");
+        assert_eq!(
+            why.gates.last().map(|note| note.said),
+            Some(if refused { GateResult::NotReached } else { GateResult::Pass }),
+            "{why}"
+        );
         told.push(why);
     }
     assert_eq!(told.len(), 9);
     // On what was known then, and not on what is known now.
-    assert!(told[0].to_string().contains("`proof` succeeded about the same `entity`: never in this session"), "{}", told[0]);
+    assert!(
+        told[0]
+            .to_string()
+            .contains("`proof` succeeded about the same `entity`: never in this session"),
+        "{}",
+        told[0]
+    );
     assert!(told[4].to_string().contains("daily 0 of 600 used"), "{}", told[4]);
-    let said = |n: usize, rule: &str| told[n].rules.iter().find(|note| note.rule == rule).map(|note| note.said);
-    assert_eq!((said(5, "proved"), said(5, "daily")), (Some(GateResult::Pass), Some(GateResult::Deny)));
+    let said = |n: usize, rule: &str| {
+        told[n].rules.iter().find(|note| note.rule == rule).map(|note| note.said)
+    };
+    assert_eq!(
+        (said(5, "proved"), said(5, "daily")),
+        (Some(GateResult::Pass), Some(GateResult::Deny))
+    );
     assert_eq!((&told[6].would, said(6, "large")), (&PredictedOutcome::Ask, Some(GateResult::Ask)));
     // Who was not asked then says nothing.
-    assert_eq!((told[2].gates[4].said, said(2, "proved")), (GateResult::Deny, Some(GateResult::NotReached)));
-    assert!(told[2].rules.iter().all(|note| note.looked_at.is_empty() && note.why.is_none()), "{}", told[2]);
+    assert_eq!(
+        (told[2].gates[4].said, said(2, "proved")),
+        (GateResult::Deny, Some(GateResult::NotReached))
+    );
+    assert!(
+        told[2].rules.iter().all(|note| note.looked_at.is_empty() && note.why.is_none()),
+        "{}",
+        told[2]
+    );
 }
 
 #[tokio::test]
@@ -136,33 +194,48 @@ async fn observed_rule_denies_nothing_and_counts_calls() {
         fn name(&self) -> &str {
             "broken"
         }
-        fn check(&self, _: &toolgate::policy::PolicyInput<'_>) -> Result<toolgate::policy::Verdict, toolgate::policy::PolicyError> {
+        fn check(
+            &self,
+            _: &toolgate::policy::PolicyInput<'_>,
+        ) -> Result<toolgate::policy::Verdict, toolgate::policy::PolicyError> {
             panic!("on trial, and failing")
         }
         fn on_result(
             &self,
             _: &toolgate::policy::SuccessfulCall<'_>,
-        ) -> Result<Vec<toolgate::session::state::NamedChange>, toolgate::policy::PolicyError> {
+        ) -> Result<Vec<toolgate::session::state::NamedChange>, toolgate::policy::PolicyError>
+        {
             panic!("here as well")
         }
     }
     let session = start_session(
         Agent::builder("a")
             .tool(entity_tool("act").open())
-            .policy(observe(Deny::new("cap", ["act"]).when("/amount", Condition::Above(5.into())).reason("too much")))
+            .policy(observe(
+                Deny::new("cap", ["act"])
+                    .when("/amount", Condition::Above(5.into()))
+                    .reason("too much"),
+            ))
             .policy(observe(Limit::calls("two", ["act"], 2)))
-            .policy(observe(Deny::ask("ask", ["act"]).when_cel("input.amount > 8").reason("ask first")))
+            .policy(observe(
+                Deny::ask("ask", ["act"]).when_cel("input.amount > 8").reason("ask first"),
+            ))
             .policy(observe(PanickingPolicy)),
     );
     for amount in [1, 6, 9] {
-        assert_eq!(call_and_next_step(&session, "act", json!({"entity": 1, "amount": amount})).await.0, "ok");
+        assert_eq!(
+            call_and_next_step(&session, "act", json!({"entity": 1, "amount": amount})).await.0,
+            "ok"
+        );
     }
     let seen: Vec<Vec<String>> = session
         .rows()
         .await
         .unwrap()
         .iter()
-        .map(|row| row.facts.observed.iter().map(|o| format!("{} {} {}", o.rule, o.said, o.code)).collect())
+        .map(|row| {
+            row.facts.observed.iter().map(|o| format!("{} {} {}", o.rule, o.said, o.code)).collect()
+        })
         .collect();
     let broken = "broken fault policy_fault".to_owned();
     assert_eq!(
@@ -170,16 +243,25 @@ async fn observed_rule_denies_nothing_and_counts_calls() {
         [
             vec![broken.clone()],
             vec!["cap deny cap".to_owned(), broken.clone()],
-            vec!["cap deny cap".to_owned(), "ask ask approval_required".to_owned(), broken, "two deny two".to_owned()],
+            vec![
+                "cap deny cap".to_owned(),
+                "ask ask approval_required".to_owned(),
+                broken,
+                "two deny two".to_owned()
+            ],
         ]
     );
 }
 
 #[tokio::test]
 async fn only_common_approvers_can_answer() {
-    let rule = |name: &str, people: &[&str]| Deny::ask(name, ["act"]).approvers(people.iter().copied());
+    let rule =
+        |name: &str, people: &[&str]| Deny::ask(name, ["act"]).approvers(people.iter().copied());
     let session = start_session(
-        Agent::builder("a").tool(entity_tool("act")).policy(rule("money", &["ann", "bob"])).policy(rule("law", &["bob", "cem"])),
+        Agent::builder("a")
+            .tool(entity_tool("act"))
+            .policy(rule("money", &["ann", "bob"]))
+            .policy(rule("law", &["bob", "cem"])),
     );
     let answer = session.call("act", json!({"entity": 1})).await;
     let id = answer.outcome.error().unwrap().approval.clone().unwrap().id;

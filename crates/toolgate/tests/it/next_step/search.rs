@@ -34,7 +34,9 @@ fn session_with_rules(rules: &[GeneratedRule], revoking: bool) -> Session {
     let name = |tool: usize| format!("t{tool}");
     let mut agent = Agent::builder("a").tool(entity_tool("person").open());
     for n in 0..5 {
-        let made = entity_tool(&name(n)).effect(if n % 2 == 0 { Effect::Read } else { Effect::Write }).open();
+        let made = entity_tool(&name(n))
+            .effect(if n % 2 == 0 { Effect::Read } else { Effect::Write })
+            .open();
         agent = agent.tool(if revoking && n == 2 { made.revokes("t0") } else { made });
     }
     for (n, rule) in rules.iter().enumerate() {
@@ -42,13 +44,25 @@ fn session_with_rules(rules: &[GeneratedRule], revoking: bool) -> Session {
         agent = match rule {
             GeneratedRule::Require { tool, any_of, same } => {
                 let any_of: Vec<String> = any_of.iter().map(|first| name(*first)).collect();
-                let rule = Require::new(&called, [name(*tool).as_str()], any_of.iter().map(String::as_str));
-                agent.policy(if *same { rule.same("entity", "/entity").field("/ok", json!(true)) } else { rule })
+                let rule = Require::new(
+                    &called,
+                    [name(*tool).as_str()],
+                    any_of.iter().map(String::as_str),
+                );
+                agent.policy(if *same {
+                    rule.same("entity", "/entity").field("/ok", json!(true))
+                } else {
+                    rule
+                })
             }
-            GeneratedRule::After { tool, first } => agent.policy(Sequence::new(called).after(&name(*tool), [name(*first).as_str()])),
-            GeneratedRule::Calls { tool, most } => agent.policy(Limit::calls(&called, [name(*tool).as_str()], *most).redirect("person")),
+            GeneratedRule::After { tool, first } => {
+                agent.policy(Sequence::new(called).after(&name(*tool), [name(*first).as_str()]))
+            }
+            GeneratedRule::Calls { tool, most } => agent
+                .policy(Limit::calls(&called, [name(*tool).as_str()], *most).redirect("person")),
             GeneratedRule::Cap { tool, most, redirect } => {
-                let rule = Deny::new(&called, [name(*tool).as_str()]).when_cel(&format!("has(input.amount) && input.amount > {most}"));
+                let rule = Deny::new(&called, [name(*tool).as_str()])
+                    .when_cel(&format!("has(input.amount) && input.amount > {most}"));
                 agent.policy(if *redirect { rule.redirect("person") } else { rule })
             }
         };
@@ -57,7 +71,11 @@ fn session_with_rules(rules: &[GeneratedRule], revoking: bool) -> Session {
 }
 
 /// Plays what it is told until the call is let through, or a person has it.
-async fn follow_next_steps(rules: &[GeneratedRule], revoking: bool, calls: &[(usize, i64, i64)]) -> (usize, usize) {
+async fn follow_next_steps(
+    rules: &[GeneratedRule],
+    revoking: bool,
+    calls: &[(usize, i64, i64)],
+) -> (usize, usize) {
     let session = session_with_rules(rules, revoking);
     let (mut reached, mut handed_over) = (0, 0);
     for (n, (tool, entity, amount)) in calls.iter().enumerate() {
@@ -65,8 +83,12 @@ async fn follow_next_steps(rules: &[GeneratedRule], revoking: bool, calls: &[(us
         let mut unique = n * 1_000;
         loop {
             unique += 1;
-            let (code, advice) =
-                call_and_next_step(&session, &format!("t{tool}"), json!({"entity": entity, "amount": amount, "n": unique})).await;
+            let (code, advice) = call_and_next_step(
+                &session,
+                &format!("t{tool}"),
+                json!({"entity": entity, "amount": amount, "n": unique}),
+            )
+            .await;
             told.push(format!("t{tool}: {code} {advice:?}"));
             if code == "ok" {
                 reached += usize::from(told.len() > 1);
@@ -80,7 +102,10 @@ async fn follow_next_steps(rules: &[GeneratedRule], revoking: bool, calls: &[(us
             arguments.as_object_mut().unwrap().entry("entity").or_insert(json!(entity));
             let (code, _) = call_and_next_step(&session, &step, arguments).await;
             told.push(format!("  {step}: {code}"));
-            assert_eq!(code, "ok", "a step that was advised was refused: {told:#?}\nunder {rules:#?}");
+            assert_eq!(
+                code, "ok",
+                "a step that was advised was refused: {told:#?}\nunder {rules:#?}"
+            );
             if step == "person" {
                 handed_over += 1;
                 break;
@@ -94,8 +119,15 @@ async fn follow_next_steps(rules: &[GeneratedRule], revoking: bool, calls: &[(us
 #[tokio::test]
 async fn following_next_steps_reaches_call_or_person() {
     let sets = if std::env::var_os("TOOLGATE_SOAK").is_some() { 20_000 } else { 400 };
-    let mut runner = TestRunner::new_with_rng(Config::default(), TestRng::from_seed(RngAlgorithm::ChaCha, &[6; 32]));
-    let strategy = (prop::collection::vec(any_rule(), 1..7), any::<bool>(), prop::collection::vec((0..5usize, 0..3i64, 0..10i64), 1..6));
+    let mut runner = TestRunner::new_with_rng(
+        Config::default(),
+        TestRng::from_seed(RngAlgorithm::ChaCha, &[6; 32]),
+    );
+    let strategy = (
+        prop::collection::vec(any_rule(), 1..7),
+        any::<bool>(),
+        prop::collection::vec((0..5usize, 0..3i64, 0..10i64), 1..6),
+    );
     let (mut reached, mut handed_over) = (0, 0);
     for _ in 0..sets {
         let (rules, revoking, calls) = strategy.new_tree(&mut runner).unwrap().current();

@@ -22,22 +22,37 @@ async fn limits_span_sessions_and_settle_by_effect() {
         "what fails without effect gives it back"
     );
     assert_eq!(call_code(&s, "act", act(499.0, 1)).await, "ok");
-    assert_eq!(call_code(&s, "act", act(499.0, 2)).await, "daily", "two of 499 do not slip under 500");
+    assert_eq!(
+        call_code(&s, "act", act(499.0, 2)).await,
+        "daily",
+        "two of 499 do not slip under 500"
+    );
     assert_eq!(call_code(&s, "act", act(1.0, 1)).await, "once");
-    assert_eq!(call_code(&s, "act", act(-100.0, 3)).await, "invalid_arguments", "a sum does not go down");
+    assert_eq!(
+        call_code(&s, "act", act(-100.0, 3)).await,
+        "invalid_arguments",
+        "a sum does not go down"
+    );
     assert_eq!(call_code(&s, "act", act(1.01, 4)).await, "daily");
     assert_eq!(call_code(&s, "act", act(1.0, 5)).await, "ok");
     assert_eq!(call_code(&s, "act", json!({"entity": 2, "amount": 500, "n": 6})).await, "ok");
-    assert_eq!(call_code(&s, "act", json!({"amount": 1, "n": 7})).await, "invalid_arguments", "whose it is must be said");
+    assert_eq!(
+        call_code(&s, "act", json!({"amount": 1, "n": 7})).await,
+        "invalid_arguments",
+        "whose it is must be said"
+    );
     clock.advance(SignedDuration::from_hours(24));
     assert_eq!(call_code(&s, "act", act(500.0, 8)).await, "ok", "the window slides");
 }
 
 #[tokio::test]
 async fn limit_faults_if_evidence_lacks_owner() {
-    let look = Tool::dynamic("look", "Looks.", json!({"type": "object", "properties": {"entity": {"type": "integer"}}}), |_, _| async {
-        Ok(json!({"found": false}))
-    });
+    let look = Tool::dynamic(
+        "look",
+        "Looks.",
+        json!({"type": "object", "properties": {"entity": {"type": "integer"}}}),
+        |_, _| async { Ok(json!({"found": false})) },
+    );
     let look = look.effect(Effect::Read).entity("entity", "/entity").proves("/owner");
     let proved = EvidenceEntity {
         tool: "look".into(),
@@ -46,10 +61,15 @@ async fn limit_faults_if_evidence_lacks_owner() {
         fallback: Some("/to".into()),
     };
     let rule = Limit::calls("r", ["act"], 5).per(LimitOwner::EvidenceEntity(Box::new(proved)));
-    let (s, _) = start_session(Agent::builder("a").tool(look).tool(tool("act")).policy(rule).build().unwrap());
+    let (s, _) = start_session(
+        Agent::builder("a").tool(look).tool(tool("act")).policy(rule).build().unwrap(),
+    );
     assert_eq!(call_code(&s, "act", json!({"entity": 1, "to": "me"})).await, "ok");
     assert_eq!(call_code(&s, "look", json!({"entity": 1})).await, "ok");
-    assert_eq!(call_code(&s, "act", json!({"entity": 1, "to": "me", "n": 2})).await, "policy_fault");
+    assert_eq!(
+        call_code(&s, "act", json!({"entity": 1, "to": "me", "n": 2})).await,
+        "policy_fault"
+    );
 }
 
 #[tokio::test]
@@ -73,10 +93,16 @@ async fn limit_faults_if_owner_is_no_scalar() {
             },
         );
         let look = look.effect(Effect::Read).entity("entity", "/entity").proves("/owner");
-        let proved =
-            EvidenceEntity { tool: "look".into(), entity: ("entity".into(), "/entity".into()), field: "/owner".into(), fallback: None };
+        let proved = EvidenceEntity {
+            tool: "look".into(),
+            entity: ("entity".into(), "/entity".into()),
+            field: "/owner".into(),
+            fallback: None,
+        };
         let rule = Limit::calls("r", ["act"], 5).per(LimitOwner::EvidenceEntity(Box::new(proved)));
-        let (s, _) = start_session(Agent::builder("a").tool(look).tool(tool("act")).policy(rule).build().unwrap());
+        let (s, _) = start_session(
+            Agent::builder("a").tool(look).tool(tool("act")).policy(rule).build().unwrap(),
+        );
         assert_eq!(call_code(&s, "look", json!({"entity": 1})).await, "ok");
         assert_eq!(call_code(&s, "act", json!({"entity": 1})).await, expected, "{owner}");
     }
@@ -90,16 +116,23 @@ async fn uncountable_amount_is_invalid_argument() {
         Tool::dynamic("pay", "Pays.", schema, |_, _| async { Ok(Value::Null) })
     };
     let limited = |amount: Value| {
-        let limit = Limit::sum("daily", ["pay"], "/amount", 500.into()).currency("/currency").per(LimitOwner::Entity("/to".into()));
+        let limit = Limit::sum("daily", ["pay"], "/amount", 500.into())
+            .currency("/currency")
+            .per(LimitOwner::Entity("/to".into()));
         start_session(Agent::builder("a").tool(pay(amount)).policy(limit).build().unwrap()).0
     };
     let said = async |session: &toolgate::Session, args: Value| {
         let answer = session.call("pay", args).await;
         let error = answer.outcome.error().cloned().unwrap();
-        let fields: Vec<_> = error.errors.iter().map(|e| format!("{} {} got {}", e.path, e.expected, e.got)).collect();
+        let fields: Vec<_> = error
+            .errors
+            .iter()
+            .map(|e| format!("{} {} got {}", e.path, e.expected, e.got))
+            .collect();
         (error.code.to_string(), error.category, fields.join("; "))
     };
-    let invalid = |field: String| ("invalid_arguments".to_owned(), ErrorCategory::Validation, field);
+    let invalid =
+        |field: String| ("invalid_arguments".to_owned(), ErrorCategory::Validation, field);
     // Nothing is said of its kind, or a number is one of them: the model can send one.
     for schema in [json!({}), json!({"type": ["number", "string", "null"]})] {
         let s = limited(schema);
@@ -109,20 +142,39 @@ async fn uncountable_amount_is_invalid_argument() {
             (json!({"amount": "5", "currency": "EUR", "to": "a"}), "\"5\""),
             (json!({"amount": null, "currency": "EUR", "to": "a"}), "null"),
         ] {
-            assert_eq!(said(&s, args).await, invalid(format!("/amount {AMOUNT_EXPECTATION} got {got}")));
+            assert_eq!(
+                said(&s, args).await,
+                invalid(format!("/amount {AMOUNT_EXPECTATION} got {got}"))
+            );
         }
         let long = json!({"amount": serde_json::from_str::<Value>("1e40").unwrap(), "currency": "EUR", "to": "a"});
         assert_eq!(said(&s, long).await.0, "invalid_arguments", "more digits than can be added up");
-        assert_eq!(said(&s, json!({"amount": 1, "to": "a"})).await, invalid("/currency given got nothing".to_owned()));
-        assert_eq!(said(&s, json!({"amount": 1, "currency": "EUR"})).await, invalid("/to given got nothing".to_owned()));
-        assert_eq!(said(&s, json!({"amount": 1, "currency": "", "to": "a"})).await, invalid("/currency given got \"\"".to_owned()));
-        assert_eq!(said(&s, json!({"amount": 1, "currency": "EUR", "to": ""})).await, invalid("/to given got \"\"".to_owned()));
-        assert_eq!(call_code(&s, "pay", json!({"amount": 1, "currency": "EUR", "to": "a"})).await, "ok");
+        assert_eq!(
+            said(&s, json!({"amount": 1, "to": "a"})).await,
+            invalid("/currency given got nothing".to_owned())
+        );
+        assert_eq!(
+            said(&s, json!({"amount": 1, "currency": "EUR"})).await,
+            invalid("/to given got nothing".to_owned())
+        );
+        assert_eq!(
+            said(&s, json!({"amount": 1, "currency": "", "to": "a"})).await,
+            invalid("/currency given got \"\"".to_owned())
+        );
+        assert_eq!(
+            said(&s, json!({"amount": 1, "currency": "EUR", "to": ""})).await,
+            invalid("/to given got \"\"".to_owned())
+        );
+        assert_eq!(
+            call_code(&s, "pay", json!({"amount": 1, "currency": "EUR", "to": "a"})).await,
+            "ok"
+        );
     }
     // Where the tool takes nothing but text, no model can help it: the rule does not load.
     for kind in [json!({"type": "string"}), json!({"type": ["string", "null"]})] {
         let limit = Limit::sum("daily", ["pay"], "/amount", 500.into());
-        let wrong = Agent::builder("a").tool(pay(kind)).policy(limit).build().unwrap_err().to_string();
+        let wrong =
+            Agent::builder("a").tool(pay(kind)).policy(limit).build().unwrap_err().to_string();
         assert!(wrong.contains("`/amount` of `pay` is never a number"), "{wrong}");
     }
     // What is secret is not shown.
@@ -139,13 +191,23 @@ async fn currency_spellings_share_one_counter() {
     let pay = Tool::dynamic("pay", "Pays.", schema, |_, _| async { Ok(Value::Null) });
     let limit = Limit::sum("sum", ["pay"], "/amount", 100.into()).currency("/currency");
     let (s, _) = start_session(Agent::builder("a").tool(pay).policy(limit).build().unwrap());
-    for (amount, currency, expected) in
-        [(60, "EUR", "ok"), (60, "eur", "sum"), (60, " Eur ", "sum"), (60, "USD", "ok"), (40, "eur", "ok"), (1, "EUR", "sum")]
-    {
-        assert_eq!(call_code(&s, "pay", json!({"amount": amount, "currency": currency})).await, expected, "{amount} {currency}");
+    for (amount, currency, expected) in [
+        (60, "EUR", "ok"),
+        (60, "eur", "sum"),
+        (60, " Eur ", "sum"),
+        (60, "USD", "ok"),
+        (40, "eur", "ok"),
+        (1, "EUR", "sum"),
+    ] {
+        assert_eq!(
+            call_code(&s, "pay", json!({"amount": amount, "currency": currency})).await,
+            expected,
+            "{amount} {currency}"
+        );
     }
     // Nothing is no purse of its own.
-    let schema = json!({"type": "object", "properties": {"amount": {"type": "number"}, "currency": {}}});
+    let schema =
+        json!({"type": "object", "properties": {"amount": {"type": "number"}, "currency": {}}});
     let pay = Tool::dynamic("pay", "Pays.", schema, |_, _| async { Ok(Value::Null) });
     let limit = Limit::sum("sum", ["pay"], "/amount", 500.into()).currency("/currency");
     let (s, _) = start_session(Agent::builder("a").tool(pay).policy(limit).build().unwrap());
@@ -156,25 +218,46 @@ async fn currency_spellings_share_one_counter() {
         (json!(" "), "invalid_arguments"),
         (json!("usd"), "sum"),
     ] {
-        assert_eq!(call_code(&s, "pay", json!({"amount": 500, "currency": currency})).await, expected, "{currency}");
+        assert_eq!(
+            call_code(&s, "pay", json!({"amount": 500, "currency": currency})).await,
+            expected,
+            "{currency}"
+        );
     }
 }
 
 #[tokio::test]
 async fn observed_limit_never_refuses() {
-    let (s, _) = start_session(agent(|a| a.policy(observe(Limit::sum("huge", ["act"], "/amount", 1.into())))));
+    let (s, _) = start_session(agent(|a| {
+        a.policy(observe(Limit::sum("huge", ["act"], "/amount", 1.into())))
+    }));
     for n in 0..3 {
-        assert_eq!(call_code(&s, "act", json!({"amount": 70_000_000_000_000_000_000_000_000_000_f64, "n": n})).await, "ok");
+        assert_eq!(
+            call_code(
+                &s,
+                "act",
+                json!({"amount": 70_000_000_000_000_000_000_000_000_000_f64, "n": n})
+            )
+            .await,
+            "ok"
+        );
     }
 }
 
 #[tokio::test]
 async fn exhausted_limit_does_not_withhold_replay() {
-    let proved =
-        EvidenceEntity { tool: "look".into(), entity: ("entity".into(), "/entity".into()), field: "/owner".into(), fallback: None };
-    let look = Tool::dynamic("look", "Looks.", json!({"type": "object", "properties": {"entity": {"type": "integer"}}}), |_, _| async {
-        Ok(json!({"owner": "al"}))
-    });
+    let proved = EvidenceEntity {
+        tool: "look".into(),
+        entity: ("entity".into(), "/entity".into()),
+        field: "/owner".into(),
+        fallback: None,
+    };
+    let look = Tool::dynamic(
+        "look",
+        "Looks.",
+        json!({"type": "object", "properties": {"entity": {"type": "integer"}}}),
+        |_, _| async { Ok(json!({"owner": "al"})) },
+    );
     let look = look.effect(Effect::Read).entity("entity", "/entity").proves("/owner");
     let rule = Limit::calls("r", ["act"], 5).per(LimitOwner::EvidenceEntity(Box::new(proved)));
     let agent = Agent::builder("a").tool(look).tool(tool("act")).policy(rule).build().unwrap();
@@ -183,7 +266,10 @@ async fn exhausted_limit_does_not_withhold_replay() {
         let session = gate.session("a", "alice", session);
         gate.call(session.prepare("act", json!({"entity": 1})).idempotency_key("k")).await
     };
-    assert_eq!(call_code(&gate.session("a", "alice", "s"), "look", json!({"entity": 1})).await, "ok");
+    assert_eq!(
+        call_code(&gate.session("a", "alice", "s"), "look", json!({"entity": 1})).await,
+        "ok"
+    );
     assert!(act("s").await.outcome.success().is_some());
     // Whose limit it is, nothing says in the other session.
     let again = act("other").await;

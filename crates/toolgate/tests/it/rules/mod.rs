@@ -58,7 +58,14 @@ pub(crate) async fn call_code(session: &toolgate::Session, name: &str, args: Val
 
 pub(crate) fn start_session(agent: Agent) -> (toolgate::Session, Arc<ManualClock>) {
     let clock = Arc::new(ManualClock::at(Timestamp::from_second(1_800_000_000).unwrap()));
-    (crate::support::runtime_builder().agent(agent).clock(clock.clone()).build_checked().session("a", "alice", "s"), clock)
+    (
+        crate::support::runtime_builder()
+            .agent(agent)
+            .clock(clock.clone())
+            .build_checked()
+            .session("a", "alice", "s"),
+        clock,
+    )
 }
 
 #[tokio::test]
@@ -72,41 +79,72 @@ async fn require_checks_entity_field_and_age() {
     let refused = s.call("act", json!({"entity": 1})).await;
     let error = refused.outcome.error().unwrap();
     assert_eq!(error.code, "not_verified");
-    assert_eq!(error.next.as_ref().map(|n| (n.tool.as_str(), &n.arguments)), Some(("proof", &json!({"entity": 1}))));
+    assert_eq!(
+        error.next.as_ref().map(|n| (n.tool.as_str(), &n.arguments)),
+        Some(("proof", &json!({"entity": 1})))
+    );
     assert_eq!(call_code(&s, "proof", json!({"entity": 2, "ok": true})).await, "ok");
-    assert_eq!(call_code(&s, "act", json!({"entity": 1, "n": 1})).await, "not_verified", "another entity");
+    assert_eq!(
+        call_code(&s, "act", json!({"entity": 1, "n": 1})).await,
+        "not_verified",
+        "another entity"
+    );
     assert_eq!(call_code(&s, "check", json!({"entity": 1, "ok": false})).await, "ok");
-    assert_eq!(call_code(&s, "act", json!({"entity": 1, "n": 2})).await, "not_verified", "another answer");
+    assert_eq!(
+        call_code(&s, "act", json!({"entity": 1, "n": 2})).await,
+        "not_verified",
+        "another answer"
+    );
     assert_eq!(call_code(&s, "check", json!({"entity": 1, "ok": true})).await, "ok");
-    assert_eq!(call_code(&s, "act", json!({"entity": 1, "n": 3})).await, "ok", "either tool will do");
+    assert_eq!(
+        call_code(&s, "act", json!({"entity": 1, "n": 3})).await,
+        "ok",
+        "either tool will do"
+    );
     clock.advance(SignedDuration::from_mins(15));
     assert_eq!(call_code(&s, "act", json!({"entity": 1, "n": 4})).await, "ok");
     clock.advance(SignedDuration::from_secs(1));
     assert_eq!(call_code(&s, "act", json!({"entity": 1, "n": 5})).await, "not_verified", "too old");
     assert_eq!(call_code(&s, "check", json!({"entity": 1, "ok": true, "n": 2})).await, "ok");
     assert_eq!(call_code(&s, "check", json!({"entity": 1, "ok": false, "n": 3})).await, "ok");
-    assert_eq!(call_code(&s, "act", json!({"entity": 1, "n": 6})).await, "not_verified", "the latest answer counts");
+    assert_eq!(
+        call_code(&s, "act", json!({"entity": 1, "n": 6})).await,
+        "not_verified",
+        "the latest answer counts"
+    );
     assert_eq!(call_code(&s, "act", json!({"n": 7})).await, "policy_fault", "nothing to compare");
 }
 
 #[tokio::test]
 async fn null_entities_do_not_match() {
-    let schema = || json!({"type": "object", "properties": {"owner": {"type": ["string", "null"]}}});
-    let look = Tool::dynamic("look", "Looks.", schema(), |_, args: Value| async move { Ok(json!({"owner": args["owner"]})) });
+    let schema =
+        || json!({"type": "object", "properties": {"owner": {"type": ["string", "null"]}}});
+    let look = Tool::dynamic("look", "Looks.", schema(), |_, args: Value| async move {
+        Ok(json!({"owner": args["owner"]}))
+    });
     let act = Tool::dynamic("act", "Acts.", schema(), |_, _| async { Ok(Value::Null) });
     let rule = Require::new("owned", ["act"], ["look"]).field_is_argument("/owner", "/owner");
-    let agent = Agent::builder("a").tool(look.effect(Effect::Read).proves("/owner")).tool(act).policy(rule);
+    let agent =
+        Agent::builder("a").tool(look.effect(Effect::Read).proves("/owner")).tool(act).policy(rule);
     let (s, _) = start_session(agent.build().unwrap());
     for (owner, expected) in [(json!("ann"), "ok"), (json!(null), "prerequisite_missing")] {
         assert_eq!(call_code(&s, "look", json!({ "owner": owner.clone() })).await, "ok");
-        assert_eq!(call_code(&s, "act", json!({ "owner": owner.clone() })).await, expected, "{owner}");
+        assert_eq!(
+            call_code(&s, "act", json!({ "owner": owner.clone() })).await,
+            expected,
+            "{owner}"
+        );
     }
 }
 
 #[tokio::test]
 async fn evidence_can_be_revoked() {
-    let rule = |name: &str, source: &'static str| Require::new(name, ["act"], [source]).same("entity", "/entity").code(name);
-    let (s, _) = start_session(agent(|a| a.policy(rule("logged_in", "proof")).policy(rule("checked", "check"))));
+    let rule = |name: &str, source: &'static str| {
+        Require::new(name, ["act"], [source]).same("entity", "/entity").code(name)
+    };
+    let (s, _) = start_session(agent(|a| {
+        a.policy(rule("logged_in", "proof")).policy(rule("checked", "check"))
+    }));
     for (n, (name, entity, expected)) in [
         ("proof", 1, "ok"),
         ("check", 1, "ok"),
@@ -126,7 +164,11 @@ async fn evidence_can_be_revoked() {
     .into_iter()
     .enumerate()
     {
-        assert_eq!(call_code(&s, name, json!({"entity": entity, "n": n})).await, expected, "step {n}: {name} {entity}");
+        assert_eq!(
+            call_code(&s, name, json!({"entity": entity, "n": n})).await,
+            expected,
+            "step {n}: {name} {entity}"
+        );
     }
     // Without saying about what, everything is forgotten.
     assert_eq!(call_code(&s, "forget", json!({"n": 100})).await, "ok");
@@ -139,8 +181,15 @@ async fn evidence_can_be_revoked() {
     // A logout that provably did not happen has not happened.
     assert_eq!(call_code(&s, "logout", json!({"fail": true})).await, "failed");
     assert_eq!(call_code(&s, "act", json!({"entity": 1, "n": 99})).await, "ok");
-    let wrong = Agent::builder("a").tool(tool("logout").open().revokes("gone").revokes_about("logout", "nobody")).build().unwrap_err();
-    assert!(wrong.to_string().contains("`gone`, which is no tool") && wrong.to_string().contains("about `nobody`"), "{wrong}");
+    let wrong = Agent::builder("a")
+        .tool(tool("logout").open().revokes("gone").revokes_about("logout", "nobody"))
+        .build()
+        .unwrap_err();
+    assert!(
+        wrong.to_string().contains("`gone`, which is no tool")
+            && wrong.to_string().contains("about `nobody`"),
+        "{wrong}"
+    );
 }
 
 #[tokio::test]
@@ -158,7 +207,10 @@ async fn reported_evidence_counts_only_with_accept_reported() {
         );
         let gate_pass = s.admit("client", json!({})).await.ok().unwrap();
         s.report(&gate_pass, Ok(json!("done"))).await;
-        assert_eq!(call_code(&s, "act", json!({})).await, if accepts { "ok" } else { "prerequisite_missing" });
+        assert_eq!(
+            call_code(&s, "act", json!({})).await,
+            if accepts { "ok" } else { "prerequisite_missing" }
+        );
     }
 }
 
@@ -179,7 +231,9 @@ async fn conditions_compare_exactly_and_missing_values_deny() {
     ];
     for (condition, args, expected) in cases {
         let shown = format!("{condition:?} {args}");
-        let (s, _) = start_session(agent(|a| a.policy(Deny::new("rule", ["act"]).when("/amount", condition))));
+        let (s, _) = start_session(agent(|a| {
+            a.policy(Deny::new("rule", ["act"]).when("/amount", condition))
+        }));
         assert_eq!(call_code(&s, "act", args).await, expected, "{shown}");
     }
     let text: Vec<(Condition, &str, &str)> = vec![
@@ -189,7 +243,8 @@ async fn conditions_compare_exactly_and_missing_values_deny() {
         (Condition::matches("^/etc/").unwrap(), "/home/etc/", "ok"),
     ];
     for (condition, to, expected) in text {
-        let (s, _) = start_session(agent(|a| a.policy(Deny::new("rule", ["act"]).when("/to", condition))));
+        let (s, _) =
+            start_session(agent(|a| a.policy(Deny::new("rule", ["act"]).when("/to", condition))));
         assert_eq!(call_code(&s, "act", json!({ "to": to })).await, expected, "{to}");
     }
     // All conditions together, and what the model reads.
@@ -202,8 +257,15 @@ async fn conditions_compare_exactly_and_missing_values_deny() {
     assert_eq!(call_code(&s, "act", json!({"amount": 6, "pin": 1})).await, "ok");
     let refused = s.call("act", json!({"amount": 6, "pin": 7711})).await;
     let error = refused.outcome.error().unwrap();
-    assert_eq!((error.category, error.retryable, error.redirect_tool.as_deref()), (ErrorCategory::Permission, false, Some("other")));
-    let got: Vec<_> = error.errors.iter().map(|e| (e.path.as_str(), e.expected.as_str(), e.got.as_str())).collect();
+    assert_eq!(
+        (error.category, error.retryable, error.redirect_tool.as_deref()),
+        (ErrorCategory::Permission, false, Some("other"))
+    );
+    let got: Vec<_> = error
+        .errors
+        .iter()
+        .map(|e| (e.path.as_str(), e.expected.as_str(), e.got.as_str()))
+        .collect();
     assert_eq!(got, [("/amount", "at most 5", "6"), ("/pin", "at most 1", "(hidden)")]);
 }
 
@@ -223,9 +285,14 @@ async fn value_of_unlisted_type_is_policy_fault() {
     for (listed, value, expected) in cases {
         let schema = json!({"type": "object", "properties": {"to": {}}});
         let act = Tool::dynamic("act", "Acts.", schema, |_, _| async { Ok(Value::Null) });
-        let rule = Deny::new("rule", ["act"]).when("/to", Condition::one_of(listed.as_array().cloned().unwrap_or_default()));
+        let rule = Deny::new("rule", ["act"])
+            .when("/to", Condition::one_of(listed.as_array().cloned().unwrap_or_default()));
         let (s, _) = start_session(Agent::builder("a").tool(act).policy(rule).build().unwrap());
-        assert_eq!(call_code(&s, "act", json!({ "to": value.clone() })).await, expected, "{value} in {listed}");
+        assert_eq!(
+            call_code(&s, "act", json!({ "to": value.clone() })).await,
+            expected,
+            "{value} in {listed}"
+        );
     }
 }
 
@@ -236,7 +303,9 @@ async fn type_mismatch_counts_only_if_other_conditions_match() {
         let schema = json!({"type": "object", "properties": {"stage": {}, "verb": {}}});
         let act = Tool::dynamic("act", "Acts.", schema, |_, _| async { Ok(Value::Null) });
         let wanted = |path: &str| if path == "/stage" { is("prod") } else { is("drop") };
-        let rule = order.iter().fold(Deny::new("rule", ["act"]), |rule, path| rule.when(*path, wanted(path)));
+        let rule = order
+            .iter()
+            .fold(Deny::new("rule", ["act"]), |rule, path| rule.when(*path, wanted(path)));
         let (s, _) = start_session(Agent::builder("a").tool(act).policy(rule).build().unwrap());
         for (stage, verb, expected) in [
             (json!(null), "list", "ok"),
@@ -245,7 +314,11 @@ async fn type_mismatch_counts_only_if_other_conditions_match() {
             (json!("prod"), "drop", "rule"),
             (json!("test"), "drop", "ok"),
         ] {
-            assert_eq!(call_code(&s, "act", json!({"stage": stage.clone(), "verb": verb})).await, expected, "{order:?}: {stage} {verb}");
+            assert_eq!(
+                call_code(&s, "act", json!({"stage": stage.clone(), "verb": verb})).await,
+                expected,
+                "{order:?}: {stage} {verb}"
+            );
         }
     }
 }
@@ -253,7 +326,11 @@ async fn type_mismatch_counts_only_if_other_conditions_match() {
 #[tokio::test]
 async fn ask_rule_requires_approval() {
     let (s, _) = start_session(agent(|a| {
-        a.policy(Deny::ask("large", ["act"]).when("/amount", Condition::Above(100.into())).reason("large amounts need a person"))
+        a.policy(
+            Deny::ask("large", ["act"])
+                .when("/amount", Condition::Above(100.into()))
+                .reason("large amounts need a person"),
+        )
     }));
     assert_eq!(call_code(&s, "act", json!({"amount": 100})).await, "ok");
     assert_eq!(call_code(&s, "act", json!({"amount": 101})).await, "approval_required");
@@ -263,11 +340,23 @@ async fn ask_rule_requires_approval() {
 fn rules_with_unknown_names_do_not_load() {
     let error = Agent::builder("a")
         .tool(tool("act"))
-        .tool(Tool::dynamic("plain", "Plain.", json!({"type": "object"}), |_, args| async move { Ok(args) }).effect(Effect::Read))
+        .tool(
+            Tool::dynamic("plain", "Plain.", json!({"type": "object"}), |_, args| async move {
+                Ok(args)
+            })
+            .effect(Effect::Read),
+        )
         .policy(Deny::new("typo", ["atc"]))
         .policy(Deny::new("argument", ["act"]).when("/amont", Condition::Above(1.into())))
-        .policy(Limit::sum("limit", ["act"], "/amuont", 1.into()).per(LimitOwner::Entity("/entty".into())))
-        .policy(Require::new("require", ["act"], ["plain", "gone"]).same("customer", "/customer").field("/active", json!(true)))
+        .policy(
+            Limit::sum("limit", ["act"], "/amuont", 1.into())
+                .per(LimitOwner::Entity("/entty".into())),
+        )
+        .policy(
+            Require::new("require", ["act"], ["plain", "gone"])
+                .same("customer", "/customer")
+                .field("/active", json!(true)),
+        )
         .policy(Sequence::new("sequence").after("act", ["verfy"]))
         .build()
         .unwrap_err();
@@ -315,7 +404,11 @@ async fn wildcard_condition_checks_every_item() {
     for (amounts, expected) in [(vec![1, 2], "ok"), (vec![1, 600], "cap"), (vec![], "cap")] {
         assert_eq!(call_code(&s, "pay", lines(&amounts)).await, expected, "{amounts:?}");
     }
-    assert_eq!(call_code(&s, "pay", json!({"lines": [{"amount": 1}, {}]})).await, "cap", "an item that hides its amount");
+    assert_eq!(
+        call_code(&s, "pay", json!({"lines": [{"amount": 1}, {}]})).await,
+        "cap",
+        "an item that hides its amount"
+    );
     assert_eq!(call_code(&s, "pay", json!({})).await, "cap");
     let limit = Limit::sum("sum", ["pay"], "/lines/*/amount", 500.into());
     let s = crate::support::runtime_builder()
@@ -324,23 +417,43 @@ async fn wildcard_condition_checks_every_item() {
         .session("a", "p", "s");
     assert_eq!(call_code(&s, "pay", lines(&[300, 201])).await, "sum");
     assert_eq!(call_code(&s, "pay", lines(&[700, -300])).await, "invalid_arguments");
-    assert_eq!(call_code(&s, "pay", json!({"lines": [{"amount": 1}, {}]})).await, "invalid_arguments");
+    assert_eq!(
+        call_code(&s, "pay", json!({"lines": [{"amount": 1}, {}]})).await,
+        "invalid_arguments"
+    );
     assert_eq!(call_code(&s, "pay", lines(&[300, 200])).await, "ok");
     let wrong = Agent::builder("a")
         .tool(pay())
-        .policy(Limit::calls("l", ["pay"], 1).per(LimitOwner::Entity("/lines/*/amount".into())).redirect("gone"))
+        .policy(
+            Limit::calls("l", ["pay"], 1)
+                .per(LimitOwner::Entity("/lines/*/amount".into()))
+                .redirect("gone"),
+        )
         .build()
         .unwrap_err();
-    assert!(wrong.to_string().contains("names more than one value") && wrong.to_string().contains("redirects to `gone`"), "{wrong}");
+    assert!(
+        wrong.to_string().contains("names more than one value")
+            && wrong.to_string().contains("redirects to `gone`"),
+        "{wrong}"
+    );
 }
 
 #[tokio::test]
 async fn revocation_covers_every_entity_of_evidence() {
-    // Proved twice about one customer, each time with another order: taking away the customer takes both.
+    // Proved twice about one customer, each time with another order: taking away the customer takes
+    // both.
     let verify = tool("verify").effect(Effect::Read).entity("order", "/n");
     let logout = tool("end").open().revokes_about("verify", "entity");
     let rule = Require::new("r", ["act"], ["verify"]).same("order", "/n");
-    let (s, _) = start_session(Agent::builder("a").tool(verify).tool(logout).tool(tool("act")).policy(rule).build().unwrap());
+    let (s, _) = start_session(
+        Agent::builder("a")
+            .tool(verify)
+            .tool(logout)
+            .tool(tool("act"))
+            .policy(rule)
+            .build()
+            .unwrap(),
+    );
     assert_eq!(call_code(&s, "verify", json!({"entity": 1, "n": 10})).await, "ok");
     assert_eq!(call_code(&s, "verify", json!({"entity": 1, "n": 11})).await, "ok");
     assert_eq!(call_code(&s, "verify", json!({"entity": 2, "n": 12})).await, "ok");
@@ -363,20 +476,30 @@ async fn policies_are_notified_of_revocations() {
         fn governs(&self, _: &toolgate::ToolSpec) -> bool {
             false
         }
-        fn check(&self, _: &toolgate::policy::PolicyInput<'_>) -> Result<toolgate::policy::Verdict, toolgate::policy::PolicyError> {
+        fn check(
+            &self,
+            _: &toolgate::policy::PolicyInput<'_>,
+        ) -> Result<toolgate::policy::Verdict, toolgate::policy::PolicyError> {
             Ok(toolgate::policy::Verdict::allow())
         }
         fn on_result(
             &self,
             done: &toolgate::policy::SuccessfulCall<'_>,
-        ) -> Result<Vec<toolgate::session::state::NamedChange>, toolgate::policy::PolicyError> {
-            let lines =
-                done.revoked.iter().map(|r| format!("{} {:?}", r.tool, r.about.as_ref().map(|(name, value)| format!("{name} {value}"))));
+        ) -> Result<Vec<toolgate::session::state::NamedChange>, toolgate::policy::PolicyError>
+        {
+            let lines = done.revoked.iter().map(|r| {
+                format!(
+                    "{} {:?}",
+                    r.tool,
+                    r.about.as_ref().map(|(name, value)| format!("{name} {value}"))
+                )
+            });
             self.0.lock().unwrap().extend(lines);
             Ok(Vec::new())
         }
     }
-    static REVOCATION_RECORDER: RevocationRecorder = RevocationRecorder(std::sync::Mutex::new(Vec::new()));
+    static REVOCATION_RECORDER: RevocationRecorder =
+        RevocationRecorder(std::sync::Mutex::new(Vec::new()));
     let (s, _) = start_session(agent(|a| a.policy(&REVOCATION_RECORDER)));
     for name in ["proof", "forget", "logout"] {
         assert_eq!(call_code(&s, name, json!({"entity": 1})).await, "ok");

@@ -1,5 +1,5 @@
-//! What each rule means, said as plainly as can be: every question is answered by going through the whole
-//! history again. Slow, and obviously right. The rule engine must never differ from it.
+//! What each rule means, said as plainly as can be: every question is answered by going through the
+//! whole history again. Slow, and obviously right. The rule engine must never differ from it.
 
 use jiff::{SignedDuration, Timestamp};
 use rust_decimal::Decimal;
@@ -52,7 +52,8 @@ pub(crate) enum RuleModel {
     After(&'static str),
     /// In CEL: the amount is above this, or the entity is that one.
     When(i64, u8),
-    /// What `page` brought in stays out of `to`, unless `contacts` says it as well; strictly: only what `contacts` says.
+    /// What `page` brought in stays out of `to`, unless `contacts` says it as well; strictly: only
+    /// what `contacts` says.
     Flow {
         strict: bool,
     },
@@ -66,28 +67,42 @@ pub(crate) enum RuleModel {
 }
 
 /// What becomes of a call: `None` is yes.
-pub(crate) fn expected_denial(rules: &[(String, RuleModel)], history: &[PastCall], call: &PastCall) -> Option<String> {
+pub(crate) fn expected_denial(
+    rules: &[(String, RuleModel)],
+    history: &[PastCall],
+    call: &PastCall,
+) -> Option<String> {
     // Denials first, then questions, then limits: each in the order of the rules.
     let first = |wanted: fn(&RuleModel) -> u8, level: u8| {
-        rules.iter().filter(|(_, m)| wanted(m) == level).find(|(_, m)| is_denied_by(m, history, call)).map(|(name, _)| name.clone())
+        rules
+            .iter()
+            .filter(|(_, m)| wanted(m) == level)
+            .find(|(_, m)| is_denied_by(m, history, call))
+            .map(|(name, _)| name.clone())
     };
     let level = |m: &RuleModel| match m {
         RuleModel::AskBelow(_) => 1,
         RuleModel::Calls { .. } | RuleModel::Sum { .. } | RuleModel::OwnerCalls { .. } => 2,
         _ => 0,
     };
-    first(level, 0).or_else(|| first(level, 1).map(|_| "approval_required".to_owned())).or_else(|| first(level, 2))
+    first(level, 0)
+        .or_else(|| first(level, 1).map(|_| "approval_required".to_owned()))
+        .or_else(|| first(level, 2))
 }
 
-/// The latest success of a tool in the session, unless it was taken away since: `logout` takes away all that
-/// `proof` proved, `forget` what `check` proved about its entity.
+/// The latest success of a tool in the session, unless it was taken away since: `logout` takes away
+/// all that `proof` proved, `forget` what `check` proved about its entity.
 fn latest_success<'h>(
     history: &'h [PastCall],
     in_session: &dyn Fn(&&PastCall) -> bool,
     tool: &str,
     wanted: impl Fn(&PastCall) -> bool,
 ) -> Option<&'h PastCall> {
-    let (index, found) = history.iter().enumerate().rev().find(|(_, p)| in_session(p) && p.tool == tool && wanted(p))?;
+    let (index, found) = history
+        .iter()
+        .enumerate()
+        .rev()
+        .find(|(_, p)| in_session(p) && p.tool == tool && wanted(p))?;
     let later = || history.iter().skip(index + 1).filter(in_session);
     let revoked = match tool {
         "proof" => later().any(|p| p.tool == "logout"),
@@ -103,10 +118,13 @@ fn limit_owner(history: &[PastCall], call: &PastCall) -> (bool, u8) {
     proof.map_or((false, call.entity), |p| (true, p.entity % 2))
 }
 
-/// Whether `page` has said a value in this session, and whether `contacts` has, before the model had written it.
+/// Whether `page` has said a value in this session, and whether `contacts` has, before the model
+/// had written it.
 fn value_sources(history: &[PastCall], call: &PastCall) -> (bool, bool) {
     let (mut by_page, mut by_contacts, mut written) = (false, false, false);
-    for p in history.iter().filter(|p| p.principal == call.principal && p.session == call.session && p.entity == call.entity) {
+    for p in history.iter().filter(|p| {
+        p.principal == call.principal && p.session == call.session && p.entity == call.entity
+    }) {
         match p.tool {
             "page" => by_page = true,
             "contacts" => by_contacts |= !written,
@@ -119,7 +137,9 @@ fn value_sources(history: &[PastCall], call: &PastCall) -> (bool, bool) {
 
 fn is_denied_by(rule: &RuleModel, history: &[PastCall], call: &PastCall) -> bool {
     let in_session = |p: &&PastCall| p.principal == call.principal && p.session == call.session;
-    let in_window = |p: &&PastCall, window: Option<i64>| window.is_none_or(|w| call.at.duration_since(p.at) < SignedDuration::from_secs(w));
+    let in_window = |p: &&PastCall, window: Option<i64>| {
+        window.is_none_or(|w| call.at.duration_since(p.at) < SignedDuration::from_secs(w))
+    };
     let of = |p: &&PastCall, whose: LimitScope| match whose {
         LimitScope::Session => in_session(p),
         LimitScope::Principal => p.principal == call.principal,
@@ -128,22 +148,34 @@ fn is_denied_by(rule: &RuleModel, history: &[PastCall], call: &PastCall) -> bool
     let governed = |p: &&PastCall| p.tool == "act" || p.tool == "other";
     match rule {
         RuleModel::Require { any_of, same, ok, within } => !any_of.iter().any(|tool| {
-            // The latest success of the tool, about the same entity where the rule says so, is what counts.
-            let latest = latest_success(history, &in_session, tool, |p| !same || p.entity == call.entity);
-            latest.is_some_and(|p| (!ok || p.ok) && within.is_none_or(|w| call.at.duration_since(p.at) <= SignedDuration::from_secs(w)))
+            // The latest success of the tool, about the same entity where the rule says so, is what
+            // counts.
+            let latest =
+                latest_success(history, &in_session, tool, |p| !same || p.entity == call.entity);
+            latest.is_some_and(|p| {
+                (!ok || p.ok)
+                    && within.is_none_or(|w| {
+                        call.at.duration_since(p.at) <= SignedDuration::from_secs(w)
+                    })
+            })
         }),
         RuleModel::DenyAbove(limit) => call.amount > *limit,
         RuleModel::DenyEntity(entity) => call.entity == *entity,
         RuleModel::AskBelow(limit) => call.amount < *limit,
         RuleModel::Calls { most, whose, window } => {
-            let made = history.iter().filter(|p| governed(p) && of(p, *whose) && in_window(p, *window)).count();
+            let made = history
+                .iter()
+                .filter(|p| governed(p) && of(p, *whose) && in_window(p, *window))
+                .count();
             made as u64 + 1 > *most
         }
         RuleModel::Sum { most, whose, window, by_currency } => {
             let same_currency = |p: &&PastCall| !by_currency || p.currency == call.currency;
             let sum: i64 = history
                 .iter()
-                .filter(|p| governed(p) && of(p, *whose) && in_window(p, *window) && same_currency(p))
+                .filter(|p| {
+                    governed(p) && of(p, *whose) && in_window(p, *window) && same_currency(p)
+                })
                 .map(|p| p.amount)
                 .sum();
             Decimal::from(sum + call.amount) > Decimal::from(*most)
@@ -155,8 +187,13 @@ fn is_denied_by(rule: &RuleModel, history: &[PastCall], call: &PastCall) -> bool
         }
         RuleModel::OwnerCalls { most, window } => {
             let whose = limit_owner(history, call);
-            let counted = history.iter().enumerate().filter(|(_, p)| governed(p) && in_window(p, *window));
-            let made = counted.filter(|(index, p)| history.get(..*index).is_some_and(|before| limit_owner(before, p) == whose)).count();
+            let counted =
+                history.iter().enumerate().filter(|(_, p)| governed(p) && in_window(p, *window));
+            let made = counted
+                .filter(|(index, p)| {
+                    history.get(..*index).is_some_and(|before| limit_owner(before, p) == whose)
+                })
+                .count();
             made as u64 + 1 > *most
         }
         RuleModel::Observed(_) => false,

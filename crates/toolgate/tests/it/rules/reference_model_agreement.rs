@@ -7,35 +7,56 @@ use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 use serde_json::json;
-use toolgate::policy::{Condition, Deny, EvidenceEntity, Flow, Limit, LimitOwner, Policy, Require, Sequence, observe};
+use toolgate::policy::{
+    Condition, Deny, EvidenceEntity, Flow, Limit, LimitOwner, Policy, Require, Sequence, observe,
+};
 use toolgate::{AgentBuilder, ManualClock};
 
 use super::{account, agent};
 use crate::rules::reference_model::{LimitScope, PastCall, RuleModel, expected_denial};
 use crate::support::BuildWithReplayCheck;
 
-const TOOL_NAMES: [&str; 8] = ["proof", "check", "act", "other", "logout", "forget", "page", "contacts"];
+const TOOL_NAMES: [&str; 8] =
+    ["proof", "check", "act", "other", "logout", "forget", "page", "contacts"];
 
 fn any_rule() -> impl Strategy<Value = RuleModel> {
     prop_oneof![8 => any_enforced(), 1 => any_enforced().prop_map(|rule| RuleModel::Observed(Box::new(rule)))]
 }
 
 fn any_enforced() -> impl Strategy<Value = RuleModel> {
-    let whose = || prop::sample::select(vec![LimitScope::Session, LimitScope::Principal, LimitScope::Entity]);
+    let whose = || {
+        prop::sample::select(vec![LimitScope::Session, LimitScope::Principal, LimitScope::Entity])
+    };
     let window = || prop::option::of(1..200i64);
     prop_oneof![
-        (prop::sample::subsequence(vec!["proof", "check"], 1..=2), any::<bool>(), any::<bool>(), window())
-            .prop_map(|(any_of, same, ok, within)| RuleModel::Require { any_of, same, ok, within }),
+        (
+            prop::sample::subsequence(vec!["proof", "check"], 1..=2),
+            any::<bool>(),
+            any::<bool>(),
+            window()
+        )
+            .prop_map(|(any_of, same, ok, within)| RuleModel::Require {
+                any_of,
+                same,
+                ok,
+                within
+            }),
         (0..30i64).prop_map(RuleModel::DenyAbove),
         (0..3u8).prop_map(RuleModel::DenyEntity),
         (0..10i64).prop_map(RuleModel::AskBelow),
-        (0..4u64, whose(), window()).prop_map(|(most, whose, window)| RuleModel::Calls { most, whose, window }),
-        (0..60i64, whose(), window(), any::<bool>()).prop_map(|(most, whose, window, by_currency)| RuleModel::Sum {
+        (0..4u64, whose(), window()).prop_map(|(most, whose, window)| RuleModel::Calls {
             most,
             whose,
-            window,
-            by_currency
+            window
         }),
+        (0..60i64, whose(), window(), any::<bool>()).prop_map(
+            |(most, whose, window, by_currency)| RuleModel::Sum {
+                most,
+                whose,
+                window,
+                by_currency
+            }
+        ),
         prop::sample::select(vec!["proof", "check"]).prop_map(RuleModel::After),
         (0..30i64, 0..5u8).prop_map(|(limit, entity)| RuleModel::When(limit, entity)),
         any::<bool>().prop_map(|strict| RuleModel::Flow { strict }),
@@ -44,12 +65,36 @@ fn any_enforced() -> impl Strategy<Value = RuleModel> {
 }
 
 /// Steps of so many principals, sessions and entities.
-fn any_step(people: usize, sessions: usize, entities: u8) -> impl Strategy<Value = (i64, PastCall)> {
-    (0..90i64, prop::sample::select(TOOL_NAMES.to_vec()), 0..people, 0..sessions, 0..entities, 0..30i64, 0..2u8, any::<bool>()).prop_map(
-        |(pause, tool, principal, session, entity, amount, currency, ok)| {
-            (pause, PastCall { tool, principal, session, entity, amount, currency, ok, at: Timestamp::UNIX_EPOCH })
-        },
+fn any_step(
+    people: usize,
+    sessions: usize,
+    entities: u8,
+) -> impl Strategy<Value = (i64, PastCall)> {
+    (
+        0..90i64,
+        prop::sample::select(TOOL_NAMES.to_vec()),
+        0..people,
+        0..sessions,
+        0..entities,
+        0..30i64,
+        0..2u8,
+        any::<bool>(),
     )
+        .prop_map(|(pause, tool, principal, session, entity, amount, currency, ok)| {
+            (
+                pause,
+                PastCall {
+                    tool,
+                    principal,
+                    session,
+                    entity,
+                    amount,
+                    currency,
+                    ok,
+                    at: Timestamp::UNIX_EPOCH,
+                },
+            )
+        })
 }
 
 fn attach_rule(agent: AgentBuilder, name: &str, rule: &RuleModel) -> AgentBuilder {
@@ -84,7 +129,8 @@ fn add_modelled_rule(name: &str, rule: &RuleModel, agent: impl PolicyTarget) -> 
         LimitScope::Principal => LimitOwner::Principal,
         LimitScope::Entity => LimitOwner::Entity("/entity".into()),
     };
-    let windowed = |limit: Limit, window: &Option<i64>| seconds(window).into_iter().fold(limit, Limit::within);
+    let windowed =
+        |limit: Limit, window: &Option<i64>| seconds(window).into_iter().fold(limit, Limit::within);
     match rule {
         RuleModel::Require { any_of, same, ok, within } => {
             let mut rule = Require::new(name, on, any_of.iter().copied()).code(name);
@@ -92,20 +138,35 @@ fn add_modelled_rule(name: &str, rule: &RuleModel, agent: impl PolicyTarget) -> 
             rule = if *ok { rule.field("/ok", json!(true)) } else { rule };
             agent.add_policy(seconds(within).into_iter().fold(rule, Require::within))
         }
-        RuleModel::DenyAbove(limit) => agent.add_policy(Deny::new(name, on).when("/amount", Condition::Above((*limit).into()))),
-        RuleModel::DenyEntity(entity) => agent.add_policy(Deny::new(name, on).when("/entity", Condition::one_of([json!(entity)]))),
-        RuleModel::AskBelow(limit) => agent.add_policy(Deny::ask(name, on).when("/amount", Condition::Below((*limit).into()))),
-        RuleModel::Calls { most, whose, window } => agent.add_policy(windowed(Limit::calls(name, on, *most).per(per(whose)), window)),
+        RuleModel::DenyAbove(limit) => {
+            agent.add_policy(Deny::new(name, on).when("/amount", Condition::Above((*limit).into())))
+        }
+        RuleModel::DenyEntity(entity) => agent
+            .add_policy(Deny::new(name, on).when("/entity", Condition::one_of([json!(entity)]))),
+        RuleModel::AskBelow(limit) => {
+            agent.add_policy(Deny::ask(name, on).when("/amount", Condition::Below((*limit).into())))
+        }
+        RuleModel::Calls { most, whose, window } => {
+            agent.add_policy(windowed(Limit::calls(name, on, *most).per(per(whose)), window))
+        }
         RuleModel::Sum { most, whose, window, by_currency } => {
-            let limit = windowed(Limit::sum(name, on, "/amount", (*most).into()).per(per(whose)), window);
+            let limit =
+                windowed(Limit::sum(name, on, "/amount", (*most).into()).per(per(whose)), window);
             agent.add_policy(if *by_currency { limit.currency("/currency") } else { limit })
         }
-        RuleModel::After(tool) => agent.add_policy(Sequence::new(name).after("act", [*tool]).after("other", [*tool])),
-        RuleModel::When(limit, entity) => {
-            agent.add_policy(Deny::new(name, on).when_cel(&format!("input.amount > {limit} || input.entity == {entity}")))
+        RuleModel::After(tool) => {
+            agent.add_policy(Sequence::new(name).after("act", [*tool]).after("other", [*tool]))
         }
+        RuleModel::When(limit, entity) => agent.add_policy(
+            Deny::new(name, on)
+                .when_cel(&format!("input.amount > {limit} || input.entity == {entity}")),
+        ),
         RuleModel::Flow { strict } => {
-            let rule = if *strict { Flow::only_from(name, on, ["/to"]) } else { Flow::new(name, on, ["/to"]) };
+            let rule = if *strict {
+                Flow::only_from(name, on, ["/to"])
+            } else {
+                Flow::new(name, on, ["/to"])
+            };
             agent.add_policy(rule.trust_tools(["contacts"]).code(name))
         }
         RuleModel::OwnerCalls { most, window } => {
@@ -115,34 +176,48 @@ fn add_modelled_rule(name: &str, rule: &RuleModel, agent: impl PolicyTarget) -> 
                 field: "/owner".into(),
                 fallback: Some("/entity".into()),
             };
-            agent.add_policy(windowed(Limit::calls(name, on, *most).per(LimitOwner::EvidenceEntity(Box::new(proved))), window))
+            agent.add_policy(windowed(
+                Limit::calls(name, on, *most).per(LimitOwner::EvidenceEntity(Box::new(proved))),
+                window,
+            ))
         }
         // One trial is enough.
         RuleModel::Observed(rule) => add_modelled_rule(name, rule, agent),
     }
 }
 
-/// One set of rules, several histories: the engine and the plain meaning say the same of every call.
-async fn compare_with_model(rules: &[(String, RuleModel)], histories: &[Vec<(i64, PastCall)>]) -> (usize, usize) {
+/// One set of rules, several histories: the engine and the plain meaning say the same of every
+/// call.
+async fn compare_with_model(
+    rules: &[(String, RuleModel)],
+    histories: &[Vec<(i64, PastCall)>],
+) -> (usize, usize) {
     let (mut allowed, mut refused) = (0, 0);
     for steps in histories {
         let clock = Arc::new(ManualClock::at(Timestamp::from_second(1_800_000_000).unwrap()));
-        let built = agent(|agent| rules.iter().fold(agent, |agent, (name, rule)| attach_rule(agent, name, rule)));
-        let gate = crate::support::runtime_builder().agent(built).clock(clock.clone()).build_checked();
+        let built = agent(|agent| {
+            rules.iter().fold(agent, |agent, (name, rule)| attach_rule(agent, name, rule))
+        });
+        let gate =
+            crate::support::runtime_builder().agent(built).clock(clock.clone()).build_checked();
         let mut history: Vec<PastCall> = Vec::new();
         for (n, (pause, step)) in steps.iter().enumerate() {
             clock.advance(SignedDuration::from_secs(*pause));
             let call = PastCall { at: toolgate::Clock::now(&*clock), ..step.clone() };
-            let session = gate.session("a", &format!("p{}", call.principal), &format!("s{}", call.session));
+            let session =
+                gate.session("a", &format!("p{}", call.principal), &format!("s{}", call.session));
             let mut args = json!({"entity": call.entity, "amount": call.amount, "currency": call.currency, "ok": call.ok, "n": n});
             if call.tool == "act" || call.tool == "other" {
                 args["to"] = json!(account(call.entity.into()));
             }
             let answer = session.call(call.tool, args).await;
-            let said = answer
-                .outcome
-                .error()
-                .map(|e| if e.code == "prerequisite_missing" { answer.rule.clone().unwrap_or_default() } else { e.code.to_string() });
+            let said = answer.outcome.error().map(|e| {
+                if e.code == "prerequisite_missing" {
+                    answer.rule.clone().unwrap_or_default()
+                } else {
+                    e.code.to_string()
+                }
+            });
             let governed = call.tool == "act" || call.tool == "other";
             let meant = if governed { expected_denial(rules, &history, &call) } else { None };
             assert_eq!(said, meant, "call {n} of {steps:#?}\nunder {rules:#?}");
@@ -160,14 +235,23 @@ async fn compare_with_model(rules: &[(String, RuleModel)], histories: &[Vec<(i64
 #[tokio::test]
 async fn rule_engine_agrees_with_reference_model() {
     let sets = if std::env::var_os("TOOLGATE_SOAK").is_some() { 25_000 } else { 250 };
-    let mut runner = TestRunner::new_with_rng(Config::default(), TestRng::from_seed(RngAlgorithm::ChaCha, &[3; 32]));
+    let mut runner = TestRunner::new_with_rng(
+        Config::default(),
+        TestRng::from_seed(RngAlgorithm::ChaCha, &[3; 32]),
+    );
     // Some histories are spread over many, some are one conversation about little.
-    let history = || prop_oneof![prop::collection::vec(any_step(2, 2, 3), 1..24), prop::collection::vec(any_step(1, 1, 2), 1..32)];
+    let history = || {
+        prop_oneof![
+            prop::collection::vec(any_step(2, 2, 3), 1..24),
+            prop::collection::vec(any_step(1, 1, 2), 1..32)
+        ]
+    };
     let strategy = (prop::collection::vec(any_rule(), 1..5), prop::collection::vec(history(), 4));
     let (mut allowed, mut refused) = (0, 0);
     for _ in 0..sets {
         let (rules, histories) = strategy.new_tree(&mut runner).unwrap().current();
-        let rules: Vec<(String, RuleModel)> = rules.into_iter().enumerate().map(|(n, rule)| (format!("r{n}"), rule)).collect();
+        let rules: Vec<(String, RuleModel)> =
+            rules.into_iter().enumerate().map(|(n, rule)| (format!("r{n}"), rule)).collect();
         let (yes, no) = compare_with_model(&rules, &histories).await;
         allowed += yes;
         refused += no;

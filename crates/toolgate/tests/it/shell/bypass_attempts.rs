@@ -13,7 +13,11 @@ async fn commands_built_from_stdin_ask() {
     let schema = json!({"type": "object", "properties": {"command": {"type": "string"}}, "required": ["command"]});
     let agent = Agent::builder("coder")
         .tool(Tool::external("bash", "Runs a command.", Some(schema)).shell("/command"))
-        .policy(Deny::new("no_delete", ["bash"]).when("/command", Condition::Runs(vec!["rm -r".to_owned()])).reason("No."));
+        .policy(
+            Deny::new("no_delete", ["bash"])
+                .when("/command", Condition::Runs(vec!["rm -r".to_owned()]))
+                .reason("No."),
+        );
     let gate = crate::support::runtime_builder().agent(agent.build().unwrap()).build_checked();
     let commands = [
         "echo rm -r d | xargs sudo -u root",

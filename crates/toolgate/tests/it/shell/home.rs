@@ -28,12 +28,21 @@ async fn replay_uses_recorded_home_directory() {
     let gate = shell_gate();
     let replay = Replay::from_toolgate(&gate).unwrap();
     // The rule speaks of what lies under a home.
-    let there = record_row(&gate, "coder", "bash", json!({"command": "cat /srv/agent/.ssh/key"})).await;
-    assert!(there.facts.home.as_ref().is_some_and(|home| !home.ends_with('/')), "{:?}", there.facts);
+    let there =
+        record_row(&gate, "coder", "bash", json!({"command": "cat /srv/agent/.ssh/key"})).await;
+    assert!(
+        there.facts.home.as_ref().is_some_and(|home| !home.ends_with('/')),
+        "{:?}",
+        there.facts
+    );
     assert_eq!(replay.decide(&there).await, ReplayComparison::Same);
-    assert!(matches!(replay.decide(&with_home("/srv/agent", &there)).await, ReplayComparison::Differs(_)));
+    assert!(matches!(
+        replay.decide(&with_home("/srv/agent", &there)).await,
+        ReplayComparison::Differs(_)
+    ));
     // Wherever that is, `~` is the same in the rule and in the command.
-    let here = record_row(&gate, "coder", "bash", json!({"command": "cat \"$HOME/.ssh/key\""})).await;
+    let here =
+        record_row(&gate, "coder", "bash", json!({"command": "cat \"$HOME/.ssh/key\""})).await;
     assert_eq!(replay.decide(&with_home("/srv/agent", &here)).await, ReplayComparison::Same);
     // A row that does not tell is taken for one's own.
     let mut old = there.clone();
@@ -41,18 +50,30 @@ async fn replay_uses_recorded_home_directory() {
     assert_eq!(replay.decide(&old).await, ReplayComparison::Same);
     // What nobody knows any more decides nothing.
     let said = replay.decide(&with_home("[redacted 00]", &there)).await;
-    assert!(matches!(&said, ReplayComparison::Undecidable(why) if why.contains("home")), "{said:?}");
+    assert!(
+        matches!(&said, ReplayComparison::Undecidable(why) if why.contains("home")),
+        "{said:?}"
+    );
 }
 
 #[tokio::test]
 async fn row_records_home_only_if_rule_needs_it() {
-    let touches =
-        || Condition::Touches { places: vec!["/srv/agent/.ssh".to_owned()], lenient: false, trees: true, whole: false, from: None };
+    let touches = || Condition::Touches {
+        places: vec!["/srv/agent/.ssh".to_owned()],
+        lenient: false,
+        trees: true,
+        whole: false,
+        from: None,
+    };
     let agent = Agent::builder("coder")
         .tool(Tool::external("bash", "Runs a command.", None).shell("/command"))
         .tool(Tool::external("read", "Reads a file.", None))
         .tool(Tool::external("write", "Writes a file.", None))
-        .policy(Require::new("read_first", ["write"], ["read"]).accept_reported().only_when("/path", touches()))
+        .policy(
+            Require::new("read_first", ["write"], ["read"])
+                .accept_reported()
+                .only_when("/path", touches()),
+        )
         .policy(Deny::new("no_keys", ["bash"]).when("/command", touches()))
         .policy(Deny::new("no_files", ["read"]).when("/path", touches()));
     let gate = crate::support::runtime_builder().agent(agent.build().unwrap()).build_checked();
@@ -72,20 +93,35 @@ async fn row_records_home_only_if_rule_needs_it() {
         assert_eq!(row.facts.home.is_some(), matters, "{:?}", row.arguments);
         assert_eq!(replay.decide(&row).await, ReplayComparison::Same, "{:?}", row.arguments);
         let said = replay.decide(&with_home("/srv/agent", &row)).await;
-        assert_eq!(matches!(said, ReplayComparison::Differs(_)), matters, "{said:?} {:?}", row.arguments);
+        assert_eq!(
+            matches!(said, ReplayComparison::Differs(_)),
+            matters,
+            "{said:?} {:?}",
+            row.arguments
+        );
     }
 }
 
 #[tokio::test]
 async fn row_of_search_without_path_records_home() {
     let places = vec!["~/.ssh".to_owned()];
-    let touches = Condition::Touches { places, lenient: true, trees: true, whole: false, from: Some("/srv/agent".to_owned()) };
+    let touches = Condition::Touches {
+        places,
+        lenient: true,
+        trees: true,
+        whole: false,
+        from: Some("/srv/agent".to_owned()),
+    };
     let agent = Agent::builder("coder")
         .tool(Tool::external("grep", "Searches.", None))
         .policy(Deny::new("no_keys", ["grep"]).when("/path", touches));
     let gate = crate::support::runtime_builder().agent(agent.build().unwrap()).build_checked();
     let replay = Replay::from_toolgate(&gate).unwrap();
-    for arguments in [json!({"pattern": "x"}), json!({"pattern": "x", "path": null}), json!({"pattern": "x", "path": []})] {
+    for arguments in [
+        json!({"pattern": "x"}),
+        json!({"pattern": "x", "path": null}),
+        json!({"pattern": "x", "path": []}),
+    ] {
         let row = record_row(&gate, "coder", "grep", arguments).await;
         assert!(row.facts.home.is_some(), "{:?}", row.arguments);
         assert_eq!(replay.decide(&row).await, ReplayComparison::Same, "{:?}", row.arguments);

@@ -1,4 +1,5 @@
-//! Files that a command reaches and does not name: what it unpacks, fetches or clears, and whole trees that it reads.
+//! Files that a command reaches and does not name: what it unpacks, fetches or clears, and whole
+//! trees that it reads.
 
 use serde_json::json;
 use toolgate::policy::{Condition, Deny};
@@ -7,10 +8,17 @@ use toolgate::{Agent, Tool, Toolgate};
 use crate::shell::verdict;
 use crate::support::BuildWithReplayCheck;
 
-/// A gate with a lenient rule about places, as toolgate protects its own; with `from`, also against searches that begin there.
+/// A gate with a lenient rule about places, as toolgate protects its own; with `from`, also against
+/// searches that begin there.
 pub(crate) fn gate_with_path_rule(places: &[&str], from: Option<&str>) -> Toolgate {
     let places = places.iter().map(|place| (*place).to_owned()).collect();
-    let condition = Condition::Touches { places, lenient: true, trees: false, whole: false, from: from.map(str::to_owned) };
+    let condition = Condition::Touches {
+        places,
+        lenient: true,
+        trees: false,
+        whole: false,
+        from: from.map(str::to_owned),
+    };
     let schema = json!({"type": "object", "properties": {"command": {"type": "string"}}, "required": ["command"]});
     let agent = Agent::builder("coder")
         .tool(Tool::external("bash", "Runs a command.", Some(schema)).shell("/command"))
@@ -29,8 +37,12 @@ pub(crate) async fn assert_verdicts(gate: &Toolgate, expected: &str, commands: &
     assert!(wrong.is_empty(), "not {expected}:\n{}", wrong.join("\n"));
 }
 
-pub(crate) const OWN_PATHS: [&str; 4] =
-    ["/home/ann/desk/toolgate.toml", "/home/ann/desk/.claude/settings.json", "/home/ann/.local/state/toolgate", "/usr/local/bin/toolgate"];
+pub(crate) const OWN_PATHS: [&str; 4] = [
+    "/home/ann/desk/toolgate.toml",
+    "/home/ann/desk/.claude/settings.json",
+    "/home/ann/.local/state/toolgate",
+    "/usr/local/bin/toolgate",
+];
 
 #[tokio::test]
 async fn unpacking_over_protected_path_asks() {

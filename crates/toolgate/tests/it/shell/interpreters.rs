@@ -13,7 +13,11 @@ async fn script_passed_to_interpreter_matches_rule() {
     let runs = ["deploy.sh --prod", "wipe.py", "setup.mjs"].map(str::to_owned).to_vec();
     let agent = Agent::builder("coder")
         .tool(Tool::external("bash", "Runs a command.", Some(schema)).shell("/command"))
-        .policy(Deny::new("no_scripts", ["bash"]).when("/command", Condition::Runs(runs)).reason("Not that."));
+        .policy(
+            Deny::new("no_scripts", ["bash"])
+                .when("/command", Condition::Runs(runs))
+                .reason("Not that."),
+        );
     let gate = crate::support::runtime_builder().agent(agent.build().unwrap()).build_checked();
     for (n, (command, expected)) in [
         ("./deploy.sh --prod", "deny"),
@@ -66,7 +70,8 @@ async fn script_passed_to_interpreter_matches_rule() {
 #[tokio::test]
 async fn leading_wildcard_matches_empty_text() {
     let places = vec!["secrets.yaml".to_owned()];
-    let condition = Condition::Touches { places, lenient: false, trees: true, whole: false, from: None };
+    let condition =
+        Condition::Touches { places, lenient: false, trees: true, whole: false, from: None };
     let agent = Agent::builder("coder")
         .tool(Tool::external("bash", "Runs a command.", None).shell("/command"))
         .policy(Deny::new("no_secrets", ["bash"]).when("/command", condition).reason("Not that."));

