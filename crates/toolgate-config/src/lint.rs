@@ -378,8 +378,6 @@ fn check_secrets(declared: &AgentConfig) -> Vec<NamedFinding> {
                 }
             };
             let guess = find_closest(&name, known.iter().map(String::as_str));
-            let help = guess
-                .map_or_else(|| otherwise.to_owned(), |guess| format!("did you mean `{guess}`?"));
             let what = match severity {
                 Severity::Note => {
                     ("does not accept", "unless the result contains it, the entry hides nothing")
@@ -396,7 +394,10 @@ fn check_secrets(declared: &AgentConfig) -> Vec<NamedFinding> {
             let problem = Diagnostic {
                 span: Some(place.clone()),
                 severity,
-                ..Diagnostic::new(message).with_help(help)
+                ..match guess {
+                    Some(guess) => Diagnostic::new(message).did_you_mean(guess),
+                    None => Diagnostic::new(message).with_help(otherwise),
+                }
             };
             // A note is too uncertain for an automatic fix.
             let finding = match severity {

@@ -14,6 +14,8 @@ pub mod service;
 pub mod stderr;
 mod stderr_subscriber;
 
+pub use ignore_limit_signals::block_limit_signals;
+
 use std::io::{self, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;

@@ -190,6 +190,15 @@ impl Diagnostic {
         self
     }
 
+    /// Suggests a name, which `toolgate lint --fix` may write.
+    #[must_use]
+    pub fn did_you_mean(self, guess: &str) -> Self {
+        Self {
+            suggestion: Some(guess.to_owned()),
+            ..self.with_help(format!("did you mean `{guess}`?"))
+        }
+    }
+
     /// Suggests the most similar known name, or lists the known names.
     #[must_use]
     pub fn with_suggestion(
@@ -200,10 +209,7 @@ impl Diagnostic {
         let mut known: Vec<String> = known.map(|name| name.as_ref().to_owned()).collect();
         known.dedup();
         match toolgate_text::suggest::find_closest(wrong, known.iter().map(String::as_str)) {
-            Some(guess) => Self {
-                suggestion: Some(guess.to_owned()),
-                ..self.with_help(format!("did you mean `{guess}`?"))
-            },
+            Some(guess) => self.did_you_mean(guess),
             None if self.help.is_some() || known.is_empty() => self,
             None => {
                 let (shown, more) = (

@@ -18,12 +18,17 @@ struct HookCli {
 }
 
 fn main() -> ExitCode {
+    // Before anything is printed: a signal would end the hook, and clients take that for permission.
+    toolgate_hook::block_limit_signals();
     // If this process was re-executed as a sandbox helper, this call does not return.
     toolgate_process::sandbox::run_as_helper_if_requested();
     match HookCli::try_parse() {
         Ok(HookCli { hook, store }) => toolgate_hook::run(&toolgate_hook::Args { store, ..hook }),
         // An invalid command line must deny the call, and exit code 2 does. Other codes may allow
         // it.
-        Err(error) => error.exit(),
+        Err(error) => match error.print() {
+            Ok(()) => ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2)),
+            Err(_) => ExitCode::from(2),
+        },
     }
 }

@@ -268,7 +268,7 @@ fn check_reports_line_of_invalid_call() {
 fn one_file_defines_several_agents() {
     let config = "[agents.a.tools.calc]\nkind = \"builtin\"\n[agents.b]\nprincipals = [\"bob\"]\n[agents.b.tools.calc]\nkind = \"builtin\"\n";
     let (code, _, stderr) = check(config, "{\"tool\": \"calc\"}", &[]);
-    assert!(code == 2 && stderr.contains("say which `agent`: a, b"), "{stderr}");
+    assert!(code == 2 && stderr.contains("set `agent` to one of a, b"), "{stderr}");
     let (_, stdout, _) = check(
         config,
         "{\"tool\": \"calc\", \"arguments\": {\"expression\": \"1\"}, \"agent\": \"b\"}",

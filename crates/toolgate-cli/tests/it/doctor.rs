@@ -143,7 +143,7 @@ fn doctor_reports_hooks_blocked_by_managed_settings() {
         (
             &[(all, on)],
             Some(
-                "`allowManagedHooksOnly` is on in MANAGED/managed-settings.json: Claude Code runs no hooks of users",
+                "`allowManagedHooksOnly` is on in MANAGED/managed-settings.json: Claude Code does not run hooks of users",
             ),
         ),
         (

@@ -299,7 +299,7 @@ fn lint_reports_secret_paths_that_match_nothing() {
     };
     let not_taken = |path: &str| {
         format!(
-            "`look` does not take a `{path}`: unless the result contains it, the entry hides nothing"
+            "`look` does not accept a `{path}`: unless the result contains it, the entry hides nothing"
         )
     };
     let none = Vec::<String>::new();
@@ -331,7 +331,7 @@ fn lint_reports_secret_paths_that_match_nothing() {
                 neither("/zzz")
             )],
         ),
-        // What it gives, nobody knows.
+        // The result of the tool is unknown.
         (
             "\"/pasword\"",
             input.to_owned(),

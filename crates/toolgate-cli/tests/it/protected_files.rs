@@ -125,7 +125,7 @@ fn search_above_state_directory_is_denied_with_hint() {
         bash("grep -rn x src", "none", ""),
         bash("grep -r x . < /dev/null", "none", ""),
         bash("tar czf - ~ | head", "deny", READS_OWN_STATE_REASON),
-        bash("find ~ -type f -exec cat {} +", "ask", "It cannot be told"),
+        bash("find ~ -type f -exec cat {} +", "ask", "Toolgate cannot determine"),
         bash("cat ~/.local/state/toolgate/key", "deny", OWN_STATE_REASON),
     ];
     assert_decisions(&project, cases);

@@ -124,7 +124,7 @@ async fn program_output_and_exit_become_call_result() {
         answer.outcome.error().unwrap().message,
         "the program ended with exit code 3: no entry with [redacted]"
     );
-    assert!(room.run_script("kill -9 $$").await.contains("ended by a signal"));
+    assert!(room.run_script("kill -9 $$").await.contains("signal"));
     assert!(room.run_script("head -c 3000000 /dev/zero").await.contains("printed more than"));
     assert_eq!(room.run_script("env | grep -c SECRET_OF_THE_TEST; true").await, "0");
     // It cannot say in the sandbox's name that it never ran.

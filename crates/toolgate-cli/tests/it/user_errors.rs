@@ -170,7 +170,7 @@ fn version_is_printed_and_invalid_numbers_are_explained() {
     let said = run_program(&project, "toolgate-hook", &["--version"], b"");
     assert_eq!(said, (0, format!("toolgate-hook {}\n", env!("CARGO_PKG_VERSION")), String::new()));
     let wrong: [(&[&str], &str); 4] = [
-        (&["serve", "--listen", "7381"], "an address and a port are wanted, like 127.0.0.1:7381"),
+        (&["serve", "--listen", "7381"], "expected an address and a port, like 127.0.0.1:7381"),
         (&["audit", "query", "-n", "abc"], "expected a whole number"),
         (&["audit", "tail", "-n", "1.5"], "expected a whole number"),
         (&["replay", "monday", "--until", "x"], "expected a whole number"),
@@ -461,14 +461,14 @@ fn receipt_is_verified_without_ledger() {
 fn truncated_service_answer_is_refused() {
     let project = TestProject::with_config(crate::output_snapshots::CODER_CONFIG);
     let event = r#"{"hook_event_name": "PreToolUse", "session_id": "s", "tool_name": "Bash", "tool_input": {"command": "ls"}}"#;
-    for (reply, code) in [
-        ("0", 2),
-        ("0{\"hookSpecific", 2),
-        ("0{}", 2),
-        ("", 2),
-        ("1{}\n", 2),
-        ("2no", 2),
-        ("0{}\n", 0),
+    for (reply, is_denied) in [
+        ("0", true),
+        ("0{\"hookSpecific", true),
+        ("0{}", true),
+        ("", true),
+        ("1{}\n", true),
+        ("2no", true),
+        ("0{}\n", false),
     ] {
         let socket = project.path("socket");
         let _ = std::fs::remove_file(&socket);
@@ -478,14 +478,15 @@ fn truncated_service_answer_is_refused() {
             std::io::Read::read_to_end(&mut stream, &mut Vec::new()).unwrap();
             std::io::Write::write_all(&mut stream, reply.as_bytes()).unwrap();
         });
-        let (said, ..) = run_program(
+        let (code, stdout, _) = run_program(
             &project,
             "toolgate-hook",
             &["--socket", socket.to_str().unwrap()],
             event.as_bytes(),
         );
         serving.join().unwrap();
-        assert_eq!(said, code, "{reply}");
+        assert_eq!(code, 0, "{reply}");
+        assert_eq!(stdout.contains(r#""permissionDecision":"deny""#), is_denied, "{reply}: {stdout}");
     }
 }
 

@@ -263,7 +263,7 @@ fn read_schema(name: &str, table: &TomlTable<'_>, key: &str) -> Option<serde_jso
             key,
             &fault.pointer,
             match fault.suggestion {
-                Some(meant) => problem.with_help(format!("did you mean `{meant}`?")),
+                Some(meant) => problem.did_you_mean(meant),
                 None => problem
                     .with_help("a JSON Schema, written as TOML: `{ type = \"object\", properties = { id = { type = \"string\" } } }`"),
             },

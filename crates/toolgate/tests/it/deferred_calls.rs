@@ -421,12 +421,9 @@ async fn unreported_call_is_abandoned_after_its_lease() {
         "not_admitted",
         "given up before or not"
     );
-    world.session.report(&pass, Ok(json!({}))).await;
-    assert_eq!(
-        world.gate.pending_calls().await.unwrap().len(),
-        1,
-        "it is late, and still the truth"
-    );
+    let late = world.session.report(&pass, Ok(json!({}))).await;
+    assert_eq!(answer_code(&late), "not_admitted", "the session of the client has ended");
+    assert_eq!(world.gate.pending_calls().await.unwrap().len(), 2);
 }
 
 #[tokio::test]

@@ -91,7 +91,7 @@ async fn mismatch_quarantines_only_its_tool() {
     let open = "policy = \"open\"";
     for (case, of_x, rules, input, why) in [
         ("no schema", open, String::new(), text(json!({"a": {"type": "strin"}})), "input schema of `x`"),
-        ("null", open, String::new(), json!({"type": "null"}), "takes `null`"),
+        ("null", open, String::new(), json!({"type": "null"}), "are `null`"),
         (
             "a secret that evidence is about",
             "effect = \"read\"\nentities = { customer = \"/id\" }",
@@ -105,7 +105,7 @@ async fn mismatch_quarantines_only_its_tool() {
             "policy = \"open\"\nexamples = [{ description = \"one\", input = { cent = 1 } }]",
             String::new(),
             amount(),
-            "does not fit",
+            "invalid input",
         ),
         (
             "an argument",

@@ -16,7 +16,7 @@ fn known_keys(config: &str) -> BTreeSet<String> {
         said.iter().filter(|problem| problem.message.contains("`zzzzzzzzzz`")).peekable();
     assert!(told.peek().is_some(), "{config}: {said:?}");
     let names = |help: &str| {
-        let names = help.trim_start_matches("there is ").split(", ");
+        let names = help.trim_start_matches("known names: ").split(", ");
         names.map(|name| name.trim_matches('`').to_owned()).collect::<Vec<_>>()
     };
     told.flat_map(|problem| names(problem.help.as_deref().unwrap_or_default())).collect()

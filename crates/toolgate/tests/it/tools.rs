@@ -494,7 +494,7 @@ fn normalization_without_effect_is_refused() {
         ),
         (NormalizationRule::first_of("", [], "x"), Some("has no `names`")),
         (NormalizationRule::Keep { within: "".into(), names: Vec::new() }, Some("has no `names`")),
-        (NormalizationRule::codes("/code", []), Some("every code would fail")),
+        (NormalizationRule::codes("/code", []), Some("every code is an error")),
         (NormalizationRule::rename("/items/*/a", "x"), None),
     ] {
         let tool = Tool::dynamic("t", "A tool.", json!({"type": "object"}), |_, _| async {

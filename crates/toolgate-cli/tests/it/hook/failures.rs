@@ -201,7 +201,7 @@ fn on_failure_ask_never_allows_call() {
     // A session that begins cannot be stopped: its user and its model are told.
     let answer = project.run_hook(&json!({"hook_event_name": "SessionStart", "session_id": "s1"}));
     for told in [&answer["systemMessage"], &answer["hookSpecificOutput"]["additionalContext"]] {
-        assert!(told.as_str().is_some_and(|told| told.contains("ledger.db is gone")), "{answer}");
+        assert!(told.as_str().is_some_and(|told| told.contains("ledger.db is missing")), "{answer}");
     }
     assert_eq!(answer["decision"], Value::Null);
 }

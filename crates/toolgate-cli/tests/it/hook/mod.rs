@@ -275,13 +275,13 @@ fn hook_answers_deny_allow_ask_or_nothing() {
             "Read",
             json!({"file_path": project.path("project/ledger.db.state/keys/seal.key")}),
             "deny",
-            "toolgate's own state",
+            "Agents must not access",
         ),
         (
             "Bash",
             json!({"command": "cat ~/.local/state/toolgate/trusted.json"}),
             "deny",
-            "toolgate's own state",
+            "Agents must not access",
         ),
         (
             "Bash",
@@ -323,7 +323,7 @@ fn hook_answers_deny_allow_ask_or_nothing() {
             "Agents must not change",
         ),
         ("Bash", json!({"command": "mv .claude x"}), "deny", "Agents must not change"),
-        ("Bash", json!({"command": "mv ./.claude* x"}), "ask", "It cannot be told"),
+        ("Bash", json!({"command": "mv ./.claude* x"}), "ask", "Toolgate cannot determine"),
         ("Bash", json!({"command": "git rm -r .claude"}), "deny", "Agents must not change"),
         (
             "Write",
@@ -563,7 +563,7 @@ fn agent_cannot_change_toolgate_programs() {
     let home = project.path("");
     let desktop = home.join(".config/Claude/claude_desktop_config.json");
     let programs =
-        ["toolgate", "toolgate-hook", "toolgate-ask"].map(|name| beside.with_file_name(name));
+        ["toolgate", "toolgate-hook"].map(|name| beside.with_file_name(name));
     for (n, path) in programs.into_iter().chain([desktop]).enumerate() {
         let said = project.pre_tool_use(
             &format!("t{n}"),

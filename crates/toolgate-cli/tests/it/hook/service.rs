@@ -38,7 +38,7 @@ fn hook_service_answers_and_reloads_config() {
     let project = TestProject::with_config(CONFIG);
     let service = HookServiceProcess::start(&project);
     let small = |event: &Value| {
-        let mut command = std::process::Command::cargo_bin("toolgate-ask").unwrap();
+        let mut command = std::process::Command::cargo_bin("toolgate-hook").unwrap();
         project.set_environment(&mut command);
         let mut child = command
             .args(["--socket", "hook.sock"])
@@ -78,7 +78,9 @@ fn hook_service_answers_and_reloads_config() {
     assert!(small(&push("m2", "git push -m2")).1.contains("She pushes"));
     assert_eq!(small(&json!("junk")).0, 2);
     drop(service);
-    assert_eq!(small(&push("t6", "ls -a")).0, 2);
+    let (code, stdout) = small(&push("t6", "ls -a"));
+    let answer: Value = serde_json::from_str(&stdout).unwrap();
+    assert_eq!((code, decision(&answer).0), (0, "deny"));
 }
 
 #[test]

@@ -562,7 +562,7 @@ async fn pending_call_survives_prune_and_is_settled() {
     }
     assert!(keys >= 2, "{keys}");
     // Rows go, claims stay.
-    assert!(run(&["audit", "prune", "--older-than", "0s"]).1.starts_with("2 rows"));
+    assert!(run(&["audit", "prune", "--older-than", "0s"]).1.contains("2 rows"));
     let (code, listed, _) = run(&["audit", "settle"]);
     assert!(
         code == 0 && calls.len() == 2 && calls.iter().all(|call| listed.contains(call.as_str())),
@@ -610,9 +610,9 @@ fn demo_ledger_is_pruned_and_its_key_rotated() {
     ]);
     assert!(code == 2 && stderr.contains("is not pending"), "{stderr}");
     let (_, stdout, _) = kept.run(&["audit", "prune", "--older-than", "0s", "--dry-run"]);
-    assert!(stdout.starts_with("31 rows from before"), "{stdout}");
+    assert!(stdout.contains("31 rows"), "{stdout}");
     let (_, stdout, _) = kept.run(&["audit", "prune"]);
-    assert!(stdout.starts_with("0 rows"), "{stdout}");
+    assert!(stdout.contains("0 rows"), "{stdout}");
     let first = kept.run(&["audit", "key"]).1;
     let second = kept.run(&["audit", "key", "--rotate"]).1;
     assert_ne!(first, second);
@@ -622,7 +622,7 @@ fn demo_ledger_is_pruned_and_its_key_rotated() {
         .unwrap()
         .to_owned();
     let (_, stdout, _) = kept.run(&["audit", "prune", "--older-than", "0s"]);
-    assert!(stdout.starts_with("31 rows"), "{stdout}");
+    assert!(stdout.contains("31 rows"), "{stdout}");
     let (code, _, stderr) = kept.run(&["audit", "show", &call]);
     assert!(
         code == 2

@@ -306,25 +306,25 @@ fn doctor_reports_shared_state_directory() {
     allow(0o755);
     insta::assert_snapshot!(transcript(&project, "doctor; doctor --json; trust"), @r#"
     $ doctor [1]
-    ✗ state          the state directory HOME/.local/state/toolgate: others may look into it (mode 755); run `chmod 700` on it
+    ✗ state          the state directory HOME/.local/state/toolgate: accessible to other users (mode 755); run `chmod 700` on it
     the gate has problems
     $ doctor --json [1]
-    {"findings":[{"check":"state","says":"the state directory HOME/.local/state/toolgate: others may look into it (mode 755); run `chmod 700` on it","state":"ill"}],"ok":false}
+    {"findings":[{"check":"state","says":"the state directory HOME/.local/state/toolgate: accessible to other users (mode 755); run `chmod 700` on it","state":"ill"}],"ok":false}
     $ trust [2]
-    error: the state directory HOME/.local/state/toolgate: others may look into it (mode 755); run `chmod 700` on it
+    error: the state directory HOME/.local/state/toolgate: accessible to other users (mode 755); run `chmod 700` on it
     "#);
     allow(0o700);
     assert_eq!(project.run(&["doctor"], "").0, 0);
     // Only root can give something away.
     if std::os::unix::fs::chown(&state, Some(65_534), None).is_ok() {
         assert!(transcript(&project, "doctor").contains(
-            "✗ state          the state directory HOME/.local/state/toolgate: it belongs"
+            "✗ state          the state directory HOME/.local/state/toolgate: owned by"
         ));
     }
     std::fs::rename(&state, project.path("moved")).unwrap();
     project.write(".local/state/toolgate", "a file");
     assert!(transcript(&project, "doctor").contains(
-        "✗ state          the state directory HOME/.local/state/toolgate: it is no directory"
+        "✗ state          the state directory HOME/.local/state/toolgate: not a directory"
     ));
 }
 

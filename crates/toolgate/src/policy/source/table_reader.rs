@@ -172,7 +172,7 @@ impl<'t> TomlTable<'t> {
 
     /// The text of the file.
     pub fn text(&self, key: &str) -> Option<&'t str> {
-        self.read_typed(key, ("text", "a string"), DeValue::as_str)
+        self.read_typed(key, ("a string", "\"…\""), DeValue::as_str)
     }
 
     /// Reads a boolean.

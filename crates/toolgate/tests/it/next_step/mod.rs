@@ -476,7 +476,7 @@ async fn next_step_contains_no_secret_arguments() {
             && !serde_json::to_string(&why).unwrap().contains("hunter2"),
         "{why}"
     );
-    // What something is looked up by is written down, so it cannot be a secret.
+    // The ledger records entities and limits, so their arguments cannot be secrets.
     for wrong in [
         agent().policy(Require::new("r", ["act"], ["proof"]).same("pin", "/pin")),
         agent().policy(Limit::calls("r", ["act"], 1).per(LimitOwner::Entity("/pin".into()))),
@@ -487,7 +487,7 @@ async fn next_step_contains_no_secret_arguments() {
             1,
         )),
     ] {
-        assert!(wrong.build().unwrap_err().to_string().contains("would be written down"));
+        assert!(wrong.build().unwrap_err().to_string().contains("secret"));
     }
 }
 

@@ -186,7 +186,7 @@ async fn evidence_can_be_revoked() {
         .build()
         .unwrap_err();
     assert!(
-        wrong.to_string().contains("`gone`, which is no tool")
+        wrong.to_string().contains("`gone`, which is not a tool")
             && wrong.to_string().contains("about `nobody`"),
         "{wrong}"
     );
