@@ -43,7 +43,7 @@ pub(crate) struct InitArgs {
 /// Remove toolgate from the settings of clients.
 #[derive(clap::Args)]
 #[command(
-    after_help = "Keeps the configuration and the ledger. Removes what `init` added to an existing file.\n\nExamples:\n  toolgate eject                        remove from all clients of this project\n  toolgate eject --for claude-code --user   remove from the user's own settings\n  toolgate eject --dry-run                  show what would change"
+    after_help = "Keeps the configuration and the ledger. Removes what `init` added to an existing file.\n\nExamples:\n  toolgate eject                            remove from all clients here\n  toolgate eject --for claude-code --user   remove from the user's own settings\n  toolgate eject --dry-run                  show what would change"
 )]
 pub(crate) struct EjectArgs {
     /// Client to remove from [default: all].
