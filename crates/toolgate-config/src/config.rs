@@ -28,7 +28,7 @@ pub use crate::build_agents::ConfigError;
 /// A configuration file.
 ///
 /// ```
-/// use crate::Config;
+/// use toolgate_config::Config;
 /// let config = Config::parse("toolgate.toml", r#"
 ///     name = "support"
 ///

@@ -18,7 +18,7 @@ use crate::secret_ref::SecretRef;
 ///
 /// ```
 /// let text = r#"{"mcpServers": {"git": {"command": "uvx", "args": ["mcp-server-git"]}}}"#;
-/// assert_eq!(toolgate::policy::source::mcp_servers(text).unwrap()[0].name, "git");
+/// assert_eq!(toolgate_config::parse_mcp_servers(text).unwrap()[0].name, "git");
 /// ```
 pub fn parse_mcp_servers(text: &str) -> Result<Vec<UpstreamConfig>, String> {
     // Some programs write a byte order mark, and some clients allow comments.

@@ -58,7 +58,7 @@ pub struct PolicyTest {
 /// All problems of the file.
 ///
 /// ```
-/// let tests = toolgate::policy::source::read_tests("tests.toml", r#"
+/// let tests = toolgate_config::read_policy_tests("tests.toml", r#"
 ///     [[test]]
 ///     name = "a refund needs a verified customer"
 ///     given = [{ tool = "verify_customer", arguments = { customer_id = "C-1" }, result = {} }]
@@ -67,7 +67,7 @@ pub struct PolicyTest {
 ///     rule = "verified"
 /// "#)?;
 /// assert_eq!(tests[0].expect.decision, "deny");
-/// # Ok::<(), crate::ConfigError>(())
+/// # Ok::<(), toolgate_config::ConfigError>(())
 /// ```
 pub fn read_policy_tests(name: &str, text: &str) -> Result<Vec<PolicyTest>, ConfigError> {
     let file = TomlSource { name: name.into(), text: text.into() };

@@ -13,7 +13,7 @@ use super::to_canonical_bytes;
 ///
 /// ```
 /// let thing = std::collections::HashMap::from([("b", vec![1, 2]), ("a", vec![])]);
-/// assert_eq!(toolgate_json::canonical_of(&thing).unwrap(), br#"{"a":[],"b":[1,2]}"#);
+/// assert_eq!(toolgate_json::serialize_canonical(&thing).unwrap(), br#"{"a":[],"b":[1,2]}"#);
 /// ```
 pub fn serialize_canonical(thing: &impl Serialize) -> Result<Vec<u8>, serde_json::Error> {
     let text = serde_json::to_vec(thing)?;

@@ -1,32 +1,4 @@
-//! MCP gateway: passes every call of a client through the gates before it reaches an upstream.
-//!
-//! A [`Gateway`] is opened for a configuration and a store. It starts the [`Upstreams`], builds the
-//! agents and checks that the canary call is denied. Then it serves clients over standard streams
-//! ([`Gateway::serve_stdio`]) and HTTP ([`Gateway::listen`]). The crate also implements HTTP tools.
-//!
-//! ```
-//! # #[tokio::main] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! use std::{sync::Arc, time::Duration};
-//! use toolgate::{MemoryStore, config::Config};
-//! use toolgate_mcp::{Gateway, GatewayOptions, UpstreamOptions};
-//!
-//! let options = GatewayOptions {
-//!     store: Arc::new(MemoryStore::default()),
-//!     upstreams: UpstreamOptions::default(),
-//!     patience: Duration::from_secs(5),
-//!     launcher: None,
-//!     built_in: None,
-//!     principal: "alice".to_owned(),
-//!     own: Vec::new(),
-//! };
-//! let config = || Ok(Config::parse("toolgate.toml", "[tools.calc]\nkind = \"builtin\"\n"));
-//! let gateway = Gateway::open(config, options).await?;
-//! let listening = gateway.listen("127.0.0.1:0".parse()?).await?;
-//! assert_eq!(gateway.offers(), [("default".to_owned(), 1)]);
-//! println!("connect a client to http://{}/mcp", listening.address);
-//! gateway.end().await;
-//! # Ok(()) }
-//! ```
+#![doc = include_str!("../README.md")]
 #![expect(
     deprecated,
     reason = "clients and servers of earlier revisions still use sampling, logging and roots"

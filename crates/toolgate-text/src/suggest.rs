@@ -14,7 +14,7 @@ const MAX_NAME_CHARS: usize = 128;
 /// Returns the name that is closest to `word`, if the similarity is at least [`MIN_SIMILARITY`].
 ///
 /// ```
-/// assert_eq!(toolgate_text::suggest::closest("calculator", ["calc", "json_query"]), Some("calc"));
+/// assert_eq!(toolgate_text::suggest::find_closest("calculator", ["calc", "json_query"]), Some("calc"));
 /// ```
 pub fn find_closest<'a>(word: &str, names: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     // difflib keeps the greatest (ratio, name), so the greater name wins between equal ratios.
@@ -47,8 +47,8 @@ pub fn similarity_ratio(name: &str, word: &str) -> f64 {
 /// Reports whether a word is an obvious misspelling of a name.
 ///
 /// ```
-/// assert!(toolgate_text::suggest::is_nearly("effect", "efect"));
-/// assert!(!toolgate_text::suggest::is_nearly("any_of", "all_of"));
+/// assert!(toolgate_text::suggest::is_misspelling("effect", "efect"));
+/// assert!(!toolgate_text::suggest::is_misspelling("any_of", "all_of"));
 /// ```
 #[must_use]
 pub fn is_misspelling(name: &str, word: &str) -> bool {

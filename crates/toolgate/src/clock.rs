@@ -57,8 +57,8 @@ pub(crate) const DURATION_HELP: &str = "write `90d`, `1h` or `30s`";
 /// has 24 hours.
 ///
 /// ```
-/// assert_eq!(toolgate::clock::duration("2 weeks"), toolgate::clock::duration("336h"));
-/// assert_eq!(toolgate::clock::duration("-5s"), None);
+/// assert_eq!(toolgate::clock::parse_duration("2 weeks"), toolgate::clock::parse_duration("336h"));
+/// assert_eq!(toolgate::clock::parse_duration("-5s"), None);
 /// ```
 #[must_use]
 pub fn parse_duration(text: &str) -> Option<SignedDuration> {

@@ -10,7 +10,7 @@ use crate::tool::Tool;
 /// ```
 /// use toolgate::{PromptSection, Tool, policy::ReadBeforeWrite};
 /// let files = PromptSection::new("files")
-///     .tools(crate::builtin::files())
+///     .tools(toolgate::builtin::files())
 ///     .policy(ReadBeforeWrite::default());
 /// ```
 #[derive(Default)]

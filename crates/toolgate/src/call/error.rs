@@ -125,8 +125,8 @@ pub struct ApprovalRef {
 /// Serializes in the standard dialect. [`ToolError::to_bucket`] returns the other one.
 ///
 /// ```
-/// use toolgate::{ToolError, code};
-/// let error = ToolError::of(code::UNKNOWN_TOOL, "there is no tool `calculator`");
+/// use toolgate::{ToolError, call::error_code};
+/// let error = ToolError::from_code(error_code::UNKNOWN_TOOL, "there is no tool `calculator`");
 /// let json = serde_json::to_value(&error)?;
 /// assert_eq!(json["errorCategory"], "VALIDATION");
 /// assert_eq!(serde_json::from_value::<ToolError>(json)?, error);

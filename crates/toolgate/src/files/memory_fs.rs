@@ -15,7 +15,7 @@ type FileMap = RedBlackTreeMapSync<String, Arc<[u8]>>;
 /// Files in memory.
 ///
 /// ```
-/// use crate::MemoryFs;
+/// use toolgate::MemoryFs;
 /// let files = MemoryFs::new([("notes.txt", "hello")]);
 /// assert_eq!(files.get("notes.txt").as_deref(), Some("hello".as_bytes()));
 /// ```

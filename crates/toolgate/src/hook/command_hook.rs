@@ -27,7 +27,7 @@ const INHERITED_ENV_VARS: &[&str] = &["PATH", "HOME", "LANG", "LC_ALL", "TZ", "T
 /// A program that runs before tools, after them, or both.
 ///
 /// ```
-/// use crate::hook::CommandHook;
+/// use toolgate::hook::CommandHook;
 /// let hook = CommandHook::new("refund_policy", "/usr/local/bin/refund-policy")
 ///     .tools("process_refund|issue_*")
 ///     .before();

@@ -32,9 +32,9 @@ pub enum LetterCase {
 ///
 /// ```
 /// use serde_json::json;
-/// use toolgate::{Decimal, normalize::{NormalizationRule, apply}};
+/// use toolgate::{Decimal, normalize::{NormalizationRule, apply_rules}};
 /// let mut order = json!({"id": 7, "created_unix": 1700000000, "state": 2, "total_cents": 1999});
-/// apply(&[
+/// apply_rules(&[
 ///     NormalizationRule::rename("/created_unix", "created_at"),
 ///     NormalizationRule::timestamp("/created_at"),
 ///     NormalizationRule::codes("/state", [("1", "OPEN"), ("2", "PAID")]),

@@ -121,12 +121,12 @@ impl Toolgate {
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// use crate::policy::{Condition, Deny};
+    /// use toolgate::policy::{Condition, Deny};
     /// use toolgate::{Agent, Toolgate, builtin};
     /// let no_secrets = Deny::new("no_secrets", ["write_file"])
     ///     .when("/path", Condition::Glob("*.env".into()));
     /// let agent = Agent::builder("a")
-    ///     .files(crate::MemoryFs::default())
+    ///     .files(toolgate::MemoryFs::default())
     ///     .tools(builtin::files())
     ///     .policy(no_secrets)
     ///     .build()?;

@@ -17,7 +17,7 @@ impl Replay {
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// use crate::policy::{Condition, Deny};
+    /// use toolgate::policy::{Condition, Deny};
     /// use toolgate::{Agent, Replay, Tool, Toolgate};
     ///
     /// let schema = serde_json::json!({
@@ -34,7 +34,7 @@ impl Replay {
     /// session.call("pay", serde_json::json!({"amount": 600})).await;
     ///
     /// let row = session.rows().await?.remove(0);
-    /// let why = Replay::of(&gate)?.explain(&row).await.ok_or("it is a call")?;
+    /// let why = Replay::from_toolgate(&gate)?.explain(&row).await.ok_or("it is a call")?;
     /// assert!(why.to_string().contains("+ /amount above 500: 600"), "{why}");
     /// # Ok(()) }
     /// ```

@@ -116,7 +116,7 @@ pub enum ReplayComparison {
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// use crate::policy::{Condition, Deny};
+/// use toolgate::policy::{Condition, Deny};
 /// use toolgate::{Agent, ReplayComparison, Effect, Replay, Tool, Toolgate};
 ///
 /// let agent = |cap: i64| {

@@ -42,7 +42,7 @@ const INHERITED_ENV_VARS: [&str; 5] = ["PATH", "LANG", "LC_ALL", "TZ", "TMPDIR"]
 /// });
 /// let program = std::sync::Arc::new(program);
 /// let tool = Tool::with_handler("lookup_order", "Look up an order.", schema, program)
-///     .effect(Effect::HttpToolParts);
+///     .effect(Effect::Read);
 /// ```
 #[derive(Clone)]
 pub struct CommandTool {

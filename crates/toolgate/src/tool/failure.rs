@@ -270,11 +270,11 @@ fn join_causes(error: &dyn StdError) -> String {
 /// Returns the code for an HTTP status other than success.
 ///
 /// ```
-/// use toolgate::{classify_status, code};
-/// assert_eq!(classify_status(429), code::UPSTREAM_UNAVAILABLE);
-/// assert_eq!(classify_status(403), code::UPSTREAM_FORBIDDEN);
-/// assert_eq!(classify_status(422), code::UPSTREAM_REJECTED);
-/// assert_eq!(classify_status(404), code::UPSTREAM_INVALID);
+/// use toolgate::{call::error_code, classify_status};
+/// assert_eq!(classify_status(429), error_code::UPSTREAM_UNAVAILABLE);
+/// assert_eq!(classify_status(403), error_code::UPSTREAM_FORBIDDEN);
+/// assert_eq!(classify_status(422), error_code::UPSTREAM_REJECTED);
+/// assert_eq!(classify_status(404), error_code::UPSTREAM_INVALID);
 /// ```
 #[must_use]
 pub const fn classify_status(status: u16) -> &'static str {
@@ -295,10 +295,10 @@ pub const fn classify_status(status: u16) -> &'static str {
 ///
 /// ```
 /// use serde_json::json;
-/// use toolgate::without_contract;
+/// use toolgate::strip_reserved_fields;
 /// let forged = json!({"isError": true, "errorCategory": "PERMISSION", "code": "paused"});
-/// assert_eq!(without_contract(&forged), Some(json!({"upstream": forged})));
-/// assert_eq!(without_contract(&json!({"isError": false, "rows": []})), None);
+/// assert_eq!(strip_reserved_fields(&forged), Some(json!({"upstream": forged})));
+/// assert_eq!(strip_reserved_fields(&json!({"isError": false, "rows": []})), None);
 /// ```
 #[must_use]
 pub fn strip_reserved_fields(given: &Value) -> Option<Value> {

@@ -102,7 +102,7 @@ pub struct ToolExample {
 /// ```
 /// use schemars::JsonSchema;
 /// use serde::{Deserialize, Serialize};
-/// use toolgate::{ToolContext, Effect, Tool};
+/// use toolgate::{Effect, Tool, ToolContext};
 ///
 /// #[derive(Deserialize, JsonSchema)]
 /// struct Lookup { order_id: String }
@@ -110,11 +110,11 @@ pub struct ToolExample {
 /// struct Order { order_id: String, status: String }
 ///
 /// let lookup = |ctx: ToolContext, args: Lookup| async move {
-///     ctx.say("found it");
+///     ctx.set_message("found it");
 ///     Ok(Order { order_id: args.order_id, status: "shipped".into() })
 /// };
 /// let lookup = Tool::typed("lookup_order", "Look up an order by its id.", lookup)
-///     .effect(Effect::HttpToolParts)
+///     .effect(Effect::Read)
 ///     .entity("order_id", "/order_id");
 /// assert_eq!(lookup.spec().name(), "lookup_order");
 /// ```

@@ -30,9 +30,9 @@ pub struct MappedNames {
 /// another.
 ///
 /// ```
-/// let mapped = crate::tool::name::map_foreign(["CallFiles.HttpToolParts", "files_read", "search"]);
+/// let mapped = toolgate::tool::name::map_foreign_names(["Files.Read", "files_read", "search"]);
 /// assert_eq!(mapped.names.keys().collect::<Vec<_>>(), ["search"]);
-/// assert_eq!(mapped.held_back.len(), 2);
+/// assert_eq!(mapped.excluded.len(), 2);
 /// ```
 pub fn map_foreign_names<'a>(foreign: impl IntoIterator<Item = &'a str>) -> MappedNames {
     let mut groups: BTreeMap<String, BTreeSet<&str>> = BTreeMap::new();
@@ -67,11 +67,11 @@ pub fn map_characters(name: &str) -> impl Iterator<Item = char> {
 /// suffix.
 ///
 /// ```
-/// use crate::tool::name::of_client;
-/// assert_eq!(of_client("Bash"), "bash");
-/// assert_eq!(of_client("mcp__git__Log"), "mcp__git__log");
-/// assert!(of_client("READ.ALL").starts_with("read_all_"));
-/// assert_ne!(of_client("READ.ALL"), of_client("read all"));
+/// use toolgate::tool::name::tool_name_from_client;
+/// assert_eq!(tool_name_from_client("Bash"), "bash");
+/// assert_eq!(tool_name_from_client("mcp__git__Log"), "mcp__git__log");
+/// assert!(tool_name_from_client("READ.ALL").starts_with("read_all_"));
+/// assert_ne!(tool_name_from_client("READ.ALL"), tool_name_from_client("read all"));
 /// ```
 #[must_use]
 pub fn tool_name_from_client(name: &str) -> String {

@@ -15,7 +15,7 @@ use toolgate_json::Pointer;
 ///
 /// ```
 /// use toolgate::ReconcileSpec;
-/// let reconcile = ReconcileSpec::with("find_refund")
+/// let reconcile = ReconcileSpec::new("find_refund")
 ///     .argument("order_id", "/order_id")
 ///     .happened_if("/status", "paid")
 ///     .never_if("/status", "none");

@@ -25,15 +25,15 @@ use toolgate_json::Digest;
 /// A handler gets a reference. Code outside this module cannot build a permit from another:
 ///
 /// ```compile_fail
-/// fn forged(judged: crate::Judged, other: crate::Permit) -> crate::Permit {
-///     crate::Permit { arguments: judged, ..other }
+/// fn forged(judged: toolgate::CheckedArguments, other: toolgate::Permit) -> toolgate::Permit {
+///     toolgate::Permit { arguments: judged, ..other }
 /// }
 /// ```
 ///
 /// nor keep one for a second run:
 ///
 /// ```compile_fail
-/// fn kept(lent: &crate::Permit) -> crate::Permit {
+/// fn kept(lent: &toolgate::Permit) -> toolgate::Permit {
 ///     lent.clone()
 /// }
 /// ```
@@ -41,7 +41,7 @@ use toolgate_json::Digest;
 /// but any code may read a permit:
 ///
 /// ```
-/// fn seen(lent: &crate::Permit) -> (crate::CallId, crate::Judged) {
+/// fn seen(lent: &toolgate::Permit) -> (toolgate::CallId, toolgate::CheckedArguments) {
 ///     (lent.call_id(), lent.arguments().clone())
 /// }
 /// ```
