@@ -34,7 +34,7 @@ test-run: ## Check the output of `make run`
 	TOOLGATE_STATE=target/refund-desk/state python3 tests/refund_desk.py target/debug/toolgate target/run.log target/refund-desk/ledger.db target/refund-desk/desk.db
 	TOOLGATE_STATE=target/refund-desk/state target/debug/toolgate audit verify --store target/refund-desk/ledger.db
 	rm -rf target/desk-away && mkdir target/desk-away # the agent starts nothing if the desk is unavailable
-	sed -e 's|target/debug/refund-desk|target/desk-away/nobody|; s|target/refund-desk/|target/desk-away/|; s|"policy.toml"|"../../examples/refund-desk/policy.toml"|' examples/refund-desk/toolgate.toml > target/desk-away/toolgate.toml
+	sed -e 's|target/debug/refund-desk|target/desk-away/missing|; s|target/refund-desk/|target/desk-away/|; s|"policy.toml"|"../../examples/refund-desk/policy.toml"|' examples/refund-desk/toolgate.toml > target/desk-away/toolgate.toml
 	! TOOLGATE_STATE=target/desk-away/state target/debug/refund-agent target/debug/toolgate target/desk-away/toolgate.toml --once > target/desk-away/run.log 2>&1
 	grep 'the upstream `desk` is down; no work was started' target/desk-away/run.log
 

@@ -50,21 +50,21 @@ pub(crate) struct ScriptResult {
     pub(crate) mismatches: Vec<String>,
 }
 
-/// Runs a script, and reports each line and its result to `tell`.
+/// Runs a script, and passes each line and its result to `report`.
 pub(crate) async fn run_script(
     gate: &Toolgate,
     agent: &str,
     clock: &Arc<ManualClock>,
     script: &str,
-    mut tell: impl FnMut(&str),
+    mut report: impl FnMut(&str),
 ) -> ScriptResult {
     let mut tally = ScriptResult::default();
     let mut approval: Option<String> = None;
     for (number, line) in script.lines().enumerate().map(|(n, line)| (n + 1, line.trim())) {
         let mut wrong =
-            |what: String| tally.mismatches.push(format!("line {number}: {line}\n  {what}"));
+            |problem: String| tally.mismatches.push(format!("line {number}: {line}\n  {problem}"));
         if let Some(comment) = line.strip_prefix('#') {
-            tell(&format!("\n{}", comment.trim()));
+            report(&format!("\n{}", comment.trim()));
             continue;
         }
         if let Some(directive) = line.strip_prefix('>') {
@@ -72,8 +72,8 @@ pub(crate) async fn run_script(
             match verb {
                 "wait" => clock.advance(rest.parse::<SignedDuration>().unwrap_or_default()),
                 "user" => {
-                    let (who, text) = rest.split_once(' ').unwrap_or((rest, ""));
-                    let (principal, session) = who.split_once('/').unwrap_or((who, "s"));
+                    let (caller, text) = rest.split_once(' ').unwrap_or((rest, ""));
+                    let (principal, session) = caller.split_once('/').unwrap_or((caller, "s"));
                     if let Err(error) =
                         gate.session(agent, principal, session).add_user_text(text).await
                     {
@@ -82,36 +82,36 @@ pub(crate) async fn run_script(
                 }
                 "approve" | "cannot-approve" => {
                     let id = approval.clone().unwrap_or_default();
-                    let answered = gate.answer_approval(&id, true, rest).await;
-                    if answered != Ok(verb == "approve") {
-                        wrong(format!("answered: {answered:?}"));
+                    let result = gate.answer_approval(&id, true, rest).await;
+                    if result != Ok(verb == "approve") {
+                        wrong(format!("answered: {result:?}"));
                     }
                 }
                 _ => wrong("unknown directive".to_owned()),
             }
-            tell(&format!("  > {directive}"));
+            report(&format!("  > {directive}"));
             continue;
         }
         let mut words =
             line.splitn(4, char::is_whitespace).map(str::trim).filter(|word| !word.is_empty());
         let Some(expected) = words.next() else { continue };
         let rest = line.strip_prefix(expected).unwrap_or_default().trim_start();
-        let (who, rest) = rest.split_once(' ').unwrap_or((rest, ""));
+        let (caller, rest) = rest.split_once(' ').unwrap_or((rest, ""));
         let (tool, arguments) =
             rest.trim_start().split_once(' ').unwrap_or((rest.trim_start(), "{}"));
-        let (principal, session) = who.split_once('/').unwrap_or((who, "s"));
+        let (principal, session) = caller.split_once('/').unwrap_or((caller, "s"));
         let answer = gate.session(agent, principal, session).call(tool, arguments.trim()).await;
         let error = answer.outcome.error();
-        if let Some(waits) = error.and_then(|error| error.approval.as_ref()) {
-            approval = Some(waits.id.clone());
+        if let Some(request) = error.and_then(|error| error.approval.as_ref()) {
+            approval = Some(request.id.clone());
         }
-        let came = error.map_or("ok", |error| &error.code);
-        if came == "ok" {
+        let code = error.map_or("ok", |error| &error.code);
+        if code == "ok" {
             tally.allowed += 1
         } else {
             tally.refused += 1
         }
-        let told = error.map(|error| {
+        let details = error.map(|error| {
             let next = error
                 .next
                 .as_ref()
@@ -119,16 +119,16 @@ pub(crate) async fn run_script(
                 .unwrap_or_default();
             format!("\n           {}{next}", error.message)
         });
-        tell(&format!(
-            "  {} {tool} {}\n         {came}{}",
-            if came == "ok" { "+" } else { "-" },
+        report(&format!(
+            "  {} {tool} {}\n         {code}{}",
+            if code == "ok" { "+" } else { "-" },
             arguments.trim(),
-            told.clone().unwrap_or_default()
+            details.clone().unwrap_or_default()
         ));
-        if came != expected {
+        if code != expected {
             tally.mismatches.push(format!(
-                "line {number}: {line}\n  the result was {came}{}",
-                told.unwrap_or_default()
+                "line {number}: {line}\n  the result was {code}{}",
+                details.unwrap_or_default()
             ));
         }
     }

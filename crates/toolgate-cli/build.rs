@@ -7,10 +7,10 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// What the standard library of Rust links to.
+/// Libraries that the standard library of Rust links.
 const STD_LINK_LIBRARIES: [&str; 7] = ["gcc_s", "util", "rt", "pthread", "m", "dl", "c"];
 
-/// A program that needs something of each: threads, what unwinds and what shows where it stands.
+/// A program that uses threads, unwinding and backtraces, so that it needs all libraries.
 const PROBE_SOURCE: &str = r#"fn main() {
     let root = std::thread::spawn(|| std::env::args().count() as f64).join().unwrap_or_default().powf(0.5).sin();
     let caught = std::panic::catch_unwind(move || if root < 2.0 { std::panic::panic_any(root) });
@@ -22,19 +22,19 @@ const PROBE_SOURCE: &str = r#"fn main() {
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
     println!("cargo::rerun-if-env-changed=RUSTFLAGS");
-    let said = |name: &str| std::env::var(name).unwrap_or_default();
-    let here = said("HOST") == said("TARGET")
-        && said("CARGO_CFG_TARGET_OS") == "linux"
-        && said("CARGO_CFG_TARGET_ENV") == "gnu";
-    // Who names a linker or its flags has something in mind.
-    let is_named = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
-    if !here || ["RUSTFLAGS", "CARGO_ENCODED_RUSTFLAGS", "RUSTC_LINKER"].into_iter().any(is_named) {
+    let variable = |name: &str| std::env::var(name).unwrap_or_default();
+    let is_native_gnu_linux = variable("HOST") == variable("TARGET")
+        && variable("CARGO_CFG_TARGET_OS") == "linux"
+        && variable("CARGO_CFG_TARGET_ENV") == "gnu";
+    // If a linker or its flags are configured, do not override them.
+    let is_set = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
+    if !is_native_gnu_linux || ["RUSTFLAGS", "CARGO_ENCODED_RUSTFLAGS", "RUSTC_LINKER"].into_iter().any(is_set) {
         return;
     }
-    let stands_in = Path::new(&said("OUT_DIR")).join("static");
+    let script_directory = Path::new(&variable("OUT_DIR")).join("static");
     let arguments =
-        ["-static".to_owned(), "-no-pie".to_owned(), format!("-L{}", stands_in.display())];
-    if write_linker_scripts(&stands_in).is_none() || !can_link_statically(&stands_in, &arguments) {
+        ["-static".to_owned(), "-no-pie".to_owned(), format!("-L{}", script_directory.display())];
+    if write_linker_scripts(&script_directory).is_none() || !can_link_statically(&script_directory, &arguments) {
         return;
     }
     for argument in &arguments {
@@ -42,8 +42,9 @@ fn main() {
     }
 }
 
-/// Leaves scripts for the linker where it looks first: each names the archive instead of the shared
-/// library that rustc asks for.
+/// Writes linker scripts that name static archives instead of the shared libraries of rustc.
+///
+/// The linker searches their directory first.
 fn write_linker_scripts(directory: &Path) -> Option<()> {
     let (runtime, unwinder, c) =
         (find_archive("gcc")?, find_archive("gcc_eh")?, find_archive("c")?);
@@ -59,19 +60,18 @@ fn write_linker_scripts(directory: &Path) -> Option<()> {
     Some(())
 }
 
-/// Where the linker's driver has an archive. Once that is another one, the scripts are written
-/// anew.
+/// Returns the path of a static archive. If the archive changes, this script runs again.
 fn find_archive(library: &str) -> Option<String> {
-    let said = Command::new("cc").arg(format!("-print-file-name=lib{library}.a")).output().ok()?;
-    let path = PathBuf::from(String::from_utf8(said.stdout).ok()?.trim());
+    let output = Command::new("cc").arg(format!("-print-file-name=lib{library}.a")).output().ok()?;
+    let path = PathBuf::from(String::from_utf8(output.stdout).ok()?.trim());
     let path = path.is_absolute().then_some(path)?.canonicalize().ok()?;
-    // Between quotes, a script takes everything but these as it stands.
+    // A quoted path in a linker script cannot contain these characters.
     let path = path.to_str().filter(|path| !path.contains(['"', '\n']))?.to_owned();
     println!("cargo::rerun-if-changed={path}");
     Some(path)
 }
 
-/// Whether a program that is linked this way comes about, and runs.
+/// Returns whether a statically linked program builds and runs.
 fn can_link_statically(directory: &Path, arguments: &[String]) -> bool {
     let (source, program) = (directory.join("trial.rs"), directory.join("trial"));
     if std::fs::write(&source, PROBE_SOURCE).is_err() {
@@ -89,7 +89,7 @@ fn can_link_statically(directory: &Path, arguments: &[String]) -> bool {
     can_run(&mut compiler) && can_run(&mut Command::new(&program))
 }
 
-/// Whether a program says that all is well. What else it says is nobody's business.
+/// Runs a program without output, and returns whether it succeeds.
 fn can_run(program: &mut Command) -> bool {
     program
         .stdin(Stdio::null())

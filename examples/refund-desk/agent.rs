@@ -45,7 +45,7 @@ fn scripted_calls() -> Vec<(&'static str, &'static str, Value)> {
         ("That should do it.", "issue_refund", refund("A-1", "C-1", "120.00")),
         ("She's asking again. Why not?", "issue_refund", refund("A-1", "C-1", "120.00")),
         ("The rug, too: a cent more than was paid.", "lookup_order", json!({"order_id": "A-2"})),
-        ("Nobody counts cents.", "issue_refund", refund("A-2", "C-1", "80.51")),
+        ("A cent will not matter.", "issue_refund", refund("A-2", "C-1", "80.51")),
         ("Ben's order on Ada's account.", "lookup_order", json!({"order_id": "B-1"})),
         ("She is verified, after all.", "issue_refund", refund("B-1", "C-1", "499")),
         ("The sofa was 900. All of it, at once.", "lookup_order", json!({"order_id": "A-3"})),
@@ -95,25 +95,25 @@ impl StopSignals {
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<(), Box<dyn Error>> {
-    let words: Vec<String> = std::env::args().skip(1).collect();
-    let (Some(program), Some(config)) = (words.first(), words.get(1)) else {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let (Some(program), Some(config)) = (args.first(), args.get(1)) else {
         return Err("refund-agent TOOLGATE CONFIG [--once]".into());
     };
-    let once = words.iter().any(|word| word == "--once");
+    let once = args.iter().any(|word| word == "--once");
     let mut command = Command::new(program);
     command.args(["serve", "--config", config]).stdout(Stdio::piped());
     if once {
         command.args(["--listen", "127.0.0.1:0"]);
     }
     // Listen for signals before starting the gateway, so that the gateway never outlives the agent.
-    let mut asked = StopSignals::new()?;
+    let mut stop_signals = StopSignals::new()?;
     let mut gateway = GatewayProcess(command.spawn()?);
     tokio::select! {
-        shown = run_demo(&mut gateway, program) => shown?,
-        () = asked.wait() => return Ok(()),
+        result = run_demo(&mut gateway, program) => result?,
+        () = stop_signals.wait() => return Ok(()),
     }
     if !once {
-        asked.wait().await;
+        stop_signals.wait().await;
     }
     Ok(())
 }
@@ -121,10 +121,10 @@ async fn main() -> Result<(), Box<dyn Error>> {
 /// Runs the script, and prints how to connect other clients.
 async fn run_demo(gateway: &mut GatewayProcess, program: &str) -> Result<(), Box<dyn Error>> {
     let mut ready = String::new();
-    let said = ChildStdout::from_std(
+    let stdout = ChildStdout::from_std(
         gateway.0.stdout.take().ok_or("the gateway has no standard output")?,
     )?;
-    BufReader::new(said).read_line(&mut ready).await?;
+    BufReader::new(stdout).read_line(&mut ready).await?;
     // The line contains colors if they are forced.
     let (_, place) = ready.split_once("http://").ok_or("the gateway did not start")?;
     let place: String =
@@ -150,27 +150,27 @@ async fn run_demo(gateway: &mut GatewayProcess, program: &str) -> Result<(), Box
 
 /// Checks that the gateway and its upstreams are healthy before any work starts.
 fn check_health(address: &str) -> Result<(), String> {
-    let ask = |path: &str| {
+    let read_page = |path: &str| {
         fetch_page(address, path)
             .map_err(|error| format!("cannot read the status of the gateway: {error}"))
     };
-    let (ready, why) = ask("/readyz")?;
+    let (ready, page) = read_page("/readyz")?;
     if !ready {
-        return Err(format!("the gateway is not ready: {}", why.trim()));
+        return Err(format!("the gateway is not ready: {}", page.trim()));
     }
-    let (told, numbers) = ask("/metrics")?;
-    if !told {
+    let (has_metrics, numbers) = read_page("/metrics")?;
+    if !has_metrics {
         return Err(format!("cannot read the metrics of the gateway: {}", numbers.trim()));
     }
-    let of = |name: &'static str| {
+    let samples = |name: &'static str| {
         numbers.lines().filter_map(move |line| {
             line.strip_prefix(name)?.strip_prefix("{upstream=\"")?.split_once("\"} ")
         })
     };
-    if let Some((upstream, _)) = of("toolgate_upstream_up").find(|(_, up)| *up != "1") {
+    if let Some((upstream, _)) = samples("toolgate_upstream_up").find(|(_, up)| *up != "1") {
         return Err(format!("the upstream `{upstream}` is down; no work was started"));
     }
-    if let Some((upstream, _)) = of("toolgate_upstream_held_tools").find(|(_, held)| *held != "0") {
+    if let Some((upstream, _)) = samples("toolgate_upstream_held_tools").find(|(_, held)| *held != "0") {
         return Err(format!(
             "tools of the upstream `{upstream}` are quarantined (see `toolgate upstream diff`); no work was started"
         ));
@@ -185,9 +185,9 @@ fn fetch_page(address: &str, path: &str) -> io::Result<(bool, String)> {
     stream.write_all(
         format!("GET {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\r\n").as_bytes(),
     )?;
-    let mut said = String::new();
-    stream.read_to_string(&mut said)?;
-    let (head, body) = said.split_once("\r\n\r\n").ok_or(io::ErrorKind::InvalidData)?;
+    let mut response = String::new();
+    stream.read_to_string(&mut response)?;
+    let (head, body) = response.split_once("\r\n\r\n").ok_or(io::ErrorKind::InvalidData)?;
     Ok((head.starts_with("HTTP/1.1 200 "), body.to_owned()))
 }
 
@@ -197,11 +197,11 @@ async fn run_calls(url: &str) -> Result<(), Box<dyn Error>> {
     let mut out = anstream::stdout();
     let (mut ran, mut refused) = (0, 0);
     writeln!(out, "\n{BOLD}An agent at the refund desk{BOLD:#}, through {url}")?;
-    for (thinks, tool, arguments) in scripted_calls() {
+    for (thought, tool, arguments) in scripted_calls() {
         let mut call = CallToolRequestParams::new(tool);
         call.arguments = arguments.as_object().cloned();
         let result = client.call_tool(call).await?;
-        writeln!(out, "\n{DIM}“{thinks}”{DIM:#}\n  {tool} {arguments}")?;
+        writeln!(out, "\n{DIM}“{thought}”{DIM:#}\n  {tool} {arguments}")?;
         match parse_result(&result) {
             Ok(value) => {
                 ran += 1;
@@ -222,11 +222,11 @@ async fn run_calls(url: &str) -> Result<(), Box<dyn Error>> {
 }
 
 fn parse_result(result: &CallToolResult) -> Result<String, (String, String)> {
-    let said = result.structured_content.clone().unwrap_or_default();
-    let text = |key: &str| said.get(key).and_then(Value::as_str).unwrap_or_default().to_owned();
+    let content = result.structured_content.clone().unwrap_or_default();
+    let text = |key: &str| content.get(key).and_then(Value::as_str).unwrap_or_default().to_owned();
     if result.is_error == Some(true) {
         Err((text("code"), text("message")))
     } else {
-        Ok(said.to_string())
+        Ok(content.to_string())
     }
 }

@@ -48,16 +48,16 @@ impl BenchServer {
     fn start(command: &mut Command) -> Self {
         let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
         let mut lines = BufReader::new(child.stdout.take().unwrap());
-        let mut said = String::new();
-        while !said.contains("http://") {
-            said.clear();
+        let mut line = String::new();
+        while !line.contains("http://") {
+            line.clear();
             assert!(
-                lines.read_line(&mut said).unwrap() > 0,
+                lines.read_line(&mut line).unwrap() > 0,
                 "the program ended before it listened"
             );
         }
         std::thread::spawn(move || std::io::copy(&mut lines, &mut std::io::sink()));
-        let address = said.split("http://").nth(1).unwrap().split('/').next().unwrap().to_owned();
+        let address = line.split("http://").nth(1).unwrap().split('/').next().unwrap().to_owned();
         Self { child, address }
     }
 
@@ -110,11 +110,11 @@ impl BenchConnection {
             };
             let text = String::from_utf8_lossy(&self.buffer[..head]).to_ascii_lowercase();
             let body = &self.buffer[head + 4..];
-            let over = match text.lines().find_map(|line| line.strip_prefix("content-length: ")) {
+            let is_complete = match text.lines().find_map(|line| line.strip_prefix("content-length: ")) {
                 Some(length) => body.len() >= length.trim().parse::<usize>().unwrap(),
                 None => body.ends_with(b"0\r\n\r\n"),
             };
-            if over {
+            if is_complete {
                 return String::from_utf8_lossy(&self.buffer).into_owned();
             }
         }
@@ -134,45 +134,45 @@ impl BenchConnection {
         let headers = format!(
             "mcp-protocol-version: 2026-07-28\r\nmcp-method: tools/call\r\nmcp-name: {tool}\r\ntoolgate-session: {session}\r\n"
         );
-        let begun = Instant::now();
-        let said = self.post(&headers, &body).await;
-        let took = begun.elapsed().as_secs_f64() * 1e6;
+        let started_at = Instant::now();
+        let response = self.post(&headers, &body).await;
+        let duration = started_at.elapsed().as_secs_f64() * 1e6;
         assert!(
-            said.starts_with("HTTP/1.1 200")
-                && said.contains("\"result\"")
-                && !said.contains("\"isError\":true"),
-            "{said}"
+            response.starts_with("HTTP/1.1 200")
+                && response.contains("\"result\"")
+                && !response.contains("\"isError\":true"),
+            "{response}"
         );
-        took
+        duration
     }
 
     /// Opens a session of revision 2025-06-18, which a FastMCP proxy needs.
     async fn open_legacy_session(&mut self) -> String {
         let hello = json!({"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "bench", "version": "1"}}});
-        let said = self.post("", &hello.to_string()).await;
-        let id = said
+        let response = self.post("", &hello.to_string()).await;
+        let id = response
             .lines()
             .find_map(|line| {
                 line.to_ascii_lowercase().strip_prefix("mcp-session-id: ").map(str::to_owned)
             })
-            .unwrap_or_else(|| panic!("{said}"));
+            .unwrap_or_else(|| panic!("{response}"));
         id.trim().to_owned()
     }
 
     async fn call_in_session(&mut self, session: &str) -> f64 {
         let body = json!({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "echo", "arguments": {"text": format!("n{}", NEXT_CALL_NUMBER.fetch_add(1, Ordering::Relaxed))}}}).to_string();
-        let begun = Instant::now();
+        let started_at = Instant::now();
         // No revision header: the proxy would forward it to an upstream with which it uses another
         // revision, and be rejected.
-        let said = self.post(&format!("mcp-session-id: {session}\r\n"), &body).await;
-        let took = begun.elapsed().as_secs_f64() * 1e6;
+        let response = self.post(&format!("mcp-session-id: {session}\r\n"), &body).await;
+        let duration = started_at.elapsed().as_secs_f64() * 1e6;
         assert!(
-            said.starts_with("HTTP/1.1 200")
-                && said.contains("\"result\"")
-                && !said.contains("\"isError\":true"),
-            "{said}"
+            response.starts_with("HTTP/1.1 200")
+                && response.contains("\"result\"")
+                && !response.contains("\"isError\":true"),
+            "{response}"
         );
-        took
+        duration
     }
 }
 
@@ -192,25 +192,25 @@ async fn measure_latencies(
     for (server, tool) in servers {
         connections.push((BenchConnection::open(&server.address).await, *tool));
     }
-    let mut took: Vec<Vec<f64>> = servers.iter().map(|_| Vec::new()).collect();
+    let mut durations: Vec<Vec<f64>> = servers.iter().map(|_| Vec::new()).collect();
     for n in 0..times + 200 {
         // Each server is first equally often.
         for turn in 0..servers.len() {
             let at = (n + turn) % servers.len();
             let (connection, tool) = &mut connections[at];
-            let one = connection.call(tool, "latency").await;
+            let duration = connection.call(tool, "latency").await;
             if n >= 200 {
-                took[at].push(one);
+                durations[at].push(duration);
             }
         }
         if let Some(disk) = &mut disk {
             disk.sync(n >= 200);
         }
     }
-    for took in &mut took {
-        took.sort_by(f64::total_cmp);
+    for durations in &mut durations {
+        durations.sort_by(f64::total_cmp);
     }
-    took
+    durations
 }
 
 /// Measures the calls per second with a number of connections.
@@ -221,12 +221,12 @@ async fn measure_throughput(
     legacy: bool,
     seconds: f64,
 ) -> f64 {
-    let until = Instant::now() + Duration::from_secs_f64(seconds + 0.5);
-    let warm = Instant::now() + Duration::from_secs_f64(0.5);
-    let counted = Arc::new(AtomicU64::new(0));
+    let deadline = Instant::now() + Duration::from_secs_f64(seconds + 0.5);
+    let warm_up_end = Instant::now() + Duration::from_secs_f64(0.5);
+    let call_count = Arc::new(AtomicU64::new(0));
     let mut tasks = Vec::new();
     for number in 0..connections {
-        let (address, counted) = (server.address.clone(), Arc::clone(&counted));
+        let (address, call_count) = (server.address.clone(), Arc::clone(&call_count));
         tasks.push(tokio::spawn(async move {
             let mut connection = BenchConnection::open(&address).await;
             let session = if legacy {
@@ -234,15 +234,15 @@ async fn measure_throughput(
             } else {
                 format!("c{connections}-{number}")
             };
-            while Instant::now() < until {
+            while Instant::now() < deadline {
                 match legacy {
                     true => connection.call_in_session(&session).await,
                     false => connection.call(tool, &session).await,
                 };
                 // Calls that end after the interval do not count.
                 let now = Instant::now();
-                if now > warm && now <= until {
-                    counted.fetch_add(1, Ordering::Relaxed);
+                if now > warm_up_end && now <= deadline {
+                    call_count.fetch_add(1, Ordering::Relaxed);
                 }
             }
         }));
@@ -250,7 +250,7 @@ async fn measure_throughput(
     for task in tasks {
         task.await.unwrap();
     }
-    counted.load(Ordering::Relaxed) as f64 / seconds
+    call_count.load(Ordering::Relaxed) as f64 / seconds
 }
 
 const RULES: &str = r#"
@@ -328,7 +328,7 @@ fn install_fastmcp() -> Option<PathBuf> {
         .join(format!("bench-{}", fastmcp_release()));
     let python = venv.join("bin/python");
     if !python.exists() {
-        let made = Command::new("python3")
+        let is_installed = Command::new("python3")
             .args(["-m", "venv"])
             .arg(&venv)
             .status()
@@ -337,7 +337,7 @@ fn install_fastmcp() -> Option<PathBuf> {
                 .args(["-m", "pip", "install", "-q", fastmcp_release()])
                 .status()
                 .is_ok_and(|status| status.success());
-        if !made {
+        if !is_installed {
             let _ = std::fs::remove_dir_all(&venv);
             let required = std::env::var("TOOLGATE_REQUIRE_CLIENTS")
                 .is_ok_and(|value| !matches!(value.as_str(), "" | "0"));
@@ -416,11 +416,11 @@ impl DiskBenchmark {
         use std::os::unix::fs::FileExt;
         let at = self.sync_count % Self::BLOCK_COUNT * self.bytes.len();
         self.sync_count += 1;
-        let begun = Instant::now();
+        let started_at = Instant::now();
         self.file.write_all_at(&self.bytes, at as u64).unwrap();
         self.file.sync_data().unwrap();
         if counts {
-            self.durations.push(begun.elapsed().as_secs_f64() * 1e6);
+            self.durations.push(started_at.elapsed().as_secs_f64() * 1e6);
         }
     }
 
@@ -491,24 +491,24 @@ async fn measure_added_latency(
     let mut disk = DiskBenchmark::new(home, bytes);
     let (mut reads, mut effects) = ([Vec::new(), Vec::new()], [Vec::new(), Vec::new()]);
     for _ in 0..ROUNDS {
-        let took = measure_latencies(&[(direct, "echo"), (gateway, "echo")], None, 600).await;
-        reads.iter_mut().zip(took).for_each(|(all, took)| all.extend(took));
-        let took =
+        let durations = measure_latencies(&[(direct, "echo"), (gateway, "echo")], None, 600).await;
+        reads.iter_mut().zip(durations).for_each(|(all, durations)| all.extend(durations));
+        let durations =
             measure_latencies(&[(direct, "echo"), (gateway, "write")], Some(&mut disk), 300).await;
-        effects.iter_mut().zip(took).for_each(|(all, took)| all.extend(took));
+        effects.iter_mut().zip(durations).for_each(|(all, durations)| all.extend(durations));
     }
-    reads.iter_mut().chain(&mut effects).for_each(|took| took.sort_by(f64::total_cmp));
+    reads.iter_mut().chain(&mut effects).for_each(|durations| durations.sort_by(f64::total_cmp));
     let added = |[direct, gateway]: &[Vec<f64>; 2], q| {
         (quantile(gateway, q) - quantile(direct, q), quantile(direct, q))
     };
-    let read = |name: &str, (added, floor)| {
+    let read_line = |name: &str, (added, floor)| {
         line(name, added, "µs", floor, "a read; floor: the direct connection")
     };
     let ((effect, direct), syncs) = (added(&effects, 0.5), 2.0 * disk.median());
     let size = bytes as f64 / 1024.0;
     vec![
-        read("gateway_added_p50", added(&reads, 0.5)),
-        read("gateway_added_p99", added(&reads, 0.99)),
+        read_line("gateway_added_p50", added(&reads, 0.5)),
+        read_line("gateway_added_p99", added(&reads, 0.99)),
         line(
             "gateway_added_effect_p50",
             effect,
@@ -539,22 +539,22 @@ async fn compare_with_fastmcp(
         measure_throughput(&start_proxy(python, direct, "fresh"), 32, "echo", true, 30.0).await;
     let shared =
         measure_throughput(&start_proxy(python, direct, "shared"), 32, "echo", true, 10.0).await;
-    let own = measure_throughput(gateway, 32, "echo", true, 5.0).await;
+    let gateway_rate = measure_throughput(gateway, 32, "echo", true, 5.0).await;
     let versus = |name: &str, peer: f64, sessions: &str| {
         assert!(peer > 0.0, "no call went through the FastMCP proxy");
         let note = format!(
-            "{own:.0} calls/s, 32 connections, revision 2025-06-18; floor: calls/s of a {} proxy, {sessions}",
+            "{gateway_rate:.0} calls/s, 32 connections, revision 2025-06-18; floor: calls/s of a {} proxy, {sessions}",
             fastmcp_release()
         );
-        let line = line(name, own / peer, "×", peer, &note);
+        let line = line(name, gateway_rate / peer, "×", peer, &note);
         BenchLine { ratio: line.value, ..line }
     };
-    let of_all = "one upstream session for all requests";
-    let of_each = "an upstream session for each request";
-    let (peer, sessions) = if shared >= fresh { (shared, of_all) } else { (fresh, of_each) };
+    let shared_session = "one upstream session for all requests";
+    let fresh_session = "an upstream session for each request";
+    let (peer, sessions) = if shared >= fresh { (shared, shared_session) } else { (fresh, fresh_session) };
     vec![
         versus("gateway_vs_fastmcp", peer, sessions),
-        versus("gateway_vs_fastmcp_fresh", fresh, of_each),
+        versus("gateway_vs_fastmcp_fresh", fresh, fresh_session),
     ]
 }
 
@@ -586,17 +586,17 @@ async fn measure(
     for number in 0..10_000 {
         connection.call("echo", &format!("s{number}")).await;
     }
-    let own = gateway.resource_usage().1;
+    let stateless_memory = gateway.resource_usage().1;
     for _ in 0..10_000 {
         connection.open_legacy_session().await;
     }
-    let (_, all) = gateway.resource_usage();
+    let (_, total_memory) = gateway.resource_usage();
     lines.push(line(
         "gateway_rss_10k_sessions",
-        all,
+        total_memory,
         "MB",
         before,
-        &format!("10,000 sessions of 2026-07-28 ({own:.0} MB), then 10,000 open ones of 2025-06-18; floor: memory before"),
+        &format!("10,000 sessions of 2026-07-28 ({stateless_memory:.0} MB), then 10,000 open ones of 2025-06-18; floor: memory before"),
     ));
     lines
 }

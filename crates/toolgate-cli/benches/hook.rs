@@ -86,7 +86,7 @@ fn time_call(command: &mut Command, n: usize) -> f64 {
 
 /// Runs a process on an event, and returns its duration in milliseconds.
 fn time_process(command: &mut Command, event: &str) -> f64 {
-    let begun = Instant::now();
+    let started_at = Instant::now();
     let mut child = command
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
@@ -96,14 +96,14 @@ fn time_process(command: &mut Command, event: &str) -> f64 {
     // A program that does not read its input has already exited.
     let _ = child.stdin.take().unwrap().write_all(event.as_bytes());
     let output = child.wait_with_output().unwrap();
-    let took = begun.elapsed().as_secs_f64() * 1e3;
-    let said = String::from_utf8_lossy(&output.stdout);
+    let duration = started_at.elapsed().as_secs_f64() * 1e3;
+    let stdout = String::from_utf8_lossy(&output.stdout);
     assert!(
-        output.status.success() && (said.is_empty() || said.trim() == "{}"),
-        "{said}{}",
+        output.status.success() && (stdout.is_empty() || stdout.trim() == "{}"),
+        "{stdout}{}",
         String::from_utf8_lossy(&output.stderr)
     );
-    took
+    duration
 }
 
 /// Measures the commands alternately, so that noise of the machine affects all of them.
@@ -113,17 +113,17 @@ fn measure_commands(commands: &mut [Command]) -> Vec<f64> {
             time_call(command, 1_000_000 + n);
         });
     }
-    let mut took: Vec<Vec<f64>> = commands.iter().map(|_| Vec::new()).collect();
+    let mut durations: Vec<Vec<f64>> = commands.iter().map(|_| Vec::new()).collect();
     let count = commands.len();
     for n in 0..ROUNDS {
         // A process after a large program finds cold caches, so each command follows each other
         // one.
         for step in 0..count {
             let at = (step * (1 + n % (count - 1)) + n) % count;
-            took[at].push(time_call(&mut commands[at], n * count + step));
+            durations[at].push(time_call(&mut commands[at], n * count + step));
         }
     }
-    took.into_iter().map(median).collect()
+    durations.into_iter().map(median).collect()
 }
 
 struct HookBenchDir(tempfile::TempDir);
@@ -257,62 +257,62 @@ fn main() {
     if std::env::args().any(|arg| arg == "--test") {
         return;
     }
-    let world = HookBenchDir(tempfile::tempdir().unwrap());
-    let [plain, served, aged] =
-        ["plain", "served", "aged"].map(|name| world.write_config(name, CONFIG));
-    let ruled = world.write_config("ruled", &config_with_other_rules(1_000));
-    let own = world.write_config("own", &config_with_bash_rules(1_000));
+    let directory = HookBenchDir(tempfile::tempdir().unwrap());
+    let [plain, served, with_many_rows] =
+        ["plain", "served", "aged"].map(|name| directory.write_config(name, CONFIG));
+    let with_other_rules = directory.write_config("ruled", &config_with_other_rules(1_000));
+    let with_own_rules = directory.write_config("own", &config_with_bash_rules(1_000));
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
-    runtime.block_on(fill_ledger(&world.0.path().join("aged.db"), 1_000_000));
+    runtime.block_on(fill_ledger(&directory.0.path().join("aged.db"), 1_000_000));
 
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/benches/hook.py");
     let serve = ["hook", "--serve", "--config", served.to_str().unwrap(), "--socket", "hook.sock"];
     let _service = BenchHookService(
-        world
+        directory
             .command(env!("CARGO_BIN_EXE_toolgate"), &serve)
             .stderr(Stdio::null())
             .spawn()
             .unwrap(),
     );
-    while !world.0.path().join("hook.sock").exists() {
+    while !directory.0.path().join("hook.sock").exists() {
         std::thread::sleep(Duration::from_millis(10));
     }
     let mut commands = [
-        world.command("/bin/true", &[]),
-        world.warm_hook(&plain),
-        world.command(
-            &world.install_copy(env!("CARGO_BIN_EXE_toolgate-hook")),
+        directory.command("/bin/true", &[]),
+        directory.warm_hook(&plain),
+        directory.command(
+            &directory.install_copy(env!("CARGO_BIN_EXE_toolgate-hook")),
             &["--socket", "hook.sock"],
         ),
-        world.command("python3", &[script, plain.to_str().unwrap(), "python.db"]),
-        world.warm_hook(&ruled),
-        world.warm_hook(&own),
-        world.warm_hook(&aged),
+        directory.command("python3", &[script, plain.to_str().unwrap(), "python.db"]),
+        directory.warm_hook(&with_other_rules),
+        directory.warm_hook(&with_own_rules),
+        directory.warm_hook(&with_many_rows),
     ];
-    let took = measure_commands(&mut commands);
-    let [nothing, hook, asked, python, ruled, own, aged] = took[..] else { return };
+    let durations = measure_commands(&mut commands);
+    let [floor, hook, with_service, python, with_other_rules, with_own_rules, with_many_rows] = durations[..] else { return };
     write_lines(vec![
         line(
             "hook_process",
             hook,
-            nothing,
+            floor,
             "a call decided and claimed durably; floor: `/bin/true`",
         ),
-        line("hook_service", asked, nothing, "the same through a service; floor: `/bin/true`"),
+        line("hook_service", with_service, floor, "the same through a service; floor: `/bin/true`"),
         line("hook_vs_python", python, hook, "an equivalent hook in Python; floor: toolgate"),
         line(
             "hook_1000_rules",
-            ruled,
+            with_other_rules,
             hook,
             "with 1,000 rules for other tools; floor: with one rule",
         ),
         line(
             "hook_1000_own_rules",
-            own,
+            with_own_rules,
             hook,
             "with 1,000 rules for the called tool; floor: with one rule",
         ),
-        line("hook_1m_rows", aged, hook, "with a ledger of 1,000,000 rows; floor: with a new one"),
+        line("hook_1m_rows", with_many_rows, hook, "with a ledger of 1,000,000 rows; floor: with a new one"),
     ]);
 }

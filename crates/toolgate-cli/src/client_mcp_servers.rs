@@ -17,35 +17,35 @@ pub(crate) fn add_toolgate_server(
     config: &str,
 ) -> Result<String, String> {
     let root = parse_settings(text)?;
-    let top = root
+    let root_object = root
         .object_value_or_create()
         .ok_or("not a JSON object; replace it with `{}` or move it away")?;
     let servers =
-        top.object_value_or_create("mcpServers").ok_or("`mcpServers` is not an object")?;
-    let others: Vec<(String, Value)> = object_members(&servers)
+        root_object.object_value_or_create("mcpServers").ok_or("`mcpServers` is not an object")?;
+    let other_servers: Vec<(String, Value)> = object_members(&servers)
         .into_iter()
         .filter(|(name, _)| name != TOOLGATE_SERVER_NAME)
         .collect();
-    if !others.is_empty() {
-        let behind = top
+    if !other_servers.is_empty() {
+        let upstream_servers = root_object
             .object_value_or_create(UPSTREAM_SERVERS_KEY)
             .ok_or_else(|| format!("`{UPSTREAM_SERVERS_KEY}` is not an object"))?;
-        for (name, server) in &others {
-            if behind.get(name).is_some() {
+        for (name, server) in &other_servers {
+            if upstream_servers.get(name).is_some() {
                 return Err(format!(
                     "`{name}` is in both `mcpServers` and `{UPSTREAM_SERVERS_KEY}`; remove one of them"
                 ));
             }
-            behind.append(name, to_cst_value(server));
+            upstream_servers.append(name, to_cst_value(server));
         }
-        behind.ensure_multiline();
+        upstream_servers.ensure_multiline();
     }
     for property in servers.properties() {
         property.remove();
     }
-    let words = ["serve", "--stdio", "--config", config];
+    let arguments = ["serve", "--stdio", "--config", config];
     let args = CstInputValue::Array(
-        words.into_iter().map(|word| CstInputValue::String(word.to_owned())).collect(),
+        arguments.into_iter().map(|argument| CstInputValue::String(argument.to_owned())).collect(),
     );
     servers.append(
         TOOLGATE_SERVER_NAME,
@@ -61,13 +61,13 @@ pub(crate) fn add_toolgate_server(
 /// Returns the file without toolgate, and with the servers back in their place.
 pub(crate) fn remove_toolgate_server(text: &str) -> Result<String, String> {
     let root = parse_settings(text)?;
-    let Some(top) = root.object_value() else { return Ok(serialize_settings(&root, text)) };
-    if let Some(servers) = top.object_value("mcpServers") {
-        if let Some(own) = servers.get(TOOLGATE_SERVER_NAME) {
-            own.remove();
+    let Some(root_object) = root.object_value() else { return Ok(serialize_settings(&root, text)) };
+    if let Some(servers) = root_object.object_value("mcpServers") {
+        if let Some(entry) = servers.get(TOOLGATE_SERVER_NAME) {
+            entry.remove();
         }
-        if let Some(behind) = top.object_value(UPSTREAM_SERVERS_KEY) {
-            for (name, server) in object_members(&behind) {
+        if let Some(upstream_servers) = root_object.object_value(UPSTREAM_SERVERS_KEY) {
+            for (name, server) in object_members(&upstream_servers) {
                 if servers.get(&name).is_none() {
                     servers.append(&name, to_cst_value(&server));
                 }
@@ -75,8 +75,8 @@ pub(crate) fn remove_toolgate_server(text: &str) -> Result<String, String> {
             servers.ensure_multiline();
         }
     }
-    if let Some(behind) = top.get(UPSTREAM_SERVERS_KEY) {
-        behind.remove();
+    if let Some(upstream_servers) = root_object.get(UPSTREAM_SERVERS_KEY) {
+        upstream_servers.remove();
     }
     Ok(serialize_settings(&root, text))
 }
@@ -84,11 +84,11 @@ pub(crate) fn remove_toolgate_server(text: &str) -> Result<String, String> {
 /// Returns the program and the configuration path of the toolgate server in a file.
 pub(crate) fn find_toolgate_server(text: &str) -> Result<Option<(String, Option<String>)>, String> {
     let file = toolgate_hook::client_hooks::parse_settings_json(text)?;
-    let Some(own) = file.pointer(&format!("/mcpServers/{TOOLGATE_SERVER_NAME}")) else {
+    let Some(entry) = file.pointer(&format!("/mcpServers/{TOOLGATE_SERVER_NAME}")) else {
         return Ok(None);
     };
-    let program = own.get("command").and_then(Value::as_str).unwrap_or_default().to_owned();
-    let args: Vec<&str> = own
+    let program = entry.get("command").and_then(Value::as_str).unwrap_or_default().to_owned();
+    let args: Vec<&str> = entry
         .get("args")
         .and_then(Value::as_array)
         .into_iter()
@@ -97,8 +97,8 @@ pub(crate) fn find_toolgate_server(text: &str) -> Result<Option<(String, Option<
         .collect();
     let config = args
         .iter()
-        .position(|word| *word == "--config")
-        .and_then(|at| args.get(at + 1))
+        .position(|argument| *argument == "--config")
+        .and_then(|index| args.get(index + 1))
         .map(|path| (*path).to_owned());
     Ok(Some((program, config)))
 }
@@ -112,10 +112,10 @@ pub(crate) fn has_upstream_servers(text: &str) -> bool {
 }
 
 fn object_members(object: &CstObject) -> Vec<(String, Value)> {
-    let one = |property: &jsonc_parser::cst::CstObjectProp| {
+    let to_member = |property: &jsonc_parser::cst::CstObjectProp| {
         Some((property.decoded_name()?, property.to_serde_value().unwrap_or_default()))
     };
-    object.properties().iter().filter_map(one).collect()
+    object.properties().iter().filter_map(to_member).collect()
 }
 
 fn to_cst_value(value: &Value) -> CstInputValue {

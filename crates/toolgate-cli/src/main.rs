@@ -89,15 +89,15 @@ fn main() -> ExitCode {
     toolgate_process::sandbox::run_as_helper_if_requested();
     let cli = Cli::try_parse().unwrap_or_else(|error| with_suggestion(error).exit());
     QUIET.store(cli.quiet, Ordering::Relaxed);
-    let telling = LogConfig {
+    let log_config = LogConfig {
         verbose: cli.verbose > 0,
         reports_upstreams: matches!(cli.verb, CliCommand::Upstream(_) | CliCommand::Doctor(_)),
     };
     // `serve` reads the configuration first, because it may name an OTLP collector.
     if !matches!(cli.verb, CliCommand::Serve(_)) {
-        telling.install(None);
+        log_config.install(None);
     }
-    match run(cli, telling) {
+    match run(cli, log_config) {
         Ok(code) => code,
         // The reader closed the pipe, for example `head`.
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
@@ -117,7 +117,7 @@ fn with_suggestion(mut error: clap::Error) -> clap::Error {
         _ => String::new(),
     };
     let command = Cli::command();
-    let meant: Vec<String> = match error.kind() {
+    let suggestions: Vec<String> = match error.kind() {
         ErrorKind::InvalidSubcommand => {
             let word = word(ContextKind::InvalidSubcommand);
             let verbs =
@@ -140,10 +140,10 @@ fn with_suggestion(mut error: clap::Error) -> clap::Error {
         }
         _ => Vec::new(),
     };
-    if !meant.is_empty() {
+    if !suggestions.is_empty() {
         // The exact match is better than clap's similarity suggestion.
         error.remove(ContextKind::SuggestedSubcommand);
-        let tip = format!("did you mean {}?", meant.join(" or "));
+        let tip = format!("did you mean {}?", suggestions.join(" or "));
         error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tip.into()]));
     }
     error
@@ -177,17 +177,17 @@ impl LogConfig {
         let level = if self.verbose { tracing::Level::TRACE } else { tracing::Level::WARN };
         // Libraries may log whole messages, so only their warnings are printed. `rmcp` and
         // `opentelemetry` also log addresses, so they are silenced.
-        let heard = Targets::new()
+        let filter = Targets::new()
             .with_default(tracing::Level::WARN)
             .with_target("toolgate", level)
             .with_target("rmcp", tracing::level_filters::LevelFilter::OFF)
             .with_target("opentelemetry", tracing::level_filters::LevelFilter::OFF);
-        let heard = if self.reports_upstreams && !self.verbose {
-            heard.with_target("toolgate_mcp::upstream::link", tracing::Level::ERROR)
+        let filter = if self.reports_upstreams && !self.verbose {
+            filter.with_target("toolgate_mcp::upstream::link", tracing::Level::ERROR)
         } else {
-            heard
+            filter
         };
-        let said = tracing_subscriber::fmt::layer()
+        let fmt_layer = tracing_subscriber::fmt::layer()
             .with_writer(io::stderr)
             .with_ansi(false)
             .without_time()
@@ -195,12 +195,12 @@ impl LogConfig {
         // A subscriber may already be installed, for example by a test.
         let _ = tracing_subscriber::registry()
             .with(telemetry.and_then(telemetry::Telemetry::layer))
-            .with(said.with_filter(heard))
+            .with(fmt_layer.with_filter(filter))
             .try_init();
     }
 }
 
-fn run(cli: Cli, telling: LogConfig) -> io::Result<ExitCode> {
+fn run(cli: Cli, log_config: LogConfig) -> io::Result<ExitCode> {
     if let Some(path) = &cli.store {
         toolgate_hook::effective_config::set_command_line_store(path);
     }
@@ -228,7 +228,7 @@ fn run(cli: Cli, telling: LogConfig) -> io::Result<ExitCode> {
         (None, _) => toolgate_hook::effective_config::find_store_for_reading(
             &toolgate_hook::effective_config::project_dir()?,
         )?,
-        (given, _) => given,
+        (store, _) => store,
     };
     let store = store.as_deref();
     match cli.verb {
@@ -247,7 +247,7 @@ fn run(cli: Cli, telling: LogConfig) -> io::Result<ExitCode> {
         CliCommand::Pause(args) => command::pause::pause(&args, store),
         CliCommand::Resume(args) => command::pause::resume(&args, store),
         CliCommand::Replay(args) => command::replay::run(&args, store),
-        CliCommand::Serve(args) => command::serve::run(&args, store, telling),
+        CliCommand::Serve(args) => command::serve::run(&args, store, log_config),
         CliCommand::Token(args) => command::token::run(&args),
         CliCommand::Upstream(args) => command::upstream::run(&args),
         CliCommand::Backtest(args) => command::backtest::run(&args, store),
@@ -256,9 +256,9 @@ fn run(cli: Cli, telling: LogConfig) -> io::Result<ExitCode> {
             Ok(ExitCode::SUCCESS)
         }
         CliCommand::Man { directory } => {
-            let made = std::fs::create_dir_all(&directory)
+            let result = std::fs::create_dir_all(&directory)
                 .and_then(|()| clap_mangen::generate_to(Cli::command(), &directory));
-            made.map_err(|error| {
+            result.map_err(|error| {
                 io::Error::new(error.kind(), format!("{}: {error}", directory.display()))
             })?;
             Ok(ExitCode::SUCCESS)

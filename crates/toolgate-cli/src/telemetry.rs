@@ -61,13 +61,15 @@ impl TelemetryKind {
     /// Returns whether the configuration or the environment names a collector and does not disable
     /// it.
     fn is_enabled(&self, otlp: Option<&OtlpConfig>) -> bool {
-        let says = |name: &str, value: &str| {
-            std::env::var(name).is_ok_and(|said| said.eq_ignore_ascii_case(value))
+        let is_set_to = |name: &str, value: &str| {
+            std::env::var(name).is_ok_and(|actual| actual.eq_ignore_ascii_case(value))
         };
-        let named = otlp.is_some()
+        let has_collector = otlp.is_some()
             || is_variable_set(ENDPOINT_VARIABLE)
             || is_variable_set(self.endpoint_variable);
-        named && !says("OTEL_SDK_DISABLED", "true") && !says(self.exporter_variable, "none")
+        has_collector
+            && !is_set_to("OTEL_SDK_DISABLED", "true")
+            && !is_set_to(self.exporter_variable, "none")
     }
 
     /// Sets the endpoint and the headers of the configuration.
@@ -90,13 +92,14 @@ impl TelemetryKind {
             .into_iter()
             .filter_map(|name| std::env::var(name).ok())
             .map(|value| value.trim().to_owned());
-        let named = otlp
+        let addresses = otlp
             .map(|otlp| otlp.endpoint.clone())
             .into_iter()
             .chain(variables)
-            .filter(|named| !named.is_empty());
-        let why = named
-            .fold(error.to_string(), |why, named| why.replace(&named, &redact_address(&named)));
+            .filter(|address| !address.is_empty());
+        let why = addresses.fold(error.to_string(), |why, address| {
+            why.replace(&address, &redact_address(&address))
+        });
         io::Error::other(format!("cannot send {} over OTLP: {why}", self.name))
     }
 
@@ -105,13 +108,13 @@ impl TelemetryKind {
         exporter: E,
         otlp: Option<&OtlpConfig>,
     ) -> FailureLoggingExporter<E> {
-        let place = otlp
+        let destination = otlp
             .map(|otlp| format!("{}/{}", redact_address(&otlp.endpoint), self.path))
             .unwrap_or_else(|| "the collector".to_owned());
         FailureLoggingExporter {
             exporter,
             name: self.name,
-            destination: place,
+            destination,
             is_failing: AtomicBool::new(false),
         }
     }
@@ -171,8 +174,10 @@ impl Telemetry {
 }
 
 /// Returns whether a span is exported. Log events are not, because they may contain a whole row.
-fn is_exported(about: &Metadata<'_>) -> bool {
-    about.is_span() && *about.level() <= Level::INFO && about.target().starts_with("toolgate")
+fn is_exported(metadata: &Metadata<'_>) -> bool {
+    metadata.is_span()
+        && *metadata.level() <= Level::INFO
+        && metadata.target().starts_with("toolgate")
 }
 
 impl Drop for Telemetry {
@@ -197,9 +202,9 @@ struct FailureLoggingExporter<E> {
 }
 
 impl<E> FailureLoggingExporter<E> {
-    fn report_change(&self, sent: OTelSdkResult) -> OTelSdkResult {
-        if self.is_failing.swap(sent.is_err(), Ordering::Relaxed) != sent.is_err() {
-            match sent {
+    fn report_change(&self, result: OTelSdkResult) -> OTelSdkResult {
+        if self.is_failing.swap(result.is_err(), Ordering::Relaxed) != result.is_err() {
+            match result {
                 Err(_) => tracing::warn!(
                     "cannot send {} to {}; they are dropped and calls continue",
                     self.name,
@@ -208,20 +213,20 @@ impl<E> FailureLoggingExporter<E> {
                 Ok(()) => tracing::warn!("sending {} to {} again", self.name, self.destination),
             }
         }
-        sent
+        result
     }
 }
 
 impl opentelemetry_sdk::trace::SpanExporter for FailureLoggingExporter<SpanExporter> {
     async fn export(&self, mut batch: Vec<SpanData>) -> OTelSdkResult {
         // Calls of the canary are not exported.
-        let canary = |span: &SpanData| {
-            span.attributes.iter().any(|about| {
-                about.key.as_str() == "gen_ai.agent.name"
-                    && about.value.as_str() == toolgate_mcp::CANARY
+        let is_canary = |span: &SpanData| {
+            span.attributes.iter().any(|attribute| {
+                attribute.key.as_str() == "gen_ai.agent.name"
+                    && attribute.value.as_str() == toolgate_mcp::CANARY
             })
         };
-        batch.retain(|span| !canary(span));
+        batch.retain(|span| !is_canary(span));
         if batch.is_empty() {
             return Ok(());
         }
@@ -276,8 +281,8 @@ mod tests {
 
     #[test]
     fn log_events_of_a_call_are_not_exported() {
-        let kept = TestSpanExporter::default();
-        let spans = SdkTracerProvider::builder().with_simple_exporter(kept.clone()).build();
+        let exporter = TestSpanExporter::default();
+        let spans = SdkTracerProvider::builder().with_simple_exporter(exporter.clone()).build();
         let telemetry = Telemetry { spans: Some(spans), metrics: None };
         tracing::subscriber::with_default(
             tracing_subscriber::registry().with(telemetry.layer::<tracing_subscriber::Registry>()),
@@ -288,8 +293,9 @@ mod tests {
                 let _library = tracing::info_span!(target: "hyper", "beneath").entered();
             },
         );
-        let kept = kept.0.lock().unwrap();
-        let told: Vec<_> = kept.iter().map(|span| (&*span.name, span.events.len())).collect();
-        assert_eq!(told, [("execute_tool", 0)]);
+        let exporter = exporter.0.lock().unwrap();
+        let exported: Vec<_> =
+            exporter.iter().map(|span| (&*span.name, span.events.len())).collect();
+        assert_eq!(exported, [("execute_tool", 0)]);
     }
 }

@@ -76,9 +76,9 @@ impl Config {
         self,
         script: Option<&Arc<dyn Handler>>,
     ) -> Result<(Vec<Agent>, Vec<UnusableTool>), ConfigError> {
-        let (mut problems, mut built, mut unfit) =
+        let (mut problems, mut built, mut unusable) =
             (self.problems, Vec::new(), self.upstream_inventory.unusable_tools.clone());
-        let whole = problems.iter().all(|problem| problem.severity != Severity::Error);
+        let is_complete = problems.iter().all(|problem| problem.severity != Severity::Error);
         let (upstreams, offered) = (&self.upstreams, &self.upstream_inventory);
         let sources = UpstreamSources {
             upstreams,
@@ -87,16 +87,16 @@ impl Config {
             has_single_agent: self.agents.len() == 1,
         };
         for declared in self.agents {
-            let fitted = match whole && !self.upstreams.is_empty() {
+            let result = match is_complete && !self.upstreams.is_empty() {
                 true => UpstreamMatcher::new(declared, &sources).build(script),
-                false => {
-                    declared.build(script, &BTreeSet::new(), whole).map(|agent| (agent, Vec::new()))
-                }
+                false => declared
+                    .build(script, &BTreeSet::new(), is_complete)
+                    .map(|agent| (agent, Vec::new())),
             };
-            match fitted {
-                Ok((agent, more)) => {
+            match result {
+                Ok((agent, unusable_tools)) => {
                     built.push(agent);
-                    unfit.extend(more);
+                    unusable.extend(unusable_tools);
                 }
                 Err(wrong) => problems.extend(wrong),
             }
@@ -105,7 +105,7 @@ impl Config {
             problems.sort_by_cached_key(Diagnostic::sort_key);
             return Err(ConfigError { problems });
         }
-        Ok((built, unfit))
+        Ok((built, unusable))
     }
 }
 
@@ -119,7 +119,7 @@ impl AgentConfig {
         self,
         script: Option<&Arc<dyn Handler>>,
         refused: &BTreeSet<String>,
-        whole: bool,
+        is_complete: bool,
     ) -> Result<Agent, Vec<Diagnostic>> {
         let mut problems = check_file_rules(&self);
         let places: Vec<(String, SourceSpan)> = self
@@ -163,7 +163,7 @@ impl AgentConfig {
                 let known = error
                     .problems
                     .into_iter()
-                    .filter(|problem| whole || problem.kind != DiagnosticKind::Ungoverned);
+                    .filter(|problem| is_complete || problem.kind != DiagnosticKind::Ungoverned);
                 problems.extend(known.map(|problem| locate_problem(problem, &places)));
             }
         }
@@ -180,18 +180,17 @@ fn check_file_rules(declared: &AgentConfig) -> Vec<Diagnostic> {
     if declared.files.is_some() && declared.is_for_client {
         return Vec::new();
     }
-    let told = |written: &SourcedRule| {
-        let enforced =
-            written.policy.mode() == EnforcementMode::Enforce || declared.files.is_some();
-        let looks = |entry: &&ToolConfig| {
-            let (spec, works) =
+    let find_problem = |rule: &SourcedRule| {
+        let enforced = rule.policy.mode() == EnforcementMode::Enforce || declared.files.is_some();
+        let needs_files = |entry: &&ToolConfig| {
+            let (spec, has_files) =
                 (entry.tool.spec(), declared.files.is_some() && entry.uses_agent_files);
             enforced
-                && !works
-                && written.policy.governs(spec)
-                && written.policy.static_summary(spec).needs_files
+                && !has_files
+                && rule.policy.governs(spec)
+                && rule.policy.static_summary(spec).needs_files
         };
-        let name = declared.tools.iter().find(looks)?.tool.spec().name();
+        let name = declared.tools.iter().find(needs_files)?.tool.spec().name();
         let (message, help) = match declared.files {
             None => (
                 format!(
@@ -207,10 +206,10 @@ fn check_file_rules(declared: &AgentConfig) -> Vec<Diagnostic> {
             ),
         };
         let problem =
-            Diagnostic::at_field("rule", message).with_rule(written.policy.name()).with_help(help);
-        Some(Diagnostic { span: written.source_span("rule", None), ..problem })
+            Diagnostic::at_field("rule", message).with_rule(rule.policy.name()).with_help(help);
+        Some(Diagnostic { span: rule.source_span("rule", None), ..problem })
     };
-    declared.rules.sourced_rules().filter_map(told).collect()
+    declared.rules.sourced_rules().filter_map(find_problem).collect()
 }
 
 /// Returns the problem with the place of the tool or hook that it is about, and with help.

@@ -194,7 +194,7 @@ impl Config {
         }
         let shared = TableReadState::default();
         let table = TomlTable::new(&file, document.get_ref(), 0..0, &shared);
-        let beside = Path::new(name).parent().map(Path::to_owned).unwrap_or_default();
+        let directory = Path::new(name).parent().map(Path::to_owned).unwrap_or_default();
         let store = table.text("store");
         if store.is_some_and(|path| path.trim().is_empty()) {
             let problem = Diagnostic::new("`store` is empty; it must name a file");
@@ -205,7 +205,8 @@ impl Config {
                 ),
             );
         }
-        config.store = store.filter(|path| !path.trim().is_empty()).map(|path| beside.join(path));
+        config.store =
+            store.filter(|path| !path.trim().is_empty()).map(|path| directory.join(path));
         config.is_store_known = config.store.is_some() || !table.has_key("store");
         config.retention = read_retention(&table);
         config.is_retention_known = config.retention.is_some() || !table.has_key("retention");
@@ -228,7 +229,7 @@ impl Config {
         }
         let reader = ConfigReader {
             file: &file,
-            base_dir: &beside,
+            base_dir: &directory,
             included_files: RefCell::default(),
             referenced_files: RefCell::default(),
             named_agents: RefCell::default(),
@@ -318,13 +319,13 @@ impl Config {
                 .with_suggestion(name, known())
                 .with_default_help("declare it in `[upstreams.NAME]`")
         };
-        let say = |problem: Diagnostic, place: &SourceSpan| table.report_at(place, problem);
+        let report = |problem: Diagnostic, place: &SourceSpan| table.report_at(place, problem);
         for declared in &self.agents {
             for entry in &declared.tools {
                 if let Some(ToolBackend::Mcp { upstream, .. }) = &entry.backend
                     && !known().any(|name| name == upstream)
                 {
-                    say(unknown(upstream), &entry.span);
+                    report(unknown(upstream), &entry.span);
                 }
             }
         }
@@ -334,7 +335,7 @@ impl Config {
             .iter()
             .filter(|(name, _)| !known().any(|known| known == name))
         {
-            say(unknown(name), place);
+            report(unknown(name), place);
         }
         for (name, place) in reader
             .named_agents
@@ -348,7 +349,7 @@ impl Config {
             ));
             let problem =
                 problem.with_suggestion(name, self.agents.iter().map(|known| known.name.as_str()));
-            say(problem.with_default_help("declare it in `[agents.NAME]`"), place);
+            report(problem.with_default_help("declare it in `[agents.NAME]`"), place);
         }
     }
 
@@ -364,11 +365,15 @@ impl Config {
         let patterns = table.names("redact").unwrap_or_default();
         for pattern in &patterns {
             if let Err(error) = regex::Regex::new(pattern) {
-                let why = error.to_string();
-                let why =
-                    why.lines().last().unwrap_or_default().trim_start_matches("error: ").to_owned();
+                let reason = error.to_string();
+                let reason = reason
+                    .lines()
+                    .last()
+                    .unwrap_or_default()
+                    .trim_start_matches("error: ")
+                    .to_owned();
                 let problem = Diagnostic::new(format!(
-                    "`{}` is not a valid regular expression: {why}",
+                    "`{}` is not a valid regular expression: {reason}",
                     toolgate_text::escape_for_display(pattern)
                 ));
                 table.report(
@@ -508,49 +513,51 @@ impl Config {
     /// All rules of the user's configuration apply as well. If both configure a tool, limits or the
     /// store, the user's configuration takes precedence.
     #[must_use]
-    pub fn merge_under_user_config(mut self, own: Self) -> Self {
+    pub fn merge_under_user_config(mut self, user: Self) -> Self {
         // The file that names the ledger also sets its retention.
-        if own.store.is_some() {
-            self.retention = own.retention;
-            self.is_retention_known = own.is_retention_known;
+        if user.store.is_some() {
+            self.retention = user.retention;
+            self.is_retention_known = user.is_retention_known;
         }
-        self.is_retention_known &= own.is_retention_known;
-        self.store = own.store.or(self.store);
-        self.redact.extend(own.redact);
-        self.client.on_failure = own.client.on_failure;
-        self.client.undeclared = own.client.undeclared;
-        self.problems.extend(own.problems);
-        self.included_files.extend(own.included_files);
-        self.dependencies.extend(own.dependencies);
+        self.is_retention_known &= user.is_retention_known;
+        self.store = user.store.or(self.store);
+        self.redact.extend(user.redact);
+        self.client.on_failure = user.client.on_failure;
+        self.client.undeclared = user.client.undeclared;
+        self.problems.extend(user.problems);
+        self.included_files.extend(user.included_files);
+        self.dependencies.extend(user.dependencies);
         self.upstreams
-            .retain(|upstream| own.upstreams.iter().all(|theirs| theirs.name != upstream.name));
-        self.upstreams.extend(own.upstreams);
-        for theirs in own.agents {
+            .retain(|upstream| user.upstreams.iter().all(|other| other.name != upstream.name));
+        self.upstreams.extend(user.upstreams);
+        for agent in user.agents {
             // A single agent matches any agent of the other file; several agents match by name.
             let single = self.agents.len() == 1;
             let Some(declared) =
-                self.agents.iter_mut().find(|declared| single || declared.name == theirs.name)
+                self.agents.iter_mut().find(|declared| single || declared.name == agent.name)
             else {
-                self.agents.push(theirs);
+                self.agents.push(agent);
                 continue;
             };
             declared.tools.retain(|entry| {
-                theirs.tools.iter().all(|own| own.tool.spec().name() != entry.tool.spec().name())
+                agent.tools.iter().all(|entry_of_user| {
+                    entry_of_user.tool.spec().name() != entry.tool.spec().name()
+                })
             });
-            declared
-                .granted_tools
-                .retain(|name| theirs.tools.iter().all(|own| own.tool.spec().name() != name));
-            declared.tools.extend(theirs.tools);
-            declared.granted_tools.extend(theirs.granted_tools);
+            declared.granted_tools.retain(|name| {
+                agent.tools.iter().all(|entry_of_user| entry_of_user.tool.spec().name() != name)
+            });
+            declared.tools.extend(agent.tools);
+            declared.granted_tools.extend(agent.granted_tools);
             declared.hooks =
-                theirs.hooks.into_iter().chain(std::mem::take(&mut declared.hooks)).collect();
-            declared.rules = theirs.rules.append_new(std::mem::take(&mut declared.rules));
-            declared.principals = theirs.principals.or(declared.principals.take());
-            declared.max_output = theirs.max_output.or(declared.max_output);
-            declared.dialect = theirs.dialect.or(declared.dialect);
-            declared.files = theirs.files.or(declared.files.take());
-            if theirs.limits != Limits::default() {
-                declared.limits = theirs.limits;
+                agent.hooks.into_iter().chain(std::mem::take(&mut declared.hooks)).collect();
+            declared.rules = agent.rules.append_new(std::mem::take(&mut declared.rules));
+            declared.principals = agent.principals.or(declared.principals.take());
+            declared.max_output = agent.max_output.or(declared.max_output);
+            declared.dialect = agent.dialect.or(declared.dialect);
+            declared.files = agent.files.or(declared.files.take());
+            if agent.limits != Limits::default() {
+                declared.limits = agent.limits;
             }
         }
         self
@@ -574,8 +581,8 @@ pub(crate) struct ConfigReader<'r> {
 /// Reads the retention. Only the file that names the ledger may set it, so that no file can delete
 /// the rows of another ledger.
 fn read_retention(table: &TomlTable<'_>) -> Option<SignedDuration> {
-    let kept = table.duration("retention")?;
-    let problem = if kept < SignedDuration::from_hours(24) {
+    let retention = table.duration("retention")?;
+    let problem = if retention < SignedDuration::from_hours(24) {
         Diagnostic::new("`retention` must be at least one day")
             .with_help("like `retention = \"90d\"`")
     } else if !table.has_key("store") {
@@ -584,7 +591,7 @@ fn read_retention(table: &TomlTable<'_>) -> Option<SignedDuration> {
         )
         .with_help("add `store = \"…\"`")
     } else {
-        return Some(kept);
+        return Some(retention);
     };
     table.report("retention", problem);
     None

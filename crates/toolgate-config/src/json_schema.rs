@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 #[must_use]
 pub fn config_schema() -> Value {
     let mut top = agent_schema();
-    let more = json!({
+    let included = json!({
         "name": {"type": "string", "description": "Name of the agent [default: default]"},
         "store": {"type": "string", "pattern": "\\S", "description": "Path of the ledger, relative to this file"},
         "retention": ref_schema("duration", "How long the ledger keeps rows [default: forever]. `toolgate serve` and the service of `toolgate hook` delete older rows."),
@@ -18,10 +18,10 @@ pub fn config_schema() -> Value {
         "lint": {"type": "array", "items": {"$ref": "#/$defs/lint"}},
         "agents": {"type": "object", "additionalProperties": {"$ref": "#/$defs/agent"}, "description": "Several agents, by name"},
     });
-    if let (Some(top), Value::Object(more)) =
-        (top.get_mut("properties").and_then(Value::as_object_mut), more)
+    if let (Some(top), Value::Object(included)) =
+        (top.get_mut("properties").and_then(Value::as_object_mut), included)
     {
-        top.extend(more);
+        top.extend(included);
     }
     let mut schema = json!({
         "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -134,7 +134,7 @@ fn tool_schema() -> Value {
         }),
         &[],
     );
-    let elsewhere = json!({
+    let backend_keys = json!({
         "section": {"type": "string", "description": "Section of the prompt that the tool belongs to"},
         "upstream": {"type": "string", "description": "`mcp`: upstream that provides the tool"},
         "tool": {"type": "string", "description": "`mcp`: name at the upstream [default: the name here, with or without the upstream's name as prefix]"},
@@ -150,10 +150,10 @@ fn tool_schema() -> Value {
         "empty_on": {"type": "array", "items": {"type": "integer", "minimum": 100, "maximum": 599}, "description": "`http`: statuses that mean an empty result"},
         "retry": object_schema(json!({"times": {"type": "integer", "minimum": 0}, "delay": {"$ref": "#/$defs/duration"}}), &[]),
     });
-    if let (Some(tool), Value::Object(more)) =
-        (tool.get_mut("properties").and_then(Value::as_object_mut), elsewhere)
+    if let (Some(tool), Value::Object(included)) =
+        (tool.get_mut("properties").and_then(Value::as_object_mut), backend_keys)
     {
-        tool.extend(more);
+        tool.extend(included);
     }
     tool
 }

@@ -116,7 +116,7 @@ pub(crate) struct AllowedFinding {
 
 /// Reads the allowed findings. An entry without a reason is ignored.
 pub(crate) fn read_allowed_findings(table: &TomlTable<'_>) -> Vec<AllowedFinding> {
-    let one = |entry: TomlTable<'_>| {
+    let read_entry = |entry: TomlTable<'_>| {
         let code = entry.text("allow");
         for (key, example) in [
             ("allow", "allow = \"too_many_tools\""),
@@ -145,7 +145,7 @@ pub(crate) fn read_allowed_findings(table: &TomlTable<'_>) -> Vec<AllowedFinding
         reason?;
         Some(AllowedFinding { code: code?.to_owned(), subject: of })
     };
-    table.tables("lint").into_iter().filter_map(one).collect()
+    table.tables("lint").into_iter().filter_map(read_entry).collect()
 }
 
 impl LintFinding {
@@ -170,10 +170,10 @@ fn suggest_fix(problem: &Diagnostic, place: &SourceSpan) -> Option<(Range<usize>
     let is_one_word =
         !word.is_empty() && word.chars().all(|c| c.is_alphanumeric() || c == '_' || c == '-');
     // The marked text may not be the error, and a merely similar word may have another meaning.
-    let is_slip = toolgate_text::suggest::is_misspelling(name, word);
-    let is_by_hand =
+    let is_misspelling = toolgate_text::suggest::is_misspelling(name, word);
+    let is_excluded =
         DECISION_KEYS.contains(&key_at(place)) || word.ends_with("_of") || name.ends_with("_of");
-    if !is_one_word || !is_slip || is_by_hand || name.contains(['/', '"', '\'', '\\']) {
+    if !is_one_word || !is_misspelling || is_excluded || name.contains(['/', '"', '\'', '\\']) {
         return None;
     }
     let quote = quote.map(String::from).unwrap_or_default();
@@ -206,7 +206,9 @@ impl Config {
             found.extend(check_reasons(declared));
             found.extend(usage.into_iter().flat_map(|usage| check_usage(declared, usage)));
             found.extend(
-                self.retention.into_iter().flat_map(|kept| check_retention(declared, kept)),
+                self.retention
+                    .into_iter()
+                    .flat_map(|retention| check_retention(declared, retention)),
             );
         }
         found.extend(check_duplicates(&self.agents));
@@ -242,8 +244,8 @@ impl Config {
     /// Checks whether the file allows a finding on purpose.
     #[must_use]
     pub fn is_finding_allowed(&self, code: &str, of: &str) -> bool {
-        self.allowed_findings.iter().any(|silence| {
-            silence.code == code && silence.subject.as_deref().is_none_or(|name| name == of)
+        self.allowed_findings.iter().any(|allowed| {
+            allowed.code == code && allowed.subject.as_deref().is_none_or(|name| name == of)
         })
     }
 }
@@ -277,7 +279,7 @@ fn own_tools(declared: &AgentConfig) -> impl Iterator<Item = (&ToolSpec, &Source
 }
 
 fn check_zero_limits(declared: &AgentConfig) -> Vec<NamedFinding> {
-    let told = |place: &SourceSpan| {
+    let to_finding = |place: &SourceSpan| {
         let message = format!("the agent `{}` refuses every call", declared.name);
         lint_warning(
             "dead_rule",
@@ -287,7 +289,7 @@ fn check_zero_limits(declared: &AgentConfig) -> Vec<NamedFinding> {
             "raise the limit, or remove the agent",
         )
     };
-    declared.zero_limits.iter().map(told).collect()
+    declared.zero_limits.iter().map(to_finding).collect()
 }
 
 fn check_tool_count(declared: &AgentConfig) -> Option<NamedFinding> {
@@ -306,10 +308,10 @@ fn check_tool_count(declared: &AgentConfig) -> Option<NamedFinding> {
 }
 
 fn check_descriptions(declared: &AgentConfig) -> Vec<NamedFinding> {
-    let thin = |(spec, _): &(&ToolSpec, &SourceSpan)| {
+    let is_short = |(spec, _): &(&ToolSpec, &SourceSpan)| {
         spec.description().lines().filter(|line| !line.trim().is_empty()).count() < 4
     };
-    let told = |(spec, place): (&ToolSpec, &SourceSpan)| {
+    let to_finding = |(spec, place): (&ToolSpec, &SourceSpan)| {
         let lines = spec.description().lines().count();
         let message = format!(
             "the description of `{}` has {lines} line{}",
@@ -324,7 +326,7 @@ fn check_descriptions(declared: &AgentConfig) -> Vec<NamedFinding> {
             "write four lines: what it does, when to use it, edge cases, what must come first",
         )
     };
-    own_tools(declared).filter(thin).map(told).collect()
+    own_tools(declared).filter(is_short).map(to_finding).collect()
 }
 
 /// Schemas of upstreams are not checked, because this file cannot change them.
@@ -336,9 +338,11 @@ fn check_schemas(declared: &AgentConfig) -> Vec<NamedFinding> {
         .filter(|entry| !matches!(entry.backend, Some(ToolBackend::Mcp { .. })))
     {
         let spec = tool.spec();
-        for (what, schema) in [("input", spec.input_schema()), ("output", spec.output_schema())] {
-            for (wrong, help) in schema.map(find_misspelled_keywords).unwrap_or_default() {
-                let message = format!("the {what} of `{}` {wrong}", spec.name());
+        for (direction, schema) in
+            [("input", spec.input_schema()), ("output", spec.output_schema())]
+        {
+            for (problem, help) in schema.map(find_misspelled_keywords).unwrap_or_default() {
+                let message = format!("the {direction} of `{}` {problem}", spec.name());
                 found.push(lint_warning(
                     "unknown_keyword",
                     spec.name(),
@@ -366,8 +370,8 @@ fn check_secrets(declared: &AgentConfig) -> Vec<NamedFinding> {
                 .map(|output| lookup_schema(output, ExtraArguments::Pass, path))
             {
                 Some(SchemaLookup::Known(_)) => continue,
-                Some(SchemaLookup::Missing(_, more)) => {
-                    known.extend(more);
+                Some(SchemaLookup::Missing(_, output_names)) => {
+                    known.extend(output_names);
                     (
                         Severity::Warning,
                         "name a field of the arguments or of the result, or remove it",
@@ -378,7 +382,7 @@ fn check_secrets(declared: &AgentConfig) -> Vec<NamedFinding> {
                 }
             };
             let guess = find_closest(&name, known.iter().map(String::as_str));
-            let what = match severity {
+            let parts = match severity {
                 Severity::Note => {
                     ("does not accept", "unless the result contains it, the entry hides nothing")
                 }
@@ -387,9 +391,9 @@ fn check_secrets(declared: &AgentConfig) -> Vec<NamedFinding> {
             let message = format!(
                 "`{}` {} a `{}`: {}",
                 spec.name(),
-                what.0,
+                parts.0,
                 escape_for_display(&path.to_string()),
-                what.1
+                parts.1
             );
             let problem = Diagnostic {
                 span: Some(place.clone()),
@@ -479,7 +483,7 @@ fn check_ordering(declared: &AgentConfig) -> Vec<NamedFinding> {
                 .iter()
                 .map(|entry| entry.tool.spec())
                 .filter(|other| other.name() != spec.name());
-            let told = others
+            let mentioned = others
                 .filter(|other| {
                     line.split(|c: char| !(c.is_alphanumeric() || c == '_' || c == '-'))
                         .any(|word| word == other.name())
@@ -489,7 +493,7 @@ fn check_ordering(declared: &AgentConfig) -> Vec<NamedFinding> {
                     !is_ordered_by_files(declared, other.name(), spec)
                         && !is_ordered_by_files(declared, spec.name(), other)
                 });
-            for name in told.map(ToolSpec::name).filter(|name| !enforced.contains(*name)) {
+            for name in mentioned.map(ToolSpec::name).filter(|name| !enforced.contains(*name)) {
                 let message = format!(
                     "the description of `{}` says that `{name}` comes first, but no rule enforces it",
                     spec.name()
@@ -518,18 +522,21 @@ fn check_overlaps(declared: &AgentConfig) -> Vec<NamedFinding> {
     let all: Vec<(&ToolSpec, &SourceSpan, BTreeSet<String>)> =
         own_tools(declared).map(|(spec, place)| (spec, place, words(spec))).collect();
     let mut found = Vec::new();
-    for (at, (one, _, said)) in all.iter().enumerate() {
-        for (other, place, also) in all.iter().skip(at + 1) {
-            let (both, either) = (said.intersection(also).count(), said.union(also).count());
+    for (at, (first, _, first_words)) in all.iter().enumerate() {
+        for (second, place, second_words) in all.iter().skip(at + 1) {
+            let (both, either) = (
+                first_words.intersection(second_words).count(),
+                first_words.union(second_words).count(),
+            );
             if either >= 4 && both as f64 / either as f64 >= MIN_DESCRIPTION_OVERLAP {
                 let message = format!(
                     "the descriptions of `{}` and `{}` are nearly equal",
-                    one.name(),
-                    other.name()
+                    first.name(),
+                    second.name()
                 );
                 found.push(lint_warning(
                     "overlap",
-                    other.name(),
+                    second.name(),
                     Some(place),
                     message,
                     "say when to use each of them, or merge them",
@@ -541,36 +548,30 @@ fn check_overlaps(declared: &AgentConfig) -> Vec<NamedFinding> {
 }
 
 fn check_reasons(declared: &AgentConfig) -> Vec<NamedFinding> {
-    let speaking = declared.rules.sourced_rules().filter(|written| {
-        let speaks =
-            written.policy.can_deny_any(declared.tools.iter().map(|entry| entry.tool.spec()));
-        speaks && !written.policy.name().starts_with(toolgate::policy::source::BUILT_IN_RULE_PREFIX)
+    let denying = declared.rules.sourced_rules().filter(|rule| {
+        let can_deny =
+            rule.policy.can_deny_any(declared.tools.iter().map(|entry| entry.tool.spec()));
+        can_deny && !rule.policy.name().starts_with(toolgate::policy::source::BUILT_IN_RULE_PREFIX)
     });
-    let told = |written: &toolgate::policy::source::SourcedRule| {
-        let name = written.policy.name();
+    let to_finding = |rule: &toolgate::policy::source::SourcedRule| {
+        let name = rule.policy.name();
         let words = |place: SourceSpan| {
             place.text.get(place.range).map_or(0, |reason| reason.split_whitespace().count())
         };
-        let (at, message) = match written.has_field("reason") {
+        let (at, message) = match rule.has_field("reason") {
             false => ("", format!("the rule `{name}` refuses without a reason")),
             // A redirect also tells the model what to do.
-            true if written.has_field("redirect")
-                || written.source_span("reason", None).map_or(0, words) >= MIN_REASON_WORDS =>
+            true if rule.has_field("redirect")
+                || rule.source_span("reason", None).map_or(0, words) >= MIN_REASON_WORDS =>
             {
                 return None;
             }
             true => ("reason", format!("the reason of the rule `{name}` is too short to act on")),
         };
         let help = "add `reason = \"…\"` that tells the model what to do instead";
-        Some(lint_warning(
-            "silent_rule",
-            name,
-            written.source_span(at, None).as_ref(),
-            message,
-            help,
-        ))
+        Some(lint_warning("silent_rule", name, rule.source_span(at, None).as_ref(), message, help))
     };
-    speaking.filter_map(told).collect()
+    denying.filter_map(to_finding).collect()
 }
 
 fn check_usage(declared: &AgentConfig, usage: &ToolUsage) -> Vec<NamedFinding> {
@@ -578,7 +579,7 @@ fn check_usage(declared: &AgentConfig, usage: &ToolUsage) -> Vec<NamedFinding> {
     if all < MIN_USAGE_SESSIONS {
         return Vec::new();
     }
-    let told = |(spec, place): (&ToolSpec, &SourceSpan)| {
+    let to_finding = |(spec, place): (&ToolSpec, &SourceSpan)| {
         let used =
             usage.tools.get(&(declared.name.clone(), spec.name().to_owned())).copied().unwrap_or(0);
         (used * 10 < all).then(|| {
@@ -592,26 +593,26 @@ fn check_usage(declared: &AgentConfig, usage: &ToolUsage) -> Vec<NamedFinding> {
             )
         })
     };
-    own_tools(declared).filter_map(told).collect()
+    own_tools(declared).filter_map(to_finding).collect()
 }
 
-fn check_retention(declared: &AgentConfig, kept: SignedDuration) -> Vec<NamedFinding> {
-    let further = declared
+fn check_retention(declared: &AgentConfig, retention: SignedDuration) -> Vec<NamedFinding> {
+    let rules = declared
         .rules
         .sourced_rules()
-        .filter(|written| written.policy.lookback_window().is_some_and(|back| back > kept));
-    let told = |written: &toolgate::policy::source::SourcedRule| {
-        let name = written.policy.name();
+        .filter(|rule| rule.policy.lookback_window().is_some_and(|window| window > retention));
+    let to_finding = |rule: &toolgate::policy::source::SourcedRule| {
+        let name = rule.policy.name();
         let message = format!("the rule `{name}` looks back further than rows are kept");
         lint_warning(
             "short_retention",
             name,
-            written.source_span("", None).as_ref(),
+            rule.source_span("", None).as_ref(),
             message,
             "increase `retention`; the rule still works, but a backtest lacks older calls",
         )
     };
-    further.map(told).collect()
+    rules.map(to_finding).collect()
 }
 
 fn check_duplicates(agents: &[AgentConfig]) -> Vec<NamedFinding> {
@@ -649,7 +650,7 @@ fn check_duplicates(agents: &[AgentConfig]) -> Vec<NamedFinding> {
 
 /// Finds references that are missing here. Where the gateway runs, they may exist.
 fn check_references(upstream: &UpstreamConfig) -> Vec<NamedFinding> {
-    let told = |problem: Diagnostic| {
+    let to_finding = |problem: Diagnostic| {
         let place = problem.span.as_ref().or(upstream.span.as_ref());
         let message =
             format!("the upstream `{}` would stay offline: {}", upstream.name, problem.message);
@@ -661,5 +662,5 @@ fn check_references(upstream: &UpstreamConfig) -> Vec<NamedFinding> {
             problem.help.as_deref().unwrap_or_default(),
         )
     };
-    upstream.all_references().filter_map(SecretRef::resolution_problem).map(told).collect()
+    upstream.all_references().filter_map(SecretRef::resolution_problem).map(to_finding).collect()
 }

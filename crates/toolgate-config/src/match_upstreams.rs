@@ -109,7 +109,7 @@ impl<'f> UpstreamMatcher<'f> {
         for problem in problems.iter().filter(|problem| problem.severity == Severity::Error) {
             let Some(name) = problem.unknown_tool.as_deref() else { continue };
             let Some((upstream, reason)) = self.find_upstream(name) else { continue };
-            let why = match reason {
+            let explanation = match reason {
                 MissingToolReason::UpstreamNeverSeen => {
                     "its upstream has never been connected; the rule holds from the moment the tool appears"
                 }
@@ -120,24 +120,24 @@ impl<'f> UpstreamMatcher<'f> {
                     "its upstream does not offer the tool; all tools of this upstream are quarantined until the name is corrected"
                 }
             };
-            let message = format!("{}: {why}", problem.message);
-            let told = Diagnostic { message: message.clone(), ..problem.clone() };
+            let message = format!("{}: {explanation}", problem.message);
+            let explained = Diagnostic { message: message.clone(), ..problem.clone() };
             if reason == MissingToolReason::NotOffered {
                 for upstream in self.candidate_upstreams(name) {
-                    self.quarantine_upstream(&upstream.name, &told);
+                    self.quarantine_upstream(&upstream.name, &explained);
                 }
             }
             self.declared
                 .rules
                 .problems
-                .push(Diagnostic { unknown_tool: None, ..told.clone() }.into_warning());
+                .push(Diagnostic { unknown_tool: None, ..explained.clone() }.into_warning());
             if self.placeholders.insert(name.to_owned()) {
-                let unfit = UnusableTool {
+                let tool = UnusableTool {
                     agent: self.declared.name.clone(),
                     name: name.to_owned(),
                     upstream: upstream.name.clone(),
                     tool: name.to_owned(),
-                    reason: told.to_string(),
+                    reason: explained.to_string(),
                     is_awaited: reason != MissingToolReason::NotOffered,
                 };
                 let place = problem
@@ -146,7 +146,7 @@ impl<'f> UpstreamMatcher<'f> {
                     .or(upstream.span.as_ref())
                     .unwrap_or(self.sources.file_span)
                     .clone();
-                self.insert_placeholder(upstream, unfit, place);
+                self.insert_placeholder(upstream, tool, place);
                 added = true;
             }
         }
@@ -296,10 +296,10 @@ impl<'f> UpstreamMatcher<'f> {
     fn insert_placeholder(
         &mut self,
         upstream: &UpstreamConfig,
-        unfit: UnusableTool,
+        unusable: UnusableTool,
         place: SourceSpan,
     ) {
-        let tool = Tool::declare(&unfit.name, &unfit.name, json!({"type": "object"}))
+        let tool = Tool::declare(&unusable.name, &unusable.name, json!({"type": "object"}))
             .timeout(upstream.timeout)
             .open();
         let tool = if upstream.undeclared == UndeclaredToolPolicy::Read {
@@ -310,7 +310,7 @@ impl<'f> UpstreamMatcher<'f> {
         let tool = match self.declared.is_for_client {
             // No handler here could refuse a call that the client runs, so the tool is hidden.
             true => tool.into_client_run().visible_to([]),
-            false => tool.replace_handler(UnusableToolHandler::new_handler(&unfit)),
+            false => tool.replace_handler(UnusableToolHandler::new_handler(&unusable)),
         };
         self.declared.tools.push(ToolConfig {
             tool,
@@ -320,18 +320,18 @@ impl<'f> UpstreamMatcher<'f> {
             secrets: Vec::new(),
             uses_agent_files: false,
         });
-        self.refused.insert(unfit.name.clone());
-        self.unusable_tools.push(unfit);
+        self.refused.insert(unusable.name.clone());
+        self.unusable_tools.push(unusable);
     }
 
     /// Quarantines every tool of an upstream.
     fn quarantine_upstream(&mut self, upstream: &str, problem: &Diagnostic) {
-        let is_its = |entry: &&ToolConfig| matches!(&entry.backend, Some(ToolBackend::Mcp { upstream: of, .. }) if of == upstream);
+        let is_from_upstream = |entry: &&ToolConfig| matches!(&entry.backend, Some(ToolBackend::Mcp { upstream: source, .. }) if source == upstream);
         let names: Vec<String> = self
             .declared
             .tools
             .iter()
-            .filter(is_its)
+            .filter(is_from_upstream)
             .map(|entry| entry.tool.spec().name().to_owned())
             .collect();
         for name in names
@@ -353,25 +353,25 @@ impl<'f> UpstreamMatcher<'f> {
             })
         };
         let Some(first) = errors().next() else { return false };
-        let mut culprits: BTreeMap<String, &Diagnostic> = BTreeMap::new();
+        let mut affected: BTreeMap<String, &Diagnostic> = BTreeMap::new();
         for problem in errors().filter(|_| !all) {
             for name in self.find_culprits(problem) {
-                culprits.entry(name).or_insert(problem);
+                affected.entry(name).or_insert(problem);
             }
         }
-        if culprits.is_empty() {
-            culprits = self
+        if affected.is_empty() {
+            affected = self
                 .remote_tools()
                 .map(|entry| (entry.tool.spec().name().to_owned(), first))
                 .collect();
         }
-        for (name, problem) in &culprits {
+        for (name, problem) in &affected {
             // The place of a problem with a rule helps to find the rule in the file.
-            let why =
+            let reason =
                 if problem.rule.is_some() { problem.to_string() } else { problem.message.clone() };
-            self.quarantine(name, why);
+            self.quarantine(name, reason);
         }
-        !culprits.is_empty()
+        !affected.is_empty()
     }
 
     /// Returns the upstream tools that can still be quarantined.
@@ -406,7 +406,7 @@ impl<'f> UpstreamMatcher<'f> {
             .collect()
     }
 
-    fn quarantine(&mut self, name: &str, why: String) {
+    fn quarantine(&mut self, name: &str, reason: String) {
         let Some(entry) = self
             .declared
             .tools
@@ -422,26 +422,26 @@ impl<'f> UpstreamMatcher<'f> {
             return;
         }
         let tool = tools.first().cloned().unwrap_or_default();
-        let unfit = UnusableTool {
+        let unusable = UnusableTool {
             agent: self.declared.name.clone(),
             name: name.to_owned(),
             upstream: upstream.clone(),
             tool,
-            reason: why,
+            reason,
             is_awaited: false,
         };
-        let bare = |tool: Tool| {
+        let without_definition = |tool: Tool| {
             tool.with_schemas(json!({"type": "object"}), None)
-                .replace_handler(UnusableToolHandler::new_handler(&unfit))
+                .replace_handler(UnusableToolHandler::new_handler(&unusable))
         };
         // Calls are refused and recorded. The record must not hold what the tool calls secret.
-        let mut careful = entry.tool.clone();
-        if !careful.find_secrets() {
-            careful = careful.hide_all_arguments();
+        let mut masked = entry.tool.clone();
+        if !masked.find_secrets() {
+            masked = masked.hide_all_arguments();
         }
-        let before = std::mem::replace(&mut entry.tool, bare(careful));
-        self.quarantined.insert(name.to_owned(), Some(bare(before)));
+        let original = std::mem::replace(&mut entry.tool, without_definition(masked));
+        self.quarantined.insert(name.to_owned(), Some(without_definition(original)));
         self.refused.insert(name.to_owned());
-        self.unusable_tools.push(unfit);
+        self.unusable_tools.push(unusable);
     }
 }

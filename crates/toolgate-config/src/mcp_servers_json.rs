@@ -32,30 +32,31 @@ pub fn parse_mcp_servers(text: &str) -> Result<Vec<UpstreamConfig>, String> {
         .find_map(|key| document.get(key));
     let servers = servers.and_then(serde_json::Value::as_object).ok_or("missing `mcpServers`")?;
     let mapped = toolgate::tool::name::map_foreign_names(servers.keys().map(String::as_str));
-    let clash = |name: &str| {
+    let name_conflict = |name: &str| {
         format!(
             "`{}` has the same name as another server after mapping",
             toolgate_text::escape_for_display(name)
         )
     };
     if let Some(name) = mapped.excluded.iter().next() {
-        return Err(clash(name));
+        return Err(name_conflict(name));
     }
     let mut found: Vec<UpstreamConfig> = Vec::new();
     for (legal, name) in &mapped.names {
         let Some(server) = servers.get(name).filter(|server| !is_toolgate(server)) else {
             continue;
         };
-        let named = |why: String| format!("`{}`: {why}", toolgate_text::escape_for_display(name));
+        let with_server_name =
+            |reason: String| format!("`{}`: {reason}", toolgate_text::escape_for_display(name));
         if server.get("disabled").and_then(serde_json::Value::as_bool) == Some(true) {
             continue;
         }
         let legal: String = legal.chars().take(MAX_UPSTREAM_NAME_CHARS).collect();
         // Shortened names may be equal.
         if found.iter().any(|known| known.name == legal) {
-            return Err(clash(name));
+            return Err(name_conflict(name));
         }
-        let (reach, places) = read_server(server).map_err(named)?;
+        let (reach, places) = read_server(server).map_err(with_server_name)?;
         let upstream = UpstreamConfig::new(&legal, reach);
         found.push(UpstreamConfig {
             undeclared: UndeclaredToolPolicy::Ask,
@@ -85,11 +86,11 @@ pub const PROXIED_SERVERS_KEY: &str = "mcpServersBehindToolgate";
 fn read_server(server: &serde_json::Value) -> Result<(UpstreamTransport, Vec<SecretRef>), String> {
     let text = |key: &str| server.get(key).and_then(serde_json::Value::as_str);
     // Some clients write `null` for absent keys, and accept numbers.
-    let given = |key: &str| server.get(key).filter(|value| !value.is_null());
+    let value_of = |key: &str| server.get(key).filter(|value| !value.is_null());
     let pairs = |key: &str| -> Result<Vec<(String, SecretRef)>, String> {
-        let Some(found) = given(key) else { return Ok(Vec::new()) };
+        let Some(found) = value_of(key) else { return Ok(Vec::new()) };
         let found = found.as_object().ok_or_else(|| format!("`{key}` must be an object"))?;
-        let one = |(name, value): (&String, &serde_json::Value)| {
+        let read_entry = |(name, value): (&String, &serde_json::Value)| {
             let value = match value {
                 serde_json::Value::String(text) => SecretRef::parse_client_value(text)?,
                 serde_json::Value::Number(number) => {
@@ -99,10 +100,10 @@ fn read_server(server: &serde_json::Value) -> Result<(UpstreamTransport, Vec<Sec
             };
             Ok((name.clone(), value))
         };
-        found.iter().filter(|(_, value)| !value.is_null()).map(one).collect()
+        found.iter().filter(|(_, value)| !value.is_null()).map(read_entry).collect()
     };
     if let Some(command) = text("command") {
-        let args = given("args")
+        let args = value_of("args")
             .map(|args| args.as_array().ok_or("`args` must be a list"))
             .transpose()?
             .cloned()

@@ -89,7 +89,7 @@ const DECISIONS: [(&str, &str); 3] = [("allow", "allow"), ("deny", "deny"), ("as
 
 fn read_test(file: &TomlSource, table: &TomlTable<'_>) -> Option<PolicyTest> {
     let name = table.text("name");
-    for (key, like) in [
+    for (key, example) in [
         ("name", "\"a refund needs a verified customer\""),
         ("call", "{ tool = \"…\", arguments = { … } }"),
         ("expect", "\"deny\""),
@@ -98,12 +98,12 @@ fn read_test(file: &TomlSource, table: &TomlTable<'_>) -> Option<PolicyTest> {
             table.report(
                 key,
                 Diagnostic::new(format!("a test needs `{key}`"))
-                    .with_help(format!("like `{key} = {like}`")),
+                    .with_help(format!("like `{key} = {example}`")),
             );
         }
     }
     let given: Vec<Option<PolicyTestCall>> =
-        table.tables("given").iter().map(|given| read_call(given, true)).collect();
+        table.tables("given").iter().map(|call| read_call(call, true)).collect();
     let call = table.table("call").and_then(|call| read_call(&call, false));
     let decision = table.keyword("expect", &DECISIONS);
     let (rule, code) =

@@ -66,24 +66,24 @@ pub(crate) fn find_misspelled_keywords(schema: &Value) -> Vec<(String, String)> 
 ///
 /// If `whole` is false, the schema is part of another one and may require properties that the other
 /// one declares.
-fn check_schema(schema: &Value, at: &str, whole: bool, found: &mut Vec<(String, String)>) {
+fn check_schema(schema: &Value, at: &str, is_whole: bool, found: &mut Vec<(String, String)>) {
     let Value::Object(members) = schema else { return };
-    if whole {
+    if is_whole {
         check_required(members, at, found);
     }
     for (key, value) in members {
         let place = format!("{at}/{key}");
         let name = key.as_str();
         if SCHEMA_MAP_KEYWORDS.contains(&name) {
-            let whole = !matches!(name, "dependentSchemas" | "dependencies");
+            let is_whole = !matches!(name, "dependentSchemas" | "dependencies");
             for (part, inner) in value.as_object().into_iter().flatten() {
-                check_schema(inner, &format!("{place}/{part}"), whole, found);
+                check_schema(inner, &format!("{place}/{part}"), is_whole, found);
             }
         } else if SAME_VALUE_KEYWORDS.contains(&name) || CHILD_VALUE_KEYWORDS.contains(&name) {
-            let whole = CHILD_VALUE_KEYWORDS.contains(&name);
-            check_schema(value, &place, whole, found);
+            let is_whole = CHILD_VALUE_KEYWORDS.contains(&name);
+            check_schema(value, &place, is_whole, found);
             for (index, inner) in value.as_array().into_iter().flatten().enumerate() {
-                check_schema(inner, &format!("{place}/{index}"), whole, found);
+                check_schema(inner, &format!("{place}/{index}"), is_whole, found);
             }
         } else if !NON_SCHEMA_KEYWORDS.contains(&name)
             && !name.starts_with('$')
@@ -119,8 +119,9 @@ fn check_required(members: &Map<String, Value>, at: &str, found: &mut Vec<(Strin
         return;
     };
     // Properties may be declared elsewhere, or additional ones may be allowed.
-    let is_open =
-        members.get("additionalProperties").is_some_and(|more| *more != Value::Bool(false));
+    let is_open = members
+        .get("additionalProperties")
+        .is_some_and(|additional| *additional != Value::Bool(false));
     if is_open
         || members.keys().any(|key| {
             SAME_VALUE_KEYWORDS.contains(&key.as_str())

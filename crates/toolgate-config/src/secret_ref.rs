@@ -41,10 +41,10 @@ impl SecretRef {
         let mut parts = Vec::new();
         let mut rest = text;
         while let Some((before, after)) = rest.split_once("${") {
-            let (name, behind) = after.split_once('}').ok_or("`${` is not closed")?;
+            let (name, after_name) = after.split_once('}').ok_or("`${` is not closed")?;
             parts.push(SecretRefPart::Text(before.to_owned()));
             parts.push(SecretRefPart::Variable(name.to_owned()));
-            rest = behind;
+            rest = after_name;
         }
         parts.push(SecretRefPart::Text(rest.to_owned()));
         Ok(Self { parts, span: None })
@@ -69,7 +69,7 @@ impl SecretRef {
     /// # Errors
     /// A variable or file is missing. The message does not reveal values.
     pub fn resolve(&self) -> Result<String, String> {
-        let one = |part: &SecretRefPart| match part {
+        let resolve_part = |part: &SecretRefPart| match part {
             SecretRefPart::Text(text) => Ok(text.clone()),
             SecretRefPart::Variable(written) => {
                 // Clients write a default for an unset variable after `:-`.
@@ -93,7 +93,7 @@ impl SecretRef {
                     .map_err(|error| format!("{}: {error}", path.display()))
             }
         };
-        self.parts.iter().map(one).collect()
+        self.parts.iter().map(resolve_part).collect()
     }
 
     /// Resolves the current value and remembers it, so that it stays redacted if the file changes
@@ -105,8 +105,8 @@ impl SecretRef {
     /// A variable or file is missing. The message does not reveal values.
     pub fn resolve_and_remember(&self) -> Result<String, String> {
         let value = self.resolve()?;
-        if let Some((_, taken)) = self.source_file() {
-            taken.add(&value);
+        if let Some((_, history)) = self.source_file() {
+            history.add(&value);
         }
         Ok(value)
     }
@@ -115,7 +115,7 @@ impl SecretRef {
     /// process does not change.
     fn source_file(&self) -> Option<(&PathBuf, &SecretHistory)> {
         match self.parts.as_slice() {
-            [SecretRefPart::File(path, taken)] => Some((path, taken)),
+            [SecretRefPart::File(path, history)] => Some((path, history)),
             _ => None,
         }
     }
@@ -125,33 +125,33 @@ impl SecretRef {
     /// If nothing was used yet, the current values are compared. An unreadable or empty file may be
     /// in the middle of a write and counts as unchanged.
     pub(crate) fn is_unchanged(&self, other: &Self) -> bool {
-        let last = self.source_file().and_then(|(_, taken)| taken.values().pop());
+        let last = self.source_file().and_then(|(_, history)| history.values().pop());
         let is_one_file = || {
             self.source_file()
                 .zip(other.source_file())
-                .is_some_and(|((own, _), (theirs, _))| own == theirs)
+                .is_some_and(|((values, _), (other_values, _))| values == other_values)
         };
         match (last.map_or_else(|| self.resolve(), Ok), other.resolve()) {
             (Ok(_), Err(_)) => is_one_file(),
-            (Ok(_), Ok(theirs)) if theirs.is_empty() && is_one_file() => true,
-            (own, theirs) => own == theirs,
+            (Ok(_), Ok(other_values)) if other_values.is_empty() && is_one_file() => true,
+            (values, other_values) => values == other_values,
         }
     }
 
     /// Lists the current value and all remembered values.
     pub(crate) fn known_values(&self) -> Vec<String> {
-        let taken = self.source_file().map(|(_, taken)| taken.values()).unwrap_or_default();
-        taken.into_iter().chain(self.resolve().ok()).collect()
+        let used = self.source_file().map(|(_, used)| used.values()).unwrap_or_default();
+        used.into_iter().chain(self.resolve().ok()).collect()
     }
 
     /// Lists current and remembered values that come from the environment or from a file. They are
     /// secret.
     pub(crate) fn secret_values(&self) -> impl Iterator<Item = String> {
-        let one = |part: &SecretRefPart| match part {
+        let values_of = |part: &SecretRefPart| match part {
             SecretRefPart::Text(_) => Vec::new(),
             other => Self { parts: vec![other.clone()], span: None }.known_values(),
         };
-        self.parts.iter().flat_map(one)
+        self.parts.iter().flat_map(values_of)
     }
 
     pub(crate) fn with_span(self, place: SourceSpan) -> Self {
@@ -160,12 +160,12 @@ impl SecretRef {
 
     /// Describes why the value cannot be resolved.
     pub(crate) fn resolution_problem(&self) -> Option<Diagnostic> {
-        let why = self.resolve().err()?;
+        let reason = self.resolve().err()?;
         let help = match self.parts.first() {
             Some(SecretRefPart::File(..)) => "a path is relative to this file",
             _ => "set it where toolgate is started, or use `{ file = \"…\" }`",
         };
-        Some(Diagnostic { span: self.span.clone(), ..Diagnostic::new(why).with_help(help) })
+        Some(Diagnostic { span: self.span.clone(), ..Diagnostic::new(reason).with_help(help) })
     }
 }
 
@@ -185,7 +185,7 @@ impl fmt::Debug for SecretHistory {
 impl SecretHistory {
     pub(crate) fn add(&self, secret: &str) {
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        known.retain(|one| one != secret);
+        known.retain(|value| value != secret);
         known.push_back(secret.to_owned());
         if known.len() > MAX_REMEMBERED_SECRETS {
             known.pop_front();
@@ -213,9 +213,10 @@ pub(crate) fn redact_references<'a>(
 /// Returns a value, and the same value without a scheme such as `Bearer`, because services repeat
 /// either.
 pub(crate) fn with_and_without_scheme(value: String) -> Vec<String> {
-    let behind = value.split_once(' ').map(|(_, behind)| behind.to_owned());
-    let behind = behind.filter(|behind| behind.len() >= 8 && !behind.contains(' '));
-    behind.into_iter().chain([value]).collect()
+    let without_scheme = value.split_once(' ').map(|(_, without_scheme)| without_scheme.to_owned());
+    let without_scheme = without_scheme
+        .filter(|without_scheme| without_scheme.len() >= 8 && !without_scheme.contains(' '));
+    without_scheme.into_iter().chain([value]).collect()
 }
 
 impl ConfigReader<'_> {
@@ -241,8 +242,8 @@ impl ConfigReader<'_> {
         }
         match SecretRef::parse(table.text(key)?) {
             Ok(reference) => Some(reference.with_span(table.span_of(key))),
-            Err(why) => {
-                table.report(key, Diagnostic::new(why).with_help("like `${API_KEY}`"));
+            Err(reason) => {
+                table.report(key, Diagnostic::new(reason).with_help("like `${API_KEY}`"));
                 None
             }
         }

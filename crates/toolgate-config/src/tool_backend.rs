@@ -114,7 +114,7 @@ impl Config {
                 map_each_name(names.iter().map(String::as_str)).collect(),
             );
         }
-        let single = self.agents.len() == 1;
+        let is_only_agent = self.agents.len() == 1;
         let mut agents = std::mem::take(&mut self.agents);
         for declared in &mut agents {
             for entry in &mut declared.tools {
@@ -129,12 +129,12 @@ impl Config {
                         has_timeout: timed,
                     }) => {
                         let known = backend.accepted_tools(&upstream).unwrap_or_default();
-                        let meant = tools
+                        let candidate = tools
                             .iter()
                             .find(|tool| known.iter().any(|remote| remote.name == **tool))
                             .or_else(|| tools.first());
-                        let Some(tool) = meant.cloned() else { continue };
-                        let is_there =
+                        let Some(tool) = candidate.cloned() else { continue };
+                        let is_offered =
                             self.connect_tool(entry, &upstream, &tool, described, timed, backend);
                         entry.backend = Some(ToolBackend::Mcp {
                             upstream: upstream.clone(),
@@ -146,8 +146,8 @@ impl Config {
                         let (name, effect) = (spec.name().to_owned(), spec.effect());
                         // A missing tool must not stop the other tools. A call of it is refused
                         // with the reason.
-                        if !is_there {
-                            let why = "the upstream does not offer it, or it is quarantined; see `toolgate upstream list`".to_owned();
+                        if !is_offered {
+                            let reason = "the upstream does not offer it, or it is quarantined; see `toolgate upstream list`".to_owned();
                             let (agent, name) = (declared.name.clone(), name.clone());
                             let (upstream, tool) = (upstream.clone(), tool.clone());
                             self.upstream_inventory.unusable_tools.push(UnusableTool {
@@ -155,7 +155,7 @@ impl Config {
                                 name,
                                 upstream,
                                 tool,
-                                reason: why,
+                                reason,
                                 is_awaited: true,
                             });
                         }
@@ -171,7 +171,7 @@ impl Config {
                     None => {}
                 }
             }
-            self.offer_undeclared_tools(declared, single, backend);
+            self.offer_undeclared_tools(declared, is_only_agent, backend);
         }
         self.agents = agents;
         self
@@ -232,17 +232,17 @@ impl Config {
     fn offer_undeclared_tools(
         &mut self,
         declared: &mut AgentConfig,
-        single: bool,
+        is_only_agent: bool,
         backend: &dyn Backend,
     ) {
-        let mut asks = Vec::new();
+        let mut needing_approval = Vec::new();
         let mut found: Vec<(String, &UpstreamConfig, RemoteToolSpec)> = Vec::new();
         for upstream in &self.upstreams {
-            let taken = match &declared.upstreams {
+            let is_used = match &declared.upstreams {
                 Some(names) => names.contains(&upstream.name),
-                None => single,
+                None => is_only_agent,
             };
-            if !taken || upstream.undeclared == UndeclaredToolPolicy::Deny {
+            if !is_used || upstream.undeclared == UndeclaredToolPolicy::Deny {
                 continue;
             }
             let remotes = backend.accepted_tools(&upstream.name).unwrap_or_default();
@@ -256,45 +256,47 @@ impl Config {
             {
                 seen.extend(left_out);
             }
-            for (legal, foreign) in &mapped.names {
+            for (valid_name, foreign) in &mapped.names {
                 let Some(remote) =
                     names.iter().position(|name| name == foreign).and_then(|at| remotes.get(at))
                 else {
                     continue;
                 };
                 let declares = |entry: &ToolConfig| {
-                    let own = matches!(&entry.backend, Some(ToolBackend::Mcp { upstream: from, tools, .. }) if *from == upstream.name && tools.contains(&remote.name));
-                    own || entry.tool.spec().name() == legal
+                    let is_same_tool = matches!(&entry.backend, Some(ToolBackend::Mcp { upstream: from, tools, .. }) if *from == upstream.name && tools.contains(&remote.name));
+                    is_same_tool || entry.tool.spec().name() == valid_name
                 };
                 if !declared.tools.iter().any(declares) {
-                    found.push((legal.clone(), upstream, remote.clone()));
+                    found.push((valid_name.clone(), upstream, remote.clone()));
                 }
             }
         }
         // Names that collide across upstreams are quarantined, so that neither tool replaces the
         // other.
-        let twice: Vec<String> = found
+        let duplicates: Vec<String> = found
             .iter()
-            .map(|(legal, ..)| legal)
-            .filter(|legal| found.iter().filter(|(other, ..)| other == *legal).count() > 1)
+            .map(|(valid_name, ..)| valid_name)
+            .filter(|valid_name| {
+                found.iter().filter(|(other, ..)| other == *valid_name).count() > 1
+            })
             .cloned()
             .collect();
-        for (legal, upstream, remote) in &found {
-            if twice.contains(legal) {
+        for (valid_name, upstream, remote) in &found {
+            if duplicates.contains(valid_name) {
                 self.upstream_inventory
                     .quarantined_by_upstream
                     .entry(upstream.name.clone())
                     .or_default()
-                    .insert(legal.clone());
+                    .insert(valid_name.clone());
                 tracing::warn!(
                     upstream = upstream.name,
-                    tool = legal,
+                    tool = valid_name,
                     "another upstream has a tool of this name; both are quarantined"
                 );
                 continue;
             }
             let tool = Tool::with_handler(
-                legal,
+                valid_name,
                 &shorten_description(&remote.description, &remote.name),
                 remote.input.clone(),
                 backend.remote_handler(upstream, &remote.name),
@@ -305,18 +307,18 @@ impl Config {
                 .clone()
                 .map_or_else(|| tool.clone(), |schema| tool.clone().output_schema(schema));
             // A tool that would prevent the agent from being built is quarantined.
-            if let Some(why) = find_build_error(&tool, &declared.rules) {
+            if let Some(reason) = find_build_error(&tool, &declared.rules) {
                 self.upstream_inventory
                     .quarantined_by_upstream
                     .entry(upstream.name.clone())
                     .or_default()
-                    .insert(legal.clone());
+                    .insert(valid_name.clone());
                 self.upstream_inventory.unusable_tools.push(UnusableTool {
                     agent: declared.name.clone(),
-                    name: legal.clone(),
+                    name: valid_name.clone(),
                     upstream: upstream.name.clone(),
                     tool: remote.name.clone(),
-                    reason: why,
+                    reason,
                     is_awaited: false,
                 });
                 continue;
@@ -327,18 +329,18 @@ impl Config {
                 UndeclaredToolPolicy::Ask | UndeclaredToolPolicy::Deny => tool,
             };
             if upstream.undeclared == UndeclaredToolPolicy::Ask {
-                asks.push(legal.clone());
+                needing_approval.push(valid_name.clone());
             }
             self.exposed_tools.push(ExposedTool {
                 agent: declared.name.clone(),
-                name: legal.clone(),
+                name: valid_name.clone(),
                 upstream: upstream.name.clone(),
                 tool: remote.name.clone(),
                 effect: tool.spec().effect(),
                 is_declared: false,
             });
             let place = upstream.span.clone().unwrap_or_else(|| self.file_span.clone());
-            let behind = Some(ToolBackend::Mcp {
+            let backend_entry = Some(ToolBackend::Mcp {
                 upstream: upstream.name.clone(),
                 tools: vec![remote.name.clone()],
                 has_description: false,
@@ -348,13 +350,13 @@ impl Config {
                 tool,
                 span: place,
                 section: None,
-                backend: behind,
+                backend: backend_entry,
                 secrets: Vec::new(),
                 uses_agent_files: false,
             });
         }
-        if !asks.is_empty() {
-            declared.require_approval(&asks, UNDECLARED_TOOL_REASON);
+        if !needing_approval.is_empty() {
+            declared.require_approval(&needing_approval, UNDECLARED_TOOL_REASON);
         }
     }
 
@@ -365,7 +367,7 @@ impl Config {
         let Some(declared) = self.agents.iter_mut().find(|declared| declared.name == agent) else {
             return self;
         };
-        let mut lacking = Vec::new();
+        let mut undeclared = Vec::new();
         for tool in tools.iter().copied() {
             if declared.tools.iter().all(|entry| entry.tool.spec().name() != tool) {
                 let external = Tool::external(tool, tool, None);
@@ -378,15 +380,15 @@ impl Config {
                     secrets: Vec::new(),
                     uses_agent_files: false,
                 });
-                lacking.push(tool.to_owned());
+                undeclared.push(tool.to_owned());
             }
         }
         // The name in the configuration may differ from the name in the client.
-        match lacking.as_slice() {
+        match undeclared.as_slice() {
             [] => {}
-            [one] => declared
-                .require_approval(&lacking, &format!("{UNDECLARED_TOOL_REASON} To declare it, add `[tools.{one}]` to the configuration.")),
-            _ => declared.require_approval(&lacking, UNDECLARED_TOOL_REASON),
+            [name] => declared
+                .require_approval(&undeclared, &format!("{UNDECLARED_TOOL_REASON} To declare it, add `[tools.{name}]` to the configuration.")),
+            _ => declared.require_approval(&undeclared, UNDECLARED_TOOL_REASON),
         }
         self
     }

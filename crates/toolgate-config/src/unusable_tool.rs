@@ -1,5 +1,7 @@
-//! Tools of upstreams that do not fit a file: they are not called, and the rest of it works without
-//! them.
+//! Represents tools of upstreams that cannot be called: missing tools, and tools that do not fit the
+//! configuration.
+//!
+//! The rest of the configuration works without them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -14,39 +16,40 @@ use toolgate::pipeline::Permit;
 use toolgate::tool::context::ToolContext;
 use toolgate::tool::{Failure, Handler};
 
-/// When to try again where it is awaited, in milliseconds.
+/// Delay that is suggested before a retry of an awaited tool, in milliseconds.
 const RETRY_AFTER_MS: u64 = 1_000;
 
-/// A tool of an upstream that is not called as things are. Everything else works without it.
+/// A tool of an upstream that cannot be called at present.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct UnusableTool {
-    /// The agent that would have it.
+    /// The agent that declares or offers the tool.
     pub agent: String,
-    /// What it is called there.
+    /// Name in the agent.
     pub name: String,
-    /// Where it comes from.
+    /// Name of the upstream.
     pub upstream: String,
-    /// What it is called there.
+    /// Name at the upstream.
     pub tool: String,
-    /// Why it is not called.
+    /// The reason why calls are refused.
     pub reason: String,
-    /// It is not there, and is taken as soon as it comes; else somebody has to mend something.
+    /// Whether the tool works as soon as its upstream offers it. Otherwise a person must correct
+    /// the configuration or the upstream.
     pub is_awaited: bool,
 }
 
-/// What is known of what upstreams offer, once something is behind the tools.
+/// The known tools of the upstreams, once a backend is connected.
 #[derive(Clone, Default)]
 pub(crate) struct UpstreamInventory {
     /// Whether tools really run.
     pub(crate) is_live: bool,
-    /// The upstreams that were ever seen; of each, what is held back, by the names that models
-    /// would know it by.
+    /// The upstreams that were ever connected, each with the default names of its quarantined
+    /// tools.
     pub(crate) quarantined_by_upstream: BTreeMap<String, BTreeSet<String>>,
-    /// Tools that are not called.
+    /// Tools that cannot be called.
     pub(crate) unusable_tools: Vec<UnusableTool>,
 }
 
-/// What stands behind such a tool.
+/// Refuses every call of an unusable tool.
 pub(crate) struct UnusableToolHandler {
     name: String,
     upstream: String,
@@ -54,26 +57,29 @@ pub(crate) struct UnusableToolHandler {
 }
 
 impl UnusableToolHandler {
-    pub(crate) fn new_handler(unfit: &UnusableTool) -> Arc<dyn Handler> {
+    pub(crate) fn new_handler(tool: &UnusableTool) -> Arc<dyn Handler> {
         Arc::new(Self {
-            name: unfit.name.clone(),
-            upstream: unfit.upstream.clone(),
-            is_awaited: unfit.is_awaited,
+            name: tool.name.clone(),
+            upstream: tool.upstream.clone(),
+            is_awaited: tool.is_awaited,
         })
     }
 
-    /// A model is told that, and not why: the upstream may have put its words there.
+    /// Returns the error for the model.
+    ///
+    /// The error omits the reason, because the reason may contain text from the upstream.
     fn failure(&self) -> Failure {
-        let whose = format!("`{}` of the upstream `{}`", self.name, self.upstream);
+        let tool = format!("`{}` of the upstream `{}`", self.name, self.upstream);
         if self.is_awaited {
-            let message =
-                format!("{whose} was not there when the rules for it were read, or is held back");
+            let message = format!(
+                "{tool} was not available when its rules were loaded, or it is quarantined"
+            );
             return Failure::from_code(error_code::UPSTREAM_UNAVAILABLE, message)
                 .effects(CallEffects::None)
                 .retry_after_ms(RETRY_AFTER_MS);
         }
         let message = format!(
-            "{whose} does not fit the configuration; it is held back until a person has looked at it (`toolgate upstream list` says why)"
+            "{tool} does not fit the configuration; it is quarantined until a person has checked it (`toolgate upstream list` shows the reason)"
         );
         Failure::from_code(error_code::DEFINITION_CHANGED, message).effects(CallEffects::None)
     }

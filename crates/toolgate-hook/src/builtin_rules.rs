@@ -30,21 +30,21 @@ pub(crate) struct SymlinkSnapshot(BTreeMap<String, Option<String>>);
 
 impl SymlinkSnapshot {
     /// Records each component of a path, and follows symbolic links.
-    fn record(&mut self, place: &Path) {
-        let mut ways = vec![place.to_owned()];
+    fn record(&mut self, path: &Path) {
+        let mut pending = vec![path.to_owned()];
         // Linux follows at most 40 links. The limit also ends a link that leads under itself.
         for _ in 0..=40 {
-            let Some(way) = ways.pop() else { break };
-            for step in way.ancestors() {
-                let Some(above) = step.parent() else { break };
+            let Some(current) = pending.pop() else { break };
+            for step in current.ancestors() {
+                let Some(parent) = step.parent() else { break };
                 let name = step.display().to_string();
                 // If a component is recorded, all components above it are recorded too.
                 if self.0.contains_key(&name) {
                     break;
                 }
-                let leads = std::fs::read_link(step).ok();
-                ways.extend(leads.iter().map(|leads| above.join(leads)));
-                self.0.insert(name, leads.map(|leads| leads.display().to_string()));
+                let target = std::fs::read_link(step).ok();
+                pending.extend(target.iter().map(|target| parent.join(target)));
+                self.0.insert(name, target.map(|target| target.display().to_string()));
             }
         }
     }
@@ -58,11 +58,11 @@ impl SymlinkSnapshot {
             if missing.is_some_and(|missing| Path::new(path).starts_with(missing)) {
                 return was.is_none();
             }
-            let leads = std::fs::read_link(path);
-            if leads.as_ref().is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound) {
+            let target = std::fs::read_link(path);
+            if target.as_ref().is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound) {
                 missing = Some(path);
             }
-            leads.ok().map(|leads| leads.display().to_string()) == *was
+            target.ok().map(|target| target.display().to_string()) == *was
         })
     }
 }
@@ -101,55 +101,56 @@ impl ProtectedPaths {
     /// Collects the protected paths of a configuration, for an agent that works in a project.
     pub fn collect(found: &EffectiveConfig, state: &UserStateDir, project: &Path) -> Self {
         let absolute = |path: &Path| std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
-        let shown = |path: PathBuf| path.display().to_string();
+        let to_text = |path: PathBuf| path.display().to_string();
         // Links are recorded before they are followed, so that a later change is detected.
         let mut links = SymlinkSnapshot::default();
         links.record(&found.store);
-        let mut secret = vec![shown(state.path().to_owned())];
+        let mut unreadable = vec![to_text(state.path().to_owned())];
         // The files next to a ledger are next to the link and next to its target.
         for store in
-            [found.store.clone()].into_iter().chain(resolve_existing(&found.store)).map(shown)
+            [found.store.clone()].into_iter().chain(resolve_existing(&found.store)).map(to_text)
         {
-            secret.extend(["", "-wal", "-shm", ".state"].map(|end| format!("{store}{end}")));
+            unreadable
+                .extend(["", "-wal", "-shm", ".state"].map(|suffix| format!("{store}{suffix}")));
         }
         // A missing file is protected too, because creating it would override an existing one.
-        let looked_at = found.examined_files.iter().map(|(file, _)| file).chain(&found.files);
-        let mut fixed: Vec<String> = looked_at.map(|file| shown(absolute(file))).collect();
-        fixed.extend(effective_config::user_config_path().map(shown));
+        let examined = found.examined_files.iter().map(|(file, _)| file).chain(&found.files);
+        let mut unchangeable: Vec<String> = examined.map(|file| to_text(absolute(file))).collect();
+        unchangeable.extend(effective_config::user_config_path().map(to_text));
         if let Ok(program) = std::env::current_exe() {
             // The hook programs are in the directory of this program.
-            fixed.extend(
+            unchangeable.extend(
                 crate::client_hooks::TOOLGATE_PROGRAMS
                     .iter()
-                    .map(|name| shown(program.with_file_name(name))),
+                    .map(|name| to_text(program.with_file_name(name))),
             );
-            fixed.push(shown(program));
+            unchangeable.push(to_text(program));
         }
         for client in crate::client_hooks::SupportedClient::ALL {
-            fixed.extend(client.settings_file(Some(project)).ok().map(shown));
-            fixed.extend(client.settings_file(None).ok().map(shown));
+            unchangeable.extend(client.settings_file(Some(project)).ok().map(to_text));
+            unchangeable.extend(client.settings_file(None).ok().map(to_text));
         }
         for home in [project.to_owned()].into_iter().chain(effective_config::home_dir()) {
-            fixed.extend(
+            unchangeable.extend(
                 [".claude/settings.local.json", ".codex/config.toml"]
                     .iter()
-                    .map(|file| shown(home.join(file))),
+                    .map(|file| to_text(home.join(file))),
             );
         }
-        fixed.sort();
-        secret.iter().chain(&fixed).for_each(|place| links.record(Path::new(place)));
-        for places in [&mut secret, &mut fixed] {
+        unchangeable.sort();
+        unreadable.iter().chain(&unchangeable).for_each(|path| links.record(Path::new(path)));
+        for paths in [&mut unreadable, &mut unchangeable] {
             // The target of a link is the same file under another name.
-            let there: Vec<String> = places
+            let resolved: Vec<String> = paths
                 .iter()
-                .filter_map(|place| resolve_existing(Path::new(place)))
-                .map(shown)
+                .filter_map(|path| resolve_existing(Path::new(path)))
+                .map(to_text)
                 .collect();
-            places.extend(there);
-            let mut known = HashSet::new();
-            places.retain(|place| known.insert(place.clone()));
+            paths.extend(resolved);
+            let mut seen = HashSet::new();
+            paths.retain(|path| seen.insert(path.clone()));
         }
-        Self { unreadable: secret, unchangeable: fixed, project: shown(project.to_owned()), links }
+        Self { unreadable, unchangeable, project: to_text(project.to_owned()), links }
     }
 
     /// Returns all protected paths, for components that give files to agents.
@@ -165,8 +166,8 @@ impl ProtectedPaths {
     /// others.
     ///
     /// A tool that may not be about files matches a path only if the argument is a whole path.
-    /// Paths directly in `here` also match by name.
-    pub fn render_rules(&self, tools: &[&ToolSpec], here: Option<&Path>) -> String {
+    /// Paths directly in `working_dir` also match by name.
+    pub fn render_rules(&self, tools: &[&ToolSpec], working_dir: Option<&Path>) -> String {
         let list = |names: &[&str]| json!(names).to_string();
         let all: Vec<&str> = tools.iter().map(|tool| tool.name()).collect();
         let changing: Vec<&str> = tools
@@ -184,9 +185,10 @@ impl ProtectedPaths {
                 ));
             }
         };
-        let is_here =
-            |place: &&String| here.is_none_or(|here| Path::new(place).parent() == Some(here));
-        for (name, places, tools, reason) in [
+        let is_in_working_dir = |path: &&String| {
+            working_dir.is_none_or(|working_dir| Path::new(path).parent() == Some(working_dir))
+        };
+        for (name, paths, tools, reason) in [
             ("state", &self.unreadable, &all, "Agents must not access toolgate's own state."),
             (
                 "files",
@@ -197,30 +199,31 @@ impl ProtectedPaths {
         ] {
             // Reading a directory tree changes nothing in it. The search rules below protect the
             // state.
-            let (near, far): (Vec<&String>, Vec<&String>) = places.iter().partition(is_here);
-            if !near.is_empty() {
+            let (inside, outside): (Vec<&String>, Vec<&String>) =
+                paths.iter().partition(is_in_working_dir);
+            if !inside.is_empty() {
                 rule(
                     name,
                     name,
                     tools,
-                    &format!("touches = {}, lenient = true, recursive = false", json!(near)),
+                    &format!("touches = {}, lenient = true, recursive = false", json!(inside)),
                     reason,
                 );
             }
-            if !far.is_empty() {
+            if !outside.is_empty() {
                 rule(
                     &format!("{name}:elsewhere"),
                     name,
                     tools,
                     &format!(
                         "touches = {}, lenient = true, recursive = false, qualified = true",
-                        json!(far)
+                        json!(outside)
                     ),
                     reason,
                 );
             }
         }
-        for (tool, argument, instead) in tools.iter().copied().filter_map(search_tool_argument) {
+        for (tool, argument, advice) in tools.iter().copied().filter_map(search_tool_argument) {
             let condition = format!(
                 "argument = {}, touches = {}, lenient = true, from = {}",
                 json!(argument),
@@ -228,7 +231,7 @@ impl ProtectedPaths {
                 json!(self.project)
             );
             let reason = format!(
-                "This would read toolgate's own state, which agents must not access. {instead}"
+                "This would read toolgate's own state, which agents must not access. {advice}"
             );
             rule(&format!("search:{tool}"), "state", &[tool], &condition, &reason);
         }
@@ -257,12 +260,12 @@ impl ProtectedPaths {
 ///
 /// A device is shared: a user without settings may have linked them to `/dev/null`.
 fn resolve_existing(path: &Path) -> Option<PathBuf> {
-    let (there, rest) = path
-        .ancestors()
-        .find_map(|above| Some((above.canonicalize().ok()?, path.strip_prefix(above).ok()?)))?;
+    let (existing, rest) = path.ancestors().find_map(|ancestor| {
+        Some((ancestor.canonicalize().ok()?, path.strip_prefix(ancestor).ok()?))
+    })?;
     match rest.as_os_str().is_empty() {
-        true => (there.is_file() || there.is_dir()).then_some(there),
-        false => Some(there.join(rest)),
+        true => (existing.is_file() || existing.is_dir()).then_some(existing),
+        false => Some(existing.join(rest)),
     }
 }
 
@@ -281,8 +284,8 @@ fn search_tool_argument(tool: &ToolSpec) -> Option<(&str, String, &'static str)>
             .into_iter()
             .find(|name| schema.pointer(&format!("/properties/{name}")).is_some())?,
     };
-    let searches = SEARCH_TOOL_NAME_PARTS.iter().any(|part| tool.name().contains(part));
-    searches.then(|| {
+    let is_search_tool = SEARCH_TOOL_NAME_PARTS.iter().any(|part| tool.name().contains(part));
+    is_search_tool.then(|| {
         (tool.name(), format!("/{argument}"), "Search a directory that does not contain it.")
     })
 }

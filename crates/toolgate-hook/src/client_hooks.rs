@@ -48,34 +48,34 @@ impl SupportedClient {
         let home = || {
             crate::effective_config::home_dir().ok_or_else(|| io::Error::other("no home directory"))
         };
-        let moved = |variable: &str, usual: &str| match std::env::var_os(variable)
+        let dir_from_variable = |variable: &str, default_dir: &str| match std::env::var_os(variable)
             .filter(|path| !path.is_empty())
         {
             Some(path) => Ok(PathBuf::from(path)),
-            None => home().map(|home| home.join(usual)),
+            None => home().map(|home| home.join(default_dir)),
         };
         Ok(match (self, project) {
             (Self::ClaudeCode, Some(project)) => project.join(".claude/settings.json"),
             (Self::ClaudeCode, None) => {
-                moved("CLAUDE_CONFIG_DIR", ".claude")?.join("settings.json")
+                dir_from_variable("CLAUDE_CONFIG_DIR", ".claude")?.join("settings.json")
             }
             (Self::Codex, Some(project)) => project.join(".codex/hooks.json"),
-            (Self::Codex, None) => moved("CODEX_HOME", ".codex")?.join("hooks.json"),
+            (Self::Codex, None) => dir_from_variable("CODEX_HOME", ".codex")?.join("hooks.json"),
             (Self::Cursor, Some(project)) => project.join(".cursor/hooks.json"),
             (Self::Cursor, None) => home()?.join(".cursor/hooks.json"),
             (Self::Vscode, Some(project)) => project.join(".github/hooks/toolgate.json"),
             (Self::Vscode, None) => home()?.join(".copilot/hooks/toolgate.json"),
             // Claude Desktop has one file for all projects.
             (Self::ClaudeDesktop, _) => {
-                let usual = if cfg!(target_os = "macos") {
+                let default_dir = if cfg!(target_os = "macos") {
                     "Library/Application Support"
                 } else {
                     ".config"
                 };
                 let base = if cfg!(target_os = "macos") {
-                    home()?.join(usual)
+                    home()?.join(default_dir)
                 } else {
-                    moved("XDG_CONFIG_HOME", usual)?
+                    dir_from_variable("XDG_CONFIG_HOME", default_dir)?
                 };
                 base.join("Claude/claude_desktop_config.json")
             }
@@ -108,17 +108,22 @@ impl SupportedClient {
     /// Returns the Claude Code settings files of the project and the user that can disable all
     /// hooks.
     pub fn hook_disabling_files(project: &Path) -> Vec<PathBuf> {
-        let own =
+        let settings =
             [Self::ClaudeCode.settings_file(Some(project)), Self::ClaudeCode.settings_file(None)];
-        own.into_iter().flatten().chain([project.join(".claude/settings.local.json")]).collect()
+        settings
+            .into_iter()
+            .flatten()
+            .chain([project.join(".claude/settings.local.json")])
+            .collect()
     }
 
     /// Returns the managed settings files of Claude Code, which override users and projects.
     ///
     /// A later file overrides the earlier ones.
     pub fn managed_settings_files() -> Vec<PathBuf> {
-        let named = std::env::var_os("TOOLGATE_MANAGED_SETTINGS").filter(|path| !path.is_empty());
-        let directory = named.map_or_else(|| PathBuf::from("/etc/claude-code"), PathBuf::from);
+        let configured =
+            std::env::var_os("TOOLGATE_MANAGED_SETTINGS").filter(|path| !path.is_empty());
+        let directory = configured.map_or_else(|| PathBuf::from("/etc/claude-code"), PathBuf::from);
         let is_part = |path: &PathBuf| {
             let name = path.file_name().map(|name| name.to_string_lossy()).unwrap_or_default();
             name.ends_with(".json") && !name.starts_with('.')
@@ -177,14 +182,15 @@ impl SupportedClient {
     /// Returns the file with the hooks of toolgate added and everything else unchanged.
     pub fn with_hooks(self, text: &str, program: &str) -> Result<String, String> {
         let root = parse_settings(text)?;
-        let top = root
+        let root_object = root
             .object_value_or_create()
             .ok_or("not a JSON object; replace it with `{}` or move it away")?;
-        remove_hook_entries(&top);
-        if self == Self::Cursor && top.get("version").is_none() {
-            top.append("version", CstInputValue::Number("1".to_owned()));
+        remove_hook_entries(&root_object);
+        if self == Self::Cursor && root_object.get("version").is_none() {
+            root_object.append("version", CstInputValue::Number("1".to_owned()));
         }
-        let hooks = top.object_value_or_create("hooks").ok_or("`hooks` is not an object")?;
+        let hooks =
+            root_object.object_value_or_create("hooks").ok_or("`hooks` is not an object")?;
         for event in self.hook_events() {
             let list = hooks
                 .array_value_or_create(event)
@@ -205,8 +211,8 @@ impl SupportedClient {
     /// Returns the file without the hooks of toolgate.
     pub fn without_hooks(text: &str) -> Result<String, String> {
         let root = parse_settings(text)?;
-        if let Some(top) = root.object_value() {
-            remove_hook_entries(&top);
+        if let Some(root_object) = root.object_value() {
+            remove_hook_entries(&root_object);
         }
         Ok(serialize_settings(&root, text))
     }
@@ -228,13 +234,13 @@ impl SupportedClient {
         let hooks =
             file.get("hooks").and_then(Value::as_object).filter(|_| self == Self::ClaudeCode);
         for (event, groups) in hooks.into_iter().flatten() {
-            for (at, group) in groups.as_array().into_iter().flatten().enumerate() {
+            for (index, group) in groups.as_array().into_iter().flatten().enumerate() {
                 if !group.get("hooks").is_some_and(Value::is_array) {
-                    return Some(format!("`hooks.{event}[{at}]` has no list of `hooks`"));
+                    return Some(format!("`hooks.{event}[{index}]` has no list of `hooks`"));
                 }
                 if group.get("matcher").is_some_and(|matcher| !matcher.is_string()) {
                     return Some(format!(
-                        "`hooks.{event}[{at}]` has a `matcher` that is not a string"
+                        "`hooks.{event}[{index}]` has a `matcher` that is not a string"
                     ));
                 }
             }
@@ -275,11 +281,14 @@ pub fn parse_settings(text: &str) -> Result<CstRootNode, String> {
     let text = text.trim_start_matches('\u{feff}');
     let text = if text.trim().is_empty() { "{}" } else { text };
     let root = CstRootNode::parse(text, &JSONC_PARSE_OPTIONS).map_err(|error| error.to_string())?;
-    let Some(top) = root.object_value() else { return Ok(root) };
-    if duplicate_keys(&top).iter().any(|name| name == "hooks") {
+    let Some(root_object) = root.object_value() else { return Ok(root) };
+    if duplicate_keys(&root_object).iter().any(|name| name == "hooks") {
         return Err("duplicate key `hooks`; merge the two".to_owned());
     }
-    match top.object_value("hooks").and_then(|hooks| duplicate_keys(&hooks).into_iter().next()) {
+    match root_object
+        .object_value("hooks")
+        .and_then(|hooks| duplicate_keys(&hooks).into_iter().next())
+    {
         Some(event) => Err(format!("duplicate key `hooks.{event}`; merge the two")),
         None => Ok(root),
     }
@@ -308,22 +317,23 @@ fn duplicate_keys(object: &CstObject) -> Vec<String> {
     names
         .iter()
         .enumerate()
-        .filter(|(at, name)| names.iter().take(*at).any(|before| before == *name))
+        .filter(|(index, name)| names.iter().take(*index).any(|earlier| earlier == *name))
         .map(|(_, name)| name.clone())
         .collect()
 }
 
 /// Returns whether a settings file has no content that the user would miss.
 pub fn is_settings_file_empty(text: &str) -> bool {
-    let nothing = |(key, value): (&String, &Value)| match key.as_str() {
+    let is_negligible = |(key, value): (&String, &Value)| match key.as_str() {
         "version" => *value == 1,
         "mcpServers" => value.as_object().is_some_and(serde_json::Map::is_empty),
         _ => false,
     };
-    let empty = |file: &Value| file.as_object().is_some_and(|file| file.iter().all(nothing));
+    let has_no_content =
+        |file: &Value| file.as_object().is_some_and(|file| file.iter().all(is_negligible));
     !text.contains("//")
         && !text.contains("/*")
-        && parse_settings_json(text).is_ok_and(|file| empty(&file))
+        && parse_settings_json(text).is_ok_and(|file| has_no_content(&file))
 }
 
 /// Parses a settings file as JSON without its comments.
@@ -333,11 +343,11 @@ pub fn parse_settings_json(text: &str) -> Result<Value, String> {
 
 /// Serializes a file, and keeps its byte order mark and its final line break or lack of one.
 pub fn serialize_settings(root: &CstRootNode, before: &str) -> String {
-    let written = root.to_string();
-    let marks: String = before.chars().take_while(|sign| *sign == '\u{feff}').collect();
+    let text = root.to_string();
+    let marks: String = before.chars().take_while(|character| *character == '\u{feff}').collect();
     let is_new = before.trim_start_matches('\u{feff}').trim().is_empty();
-    let end = if is_new && !written.ends_with('\n') { "\n" } else { "" };
-    format!("{marks}{written}{end}")
+    let end = if is_new && !text.ends_with('\n') { "\n" } else { "" };
+    format!("{marks}{text}{end}")
 }
 
 /// Returns whether a program is one of the two that only answer hooks.
@@ -347,9 +357,9 @@ pub fn is_hook_program(program: &str) -> bool {
 
 /// Returns the program that clients start for hooks: `toolgate-hook` if it is next to this program.
 pub fn find_hook_program() -> io::Result<PathBuf> {
-    let own = std::env::current_exe()?;
-    let small = own.with_file_name("toolgate-hook");
-    Ok(if small.is_file() { small } else { own })
+    let current = std::env::current_exe()?;
+    let hook_program = current.with_file_name("toolgate-hook");
+    Ok(if hook_program.is_file() { hook_program } else { current })
 }
 
 /// Returns the program of a hook entry if it is toolgate.
@@ -366,23 +376,23 @@ fn toolgate_program_of(entry: &Value) -> Option<String> {
     if is_hook_program(&program) {
         return Some(program);
     }
-    let hooks = match args {
+    let has_hook_argument = match args {
         Some(args) => args.first().and_then(Value::as_str) == Some("hook"),
         None => {
-            let behind = command
+            let after_program = command
                 .strip_prefix('\'')
                 .map_or(command.split_once(char::is_whitespace), |rest| rest.split_once('\''))
                 .map(|(_, rest)| rest);
-            behind.and_then(|rest| rest.split_whitespace().next()) == Some("hook")
+            after_program.and_then(|rest| rest.split_whitespace().next()) == Some("hook")
         }
     };
-    let named = Path::new(&program).file_name().is_some_and(|name| name == "toolgate");
-    (named && hooks).then_some(program)
+    let is_toolgate = Path::new(&program).file_name().is_some_and(|name| name == "toolgate");
+    (is_toolgate && has_hook_argument).then_some(program)
 }
 
 /// Removes the entries of toolgate, and the groups and lists that become empty.
-fn remove_hook_entries(top: &CstObject) {
-    let Some(hooks) = top.object_value("hooks") else { return };
+fn remove_hook_entries(root_object: &CstObject) {
+    let Some(hooks) = root_object.object_value("hooks") else { return };
     for event in hooks.properties() {
         let Some(list) = event.array_value() else { continue };
         let before = list.elements().len();
@@ -390,13 +400,13 @@ fn remove_hook_entries(top: &CstObject) {
             let Some(group) = item.as_object() else { continue };
             match group.array_value("hooks") {
                 Some(inner) => {
-                    let had = inner.elements().len();
+                    let entry_count = inner.elements().len();
                     for entry in inner.elements() {
                         if entry.to_serde_value().as_ref().and_then(toolgate_program_of).is_some() {
                             entry.remove();
                         }
                     }
-                    if had > 0 && inner.elements().is_empty() {
+                    if entry_count > 0 && inner.elements().is_empty() {
                         group.remove();
                     }
                 }
@@ -411,7 +421,7 @@ fn remove_hook_entries(top: &CstObject) {
         }
     }
     if hooks.properties().is_empty()
-        && let Some(hooks) = top.get("hooks")
+        && let Some(hooks) = root_object.get("hooks")
     {
         hooks.remove();
     }

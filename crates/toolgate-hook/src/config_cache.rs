@@ -54,7 +54,7 @@ pub(crate) fn cache_key(args: &Args, project: &Path) -> String {
     let config =
         args.config.as_ref().map(|path| std::path::absolute(path).unwrap_or_else(|_| path.clone()));
     let config = config.as_ref().map_or(&b""[..], |path| path.as_os_str().as_bytes());
-    let mut words = vec![
+    let mut parts = vec![
         config.to_vec(),
         project.as_os_str().as_bytes().to_vec(),
         args.agent.clone().unwrap_or_default().into_bytes(),
@@ -62,11 +62,11 @@ pub(crate) fn cache_key(args: &Args, project: &Path) -> String {
     // The command line and the environment also affect the configuration.
     let store =
         crate::effective_config::requested_store().and_then(|path| std::path::absolute(path).ok());
-    words.push(store.unwrap_or_default().as_os_str().as_bytes().to_vec());
+    parts.push(store.unwrap_or_default().as_os_str().as_bytes().to_vec());
     for name in ["XDG_CONFIG_HOME", "HOME", "CLAUDE_CONFIG_DIR", "CODEX_HOME"] {
-        words.push(std::env::var_os(name).unwrap_or_default().as_bytes().to_vec());
+        parts.push(std::env::var_os(name).unwrap_or_default().as_bytes().to_vec());
     }
-    let digest = Digest::of(&words.join(&[0][..])).to_string();
+    let digest = Digest::of(&parts.join(&[0][..])).to_string();
     digest.get(..32).unwrap_or(&digest).to_owned()
 }
 
@@ -92,19 +92,19 @@ impl HookCacheEntry {
         let path = cache_path(args, project, state, tool);
         let text = fs::read(&path).ok()?;
         let (sum, body) = text.split_at_checked(32)?;
-        let mut known = Hmac::<Sha256>::new_from_slice(&state.read_or_create_key().ok()?).ok()?;
-        known.update(path.as_os_str().as_bytes());
-        known.update(body);
-        known.verify_slice(sum).ok()?;
+        let mut mac = Hmac::<Sha256>::new_from_slice(&state.read_or_create_key().ok()?).ok()?;
+        mac.update(path.as_os_str().as_bytes());
+        mac.update(body);
+        mac.verify_slice(sum).ok()?;
         let compiled: Self = serde_json::from_slice(body).ok()?;
         compiled.is_current().then_some(compiled)
     }
 
     /// Returns whether all sources of the entry are unchanged.
     pub(crate) fn is_current(&self) -> bool {
-        let same = self.program == program_fingerprint()
+        let is_unchanged = self.program == program_fingerprint()
             && self.files.iter().all(|(path, was)| fingerprint(Path::new(path)) == *was);
-        same && self.links.is_current()
+        is_unchanged && self.links.is_current()
     }
 
     /// Writes an entry for each tool of an agent. If this fails, the next hook reads the
@@ -115,35 +115,38 @@ impl HookCacheEntry {
         state: &UserStateDir,
         agent: &Agent,
         ledger: &str,
-        found: &HookCacheMetadata,
+        metadata: &HookCacheMetadata,
     ) -> io::Result<()> {
         // A file that changed during or just before the read may differ from what was read.
-        let settled = |(path, was): &(PathBuf, Option<FileMetadataFingerprint>)| {
+        let is_settled = |(path, was): &(PathBuf, Option<FileMetadataFingerprint>)| {
             fingerprint(path) == *was
-                && was.as_ref().is_none_or(|was| is_stable_at(was, found.read_started))
+                && was.as_ref().is_none_or(|was| is_stable_at(was, metadata.read_started))
         };
         // A file that was read and is now missing no longer counts.
-        let gone =
-            |path: &PathBuf| found.files.iter().any(|(seen, was)| seen == path && was.is_none());
-        if !found.files.iter().all(settled) || found.read_files.iter().any(gone) {
+        let is_missing =
+            |path: &PathBuf| metadata.files.iter().any(|(seen, was)| seen == path && was.is_none());
+        if !metadata.files.iter().all(is_settled) || metadata.read_files.iter().any(is_missing) {
             return Ok(());
         }
-        let files: Vec<(OsString, Option<FileMetadataFingerprint>)> =
-            found.files.iter().map(|(path, was)| (path.clone().into_os_string(), *was)).collect();
+        let files: Vec<(OsString, Option<FileMetadataFingerprint>)> = metadata
+            .files
+            .iter()
+            .map(|(path, was)| (path.clone().into_os_string(), *was))
+            .collect();
         let key = state.read_or_create_key()?;
         for (tool, excerpt) in agent.tool_subsets() {
             let path = cache_path(args, project, state, &tool);
             let compiled = Self {
                 program: program_fingerprint(),
                 files: files.clone(),
-                links: found.links.clone(),
+                links: metadata.links.clone(),
                 agent: agent.name().to_owned(),
-                granted: found.granted.iter().any(|name| *name == *tool),
-                asks: found.asks,
-                redact: found.redact.clone(),
+                granted: metadata.granted.iter().any(|name| *name == *tool),
+                asks: metadata.asks,
+                redact: metadata.redact.clone(),
                 dialect: agent.dialect(),
-                notice: found.notice.clone(),
-                store: found.store.clone(),
+                notice: metadata.notice.clone(),
+                store: metadata.store.clone(),
                 ledger: ledger.to_owned(),
                 excerpt,
             };
@@ -187,8 +190,8 @@ impl HookCacheMetadata {
         agent: &str,
         protected: &ProtectedPaths,
     ) -> Self {
-        let ask = |otherwise| otherwise == toolgate_config::FallbackDecision::Ask;
-        let asks = (ask(found.config.client.on_failure), ask(found.config.client.undeclared));
+        let is_ask = |fallback| fallback == toolgate_config::FallbackDecision::Ask;
+        let asks = (is_ask(found.config.client.on_failure), is_ask(found.config.client.undeclared));
         Self {
             files: found.examined_files.clone(),
             links: protected.links().clone(),

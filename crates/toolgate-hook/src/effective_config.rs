@@ -42,27 +42,31 @@ impl UserStateDir {
     /// Opens or creates the directory, and checks that only its owner can read it.
     pub fn open() -> io::Result<Self> {
         let path = Self::default_path()?;
-        let named = |error: io::Error| {
+        let with_directory = |error: io::Error| {
             io::Error::new(error.kind(), format!("the state directory {}: {error}", path.display()))
         };
-        let found = match fs::metadata(&path) {
-            Ok(found) => found,
+        let metadata = match fs::metadata(&path) {
+            Ok(metadata) => metadata,
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                fs::DirBuilder::new().recursive(true).mode(0o700).create(&path).map_err(named)?;
-                fs::metadata(&path).map_err(named)?
+                fs::DirBuilder::new()
+                    .recursive(true)
+                    .mode(0o700)
+                    .create(&path)
+                    .map_err(with_directory)?;
+                fs::metadata(&path).map_err(with_directory)?
             }
-            Err(error) => return Err(named(error)),
+            Err(error) => return Err(with_directory(error)),
         };
-        if !found.is_dir() {
-            return Err(named(io::Error::other("not a directory")));
+        if !metadata.is_dir() {
+            return Err(with_directory(io::Error::other("not a directory")));
         }
-        if found.uid() != rustix::process::geteuid().as_raw() {
-            return Err(named(io::Error::other("owned by another user")));
+        if metadata.uid() != rustix::process::geteuid().as_raw() {
+            return Err(with_directory(io::Error::other("owned by another user")));
         }
-        if found.mode() & 0o077 != 0 {
-            return Err(named(io::Error::other(format!(
+        if metadata.mode() & 0o077 != 0 {
+            return Err(with_directory(io::Error::other(format!(
                 "accessible to other users (mode {:o}); run `chmod 700` on it",
-                found.mode() & 0o777
+                metadata.mode() & 0o777
             ))));
         }
         Ok(Self(path))
@@ -191,8 +195,8 @@ impl UserStateDir {
 fn list_key(path: &Path) -> String {
     // The last component is not resolved: a symbolic link that is put there is a different file.
     let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
-    let beside = || Some(path.parent()?.canonicalize().ok()?.join(path.file_name()?));
-    beside().unwrap_or_else(|| path.clone()).display().to_string()
+    let resolve = || Some(path.parent()?.canonicalize().ok()?.join(path.file_name()?));
+    resolve().unwrap_or_else(|| path.clone()).display().to_string()
 }
 
 /// Reads a directory from an environment variable, and ignores a relative path.
@@ -206,23 +210,23 @@ fn config_digest(config: &Path) -> io::Result<Digest> {
     let config = &config.canonicalize().unwrap_or_else(|_| config.to_owned());
     let text = read_text(config)?;
     let parsed = Config::parse(&config.display().to_string(), &text);
-    let mut all = text.into_bytes();
+    let mut content = text.into_bytes();
     for file in parsed.included_files() {
         // Names and lengths are part of the digest, so that text cannot move from one file to
         // another.
         let text = read_regular_file(file).unwrap_or_default();
-        all.extend_from_slice(format!("\n{} {}\n", file.display(), text.len()).as_bytes());
-        all.extend_from_slice(&text);
+        content.extend_from_slice(format!("\n{} {}\n", file.display(), text.len()).as_bytes());
+        content.extend_from_slice(&text);
     }
-    Ok(Digest::of(&all))
+    Ok(Digest::of(&content))
 }
 
 /// Formats the included files of a configuration, relative to its directory.
 pub fn format_included_files(files: &[PathBuf], config: &Path) -> String {
-    let beside = config.parent().unwrap_or(Path::new(""));
+    let directory = config.parent().unwrap_or(Path::new(""));
     let names = files
         .iter()
-        .map(|file| format!("`{}`", file.strip_prefix(beside).unwrap_or(file).display()));
+        .map(|file| format!("`{}`", file.strip_prefix(directory).unwrap_or(file).display()));
     names.collect::<Vec<_>>().join(", ")
 }
 
@@ -234,12 +238,12 @@ fn read_text(path: &Path) -> io::Result<String> {
 
 /// Reads a regular file up to the size that its metadata states, because a device has no end.
 fn read_regular_file(path: &Path) -> io::Result<Vec<u8>> {
-    let found = fs::metadata(path)?;
-    if !found.is_file() {
+    let metadata = fs::metadata(path)?;
+    if !metadata.is_file() {
         return Err(io::Error::other("not a regular file"));
     }
     let mut content = Vec::new();
-    fs::File::open(path)?.take(found.len()).read_to_end(&mut content)?;
+    fs::File::open(path)?.take(metadata.len()).read_to_end(&mut content)?;
     Ok(content)
 }
 
@@ -247,9 +251,9 @@ fn read_regular_file(path: &Path) -> io::Result<Vec<u8>> {
 /// includes.
 pub fn add_watched_files(
     files: &mut Vec<(PathBuf, Option<FileMetadataFingerprint>)>,
-    read: Vec<(PathBuf, Option<FileMetadataFingerprint>)>,
+    other_files: Vec<(PathBuf, Option<FileMetadataFingerprint>)>,
 ) {
-    for (file, was) in read {
+    for (file, was) in other_files {
         if files.iter().all(|(known, _)| *known != file) {
             files.push((file, was));
         }
@@ -269,7 +273,7 @@ pub fn user_config_path() -> Option<PathBuf> {
 fn existing_user_config() -> io::Result<Option<PathBuf>> {
     let Some(path) = user_config_path() else { return Ok(None) };
     match fs::metadata(&path) {
-        Ok(found) => Ok(found.is_file().then_some(path)),
+        Ok(metadata) => Ok(metadata.is_file().then_some(path)),
         Err(error)
             if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) =>
         {
@@ -290,12 +294,16 @@ pub fn find_project_config(directory: &Path) -> Option<PathBuf> {
 
 /// Merges a configuration under the user's own if it is the configuration of the current project.
 pub fn merge_under_user_config(config: Config, path: &Path) -> io::Result<Config> {
-    let Some(own) = existing_user_config()? else { return Ok(config) };
+    let Some(user_path) = existing_user_config()? else { return Ok(config) };
     let is_of_project = match find_project_config(&project_dir()?) {
-        Some(here) => here.canonicalize()? == path.canonicalize()?,
+        Some(project_path) => project_path.canonicalize()? == path.canonicalize()?,
         None => false,
     };
-    if is_of_project { Ok(config.merge_under_user_config(Config::load(&own)?)) } else { Ok(config) }
+    if is_of_project {
+        Ok(config.merge_under_user_config(Config::load(&user_path)?))
+    } else {
+        Ok(config)
+    }
 }
 
 /// Returns the directory with the pinned tool definitions of a configuration's upstreams.
@@ -317,8 +325,8 @@ pub fn with_pinned_tools(config: Config, path: &Path) -> io::Result<Config> {
 }
 
 /// Returns the given configuration, else that of the current project by its shortest path.
-pub fn config_path_or_default(given: Option<&PathBuf>) -> io::Result<PathBuf> {
-    if let Some(path) = given {
+pub fn config_path_or_default(requested: Option<&PathBuf>) -> io::Result<PathBuf> {
+    if let Some(path) = requested {
         return Ok(path.clone());
     }
     if Path::new(CONFIG_FILE_NAME).is_file() {
@@ -409,23 +417,23 @@ pub fn requested_store() -> Option<PathBuf> {
 /// A configuration that cannot be read may name any ledger, so this is an error.
 pub fn find_store_for_reading(directory: &Path) -> io::Result<Option<PathBuf>> {
     let store = |path: &Path| -> io::Result<Option<PathBuf>> {
-        let say = "give the ledger with `--store`";
+        let hint = "give the ledger with `--store`";
         let config = Config::load(path)
-            .map_err(|error| io::Error::new(error.kind(), format!("{error}; {say}")))?;
+            .map_err(|error| io::Error::new(error.kind(), format!("{error}; {hint}")))?;
         match config.is_store_known() {
             true => Ok(config.store),
             false => Err(io::Error::other(format!(
-                "{}: cannot read `store`; fix the file, or {say}",
+                "{}: cannot read `store`; fix the file, or {hint}",
                 path.display()
             ))),
         }
     };
-    let own = existing_user_config()?;
-    if let Some(named) = own.as_deref().map(store).transpose()?.flatten() {
-        return Ok(Some(named));
+    let user_path = existing_user_config()?;
+    if let Some(user_store) = user_path.as_deref().map(store).transpose()?.flatten() {
+        return Ok(Some(user_store));
     }
     // If the user has a configuration, one of a project that was not accepted is ignored.
-    let project = match (find_project_config(directory), own) {
+    let project = match (find_project_config(directory), user_path) {
         (Some(project), Some(_)) if !UserStateDir::without_opening()?.is_trusted(&project)? => None,
         (project, _) => project,
     };
@@ -435,21 +443,25 @@ pub fn find_store_for_reading(directory: &Path) -> io::Result<Option<PathBuf>> {
 impl EffectiveConfig {
     /// Finds the configuration for a directory: the given one, else the user's own and that of the
     /// project if it is trusted.
-    pub fn find(given: Option<&Path>, directory: &Path, state: &UserStateDir) -> io::Result<Self> {
-        let since = SystemTime::now();
-        if let Some(path) = given {
+    pub fn find(
+        requested: Option<&Path>,
+        directory: &Path,
+        state: &UserStateDir,
+    ) -> io::Result<Self> {
+        let started = SystemTime::now();
+        if let Some(path) = requested {
             let found = Self::from_config(Config::load(path)?, vec![path.to_owned()], None, state)?;
-            return Ok(Self { read_started: since, ..found });
+            return Ok(Self { read_started: started, ..found });
         }
-        let found = Self::find_in_directory(directory, state, since)?;
-        let above = directory.ancestors().map(|directory| directory.join(CONFIG_FILE_NAME));
-        let more = above
+        let found = Self::find_in_directory(directory, state, started)?;
+        let candidates = directory.ancestors().map(|directory| directory.join(CONFIG_FILE_NAME));
+        let watched = candidates
             .chain(user_config_path())
             .chain([state.path().join("trusted.json")])
             .map(|path| (path.clone(), fingerprint(&path)));
         Ok(Self {
-            examined_files: more.chain(found.examined_files).collect(),
-            read_started: since,
+            examined_files: watched.chain(found.examined_files).collect(),
+            read_started: started,
             ..found
         })
     }
@@ -458,37 +470,37 @@ impl EffectiveConfig {
     pub fn load_untrusted(state: &UserStateDir) -> io::Result<Self> {
         let directory = project_dir()?;
         let (config, files) = match (find_project_config(&directory), existing_user_config()?) {
-            (Some(project), Some(own)) => (
+            (Some(project), Some(user)) => (
                 with_pinned_tools(
-                    Config::load(&project)?.merge_under_user_config(Config::load(&own)?),
+                    Config::load(&project)?.merge_under_user_config(Config::load(&user)?),
                     &project,
                 )?,
-                vec![project, own],
+                vec![project, user],
             ),
-            (Some(one), None) | (None, Some(one)) => {
-                (with_pinned_tools(Config::load(&one)?, &one)?, vec![one])
+            (Some(single), None) | (None, Some(single)) => {
+                (with_pinned_tools(Config::load(&single)?, &single)?, vec![single])
             }
             (None, None) => return Err(missing_config_error()),
         };
         let found = Self::from_config(config, files, None, state)?;
         // A new file in any of these directories would be in force too.
-        let above = directory
+        let candidates = directory
             .ancestors()
             .map(|directory| directory.join(CONFIG_FILE_NAME))
             .map(|path| (path.clone(), fingerprint(&path)));
-        Ok(Self { examined_files: above.chain(found.examined_files).collect(), ..found })
+        Ok(Self { examined_files: candidates.chain(found.examined_files).collect(), ..found })
     }
 
     fn find_in_directory(
         directory: &Path,
         state: &UserStateDir,
-        since: SystemTime,
+        started: SystemTime,
     ) -> io::Result<Self> {
-        let own = existing_user_config()?;
+        let user = existing_user_config()?;
         let project = find_project_config(directory);
         let trusted =
             project.as_ref().map(|path| state.is_trusted(path)).transpose()?.unwrap_or(false);
-        let accepted = project.clone().filter(|_| trusted);
+        let trusted_project = project.clone().filter(|_| trusted);
         let not_accepted = |path: &Path| {
             io::Error::other(format!(
                 "{}{} is not trusted in its current form; {TRUST_HINT}",
@@ -496,24 +508,24 @@ impl EffectiveConfig {
                 state.included_files_hint(path)
             ))
         };
-        let found = match (project, own) {
-            (Some(project), Some(own)) if trusted => {
-                let config = Config::load(&project)?.merge_under_user_config(Config::load(&own)?);
-                Self::from_config(config, vec![project, own], None, state)
+        let found = match (project, user) {
+            (Some(project), Some(user)) if trusted => {
+                let config = Config::load(&project)?.merge_under_user_config(Config::load(&user)?);
+                Self::from_config(config, vec![project, user], None, state)
             }
             (Some(project), None) if trusted => {
                 Self::from_config(Config::load(&project)?, vec![project], None, state)
             }
-            (Some(project), Some(own)) => {
-                let or = state.included_files_hint(&project);
+            (Some(project), Some(user)) => {
+                let included = state.included_files_hint(&project);
                 let notice = format!(
-                    "{}{or} is ignored: not trusted in its current form; {TRUST_HINT}",
+                    "{}{included} is ignored: not trusted in its current form; {TRUST_HINT}",
                     project.display()
                 );
-                Self::from_config(Config::load(&own)?, vec![own, project], Some(notice), state)
+                Self::from_config(Config::load(&user)?, vec![user, project], Some(notice), state)
             }
             (Some(project), None) => Err(not_accepted(&project)),
-            (None, Some(own)) => Self::from_config(Config::load(&own)?, vec![own], None, state),
+            (None, Some(user)) => Self::from_config(Config::load(&user)?, vec![user], None, state),
             (None, None) => Err(io::Error::other(format!(
                 "no {CONFIG_FILE_NAME} here, so no configuration is in force; create one with `toolgate init`"
             ))),
@@ -521,9 +533,9 @@ impl EffectiveConfig {
         // A file that changes during the read may differ from the accepted one, so the check is
         // repeated.
         let is_young = |(_, was): &(PathBuf, Option<FileMetadataFingerprint>)| {
-            was.as_ref().is_some_and(|was| !is_stable_at(was, since))
+            was.as_ref().is_some_and(|was| !is_stable_at(was, started))
         };
-        match accepted.filter(|_| found.examined_files.iter().any(is_young)) {
+        match trusted_project.filter(|_| found.examined_files.iter().any(is_young)) {
             Some(path) if !state.is_trusted(&path)? => Err(not_accepted(&path)),
             _ => Ok(found),
         }
@@ -531,10 +543,11 @@ impl EffectiveConfig {
 
     /// Returns the retention of rows, if the configuration names the ledger in use and is sound.
     pub fn retention(&self) -> Option<SignedDuration> {
-        let named = self.config.store.as_ref().and_then(|path| std::path::absolute(path).ok());
-        self.config
-            .retention
-            .filter(|_| named.as_ref() == Some(&self.store) && self.config.check().is_ok())
+        let configured_store =
+            self.config.store.as_ref().and_then(|path| std::path::absolute(path).ok());
+        self.config.retention.filter(|_| {
+            configured_store.as_ref() == Some(&self.store) && self.config.check().is_ok()
+        })
     }
 
     /// Returns every path that a long-running process must watch.
@@ -556,26 +569,27 @@ impl EffectiveConfig {
                 .unwrap_or_else(|| state.ledger_path()),
         )?;
         // The rules that protect toolgate's own files compare paths as text.
-        let unsaid = |path: &&Path| path.to_str().is_none();
+        let is_not_text = |path: &&Path| path.to_str().is_none();
         if let Some(path) =
-            files.iter().map(PathBuf::as_path).chain([&*store, state.path()]).find(unsaid)
+            files.iter().map(PathBuf::as_path).chain([&*store, state.path()]).find(is_not_text)
         {
             return Err(io::Error::other(format!(
                 "{}: path is not valid UTF-8 and cannot be protected",
                 path.display()
             )));
         }
-        let stamped = |paths: &[PathBuf]| {
+        let with_fingerprints = |paths: &[PathBuf]| {
             paths.iter().map(|path| (path.clone(), fingerprint(path))).collect()
         };
-        let (looked_at, values) = (stamped(&files), stamped(config.value_files()));
+        let (examined_files, value_files) =
+            (with_fingerprints(&files), with_fingerprints(config.value_files()));
         Ok(Self {
             config,
             files,
             store,
             notice,
-            examined_files: looked_at,
-            value_files: values,
+            examined_files,
+            value_files,
             read_started: SystemTime::UNIX_EPOCH,
         })
     }
@@ -587,7 +601,7 @@ const TRUST_HINT: &str = "read it, then run `toolgate trust` in a terminal";
 pub fn list_known_names(names: &[impl AsRef<str>]) -> String {
     match names {
         [] => "none is configured".to_owned(),
-        [one] => format!("the only one is `{}`", one.as_ref()),
+        [only_name] => format!("the only one is `{}`", only_name.as_ref()),
         several => format!(
             "known: {}",
             several

@@ -11,10 +11,8 @@ use sha2::Sha256;
 use toolgate::call::error_code;
 use toolgate::store::Store;
 use toolgate::tool::name::tool_name_from_client;
-use toolgate::{
-    Answer as Outcome, Call, CallEffects, Effect, ErrorDialect, Failure, ToolError, Toolgate,
-};
-use toolgate_config::{ClientFallbacks as Settings, FallbackDecision};
+use toolgate::{Answer, Call, CallEffects, Effect, ErrorDialect, Failure, ToolError, Toolgate};
+use toolgate_config::{ClientFallbacks, FallbackDecision};
 use toolgate_json::Digest;
 use toolgate_store::SqliteStore;
 
@@ -34,7 +32,7 @@ pub(crate) struct HookGate {
     gate: Result<Toolgate, String>,
     agent: String,
     granted: Vec<String>,
-    fallbacks: Settings,
+    fallbacks: ClientFallbacks,
     notice: Option<String>,
     has_hooks: bool,
     dialect: ErrorDialect,
@@ -50,29 +48,31 @@ pub(crate) struct HookGate {
 /// A known ledger that is missing is not replaced by a new one, because its limits and evidence
 /// would be lost.
 pub fn open_store(path: &Path, state: &UserStateDir) -> io::Result<SqliteStore> {
-    let known = state.known_ledger_id(path)?;
-    let gone = |what: &str| {
-        let beside = toolgate_store::state_dir_for(path);
-        let also = if beside.exists() {
-            format!(" (first move away {} too)", beside.display())
+    let known_id = state.known_ledger_id(path)?;
+    let lost_ledger_error = |problem: &str| {
+        let state_dir = toolgate_store::state_dir_for(path);
+        let hint = if state_dir.exists() {
+            format!(" (first move away {} too)", state_dir.display())
         } else {
             String::new()
         };
         io::Error::other(format!(
-            "the ledger {} {what}; restore it, or start a new one with `toolgate trust --new-ledger`{also}",
+            "the ledger {} {problem}; restore it, or start a new one with `toolgate trust --new-ledger`{hint}",
             path.display()
         ))
     };
-    if known.is_some() && !path.exists() {
-        return Err(gone("is missing"));
+    if known_id.is_some() && !path.exists() {
+        return Err(lost_ledger_error("is missing"));
     }
-    let brief = SqliteStore::open_for_one_call(path).map_err(io::Error::other)?;
-    let store = match brief {
+    let existing = SqliteStore::open_for_one_call(path).map_err(io::Error::other)?;
+    let store = match existing {
         Some(store) => store,
         None => SqliteStore::open(path).map_err(io::Error::other)?,
     };
-    match known {
-        Some(known) if known != store.id() => Err(gone("was replaced by another one")),
+    match known_id {
+        Some(known_id) if known_id != store.id() => {
+            Err(lost_ledger_error("was replaced by another one"))
+        }
         Some(_) => Ok(store),
         None => {
             state.record_ledger_id(path, store.id())?;
@@ -83,57 +83,61 @@ pub fn open_store(path: &Path, state: &UserStateDir) -> io::Result<SqliteStore> 
 
 impl HookGate {
     pub(crate) fn open(args: &Args, event: &HookEvent) -> Result<Self, String> {
-        let plain = |error: io::Error| error.to_string();
-        let (state, project) =
-            (UserStateDir::open().map_err(plain)?, effective_config::project_dir().map_err(plain)?);
+        let to_text = |error: io::Error| error.to_string();
+        let (state, project) = (
+            UserStateDir::open().map_err(to_text)?,
+            effective_config::project_dir().map_err(to_text)?,
+        );
         let tool = tool_name_from_client(&event.tool);
-        let ready = |kept: HookCacheEntry| {
-            let store = SqliteStore::open_for_one_call(&kept.store).ok()??;
-            Self::from_cache(&kept, &tool, Arc::new(store))
+        let from_entry = |entry: HookCacheEntry| {
+            let store = SqliteStore::open_for_one_call(&entry.store).ok()??;
+            Self::from_cache(&entry, &tool, Arc::new(store))
         };
-        if let Some(ready) = HookCacheEntry::find(args, &project, &state, &tool).and_then(ready) {
-            return Ok(ready);
+        if let Some(gate) = HookCacheEntry::find(args, &project, &state, &tool).and_then(from_entry)
+        {
+            return Ok(gate);
         }
         let found =
-            EffectiveConfig::find(args.config.as_deref(), &project, &state).map_err(plain)?;
+            EffectiveConfig::find(args.config.as_deref(), &project, &state).map_err(to_text)?;
         let mut ledger = None;
-        let mut door =
+        let mut gate =
             Self::from_config(found, args.agent.as_ref(), Some(&tool), &state, |path| {
                 let store = open_store(path, &state)?;
                 ledger = Some(store.id().to_owned());
                 Ok(Arc::new(store))
             })?;
-        door.cache_metadata = door.cache_metadata.and_then(|(beside, _)| Some((beside, ledger?)));
-        Ok(door)
+        gate.cache_metadata =
+            gate.cache_metadata.and_then(|(metadata, _)| Some((metadata, ledger?)));
+        Ok(gate)
     }
 
     /// Builds the gate from the cache; `None` if the ledger is a different one.
     pub(crate) fn from_cache(
-        kept: &HookCacheEntry,
+        entry: &HookCacheEntry,
         tool: &str,
         store: Arc<SqliteStore>,
     ) -> Option<Self> {
-        if store.id() != kept.ledger {
+        if store.id() != entry.ledger {
             return None;
         }
-        let (agent, key) = (kept.excerpt.clone().build().ok()?, store.redaction_key());
+        let (agent, key) = (entry.excerpt.clone().build().ok()?, store.redaction_key());
         let mut builder =
             Toolgate::builder().store(store).busy_timeout(SESSION_LOCK_TIMEOUT).agent(agent);
-        for pattern in &kept.redact {
+        for pattern in &entry.redact {
             builder = builder.redact_pattern(pattern).ok()?;
         }
-        let otherwise = |ask| if ask { FallbackDecision::Ask } else { FallbackDecision::Deny };
+        let to_fallback = |ask| if ask { FallbackDecision::Ask } else { FallbackDecision::Deny };
         Some(Self {
             gate: builder.build().map_err(|error| error.to_string()),
-            agent: kept.agent.clone(),
-            granted: kept.granted.then(|| tool.to_owned()).into_iter().collect(),
-            fallbacks: Settings {
-                on_failure: otherwise(kept.asks.0),
-                undeclared: otherwise(kept.asks.1),
+            agent: entry.agent.clone(),
+            granted: entry.granted.then(|| tool.to_owned()).into_iter().collect(),
+            fallbacks: ClientFallbacks {
+                on_failure: to_fallback(entry.asks.0),
+                undeclared: to_fallback(entry.asks.1),
             },
-            notice: kept.notice.clone(),
+            notice: entry.notice.clone(),
             has_hooks: false,
-            dialect: kept.dialect,
+            dialect: entry.dialect,
             call_id_key: key,
             cache_metadata: None,
         })
@@ -141,7 +145,7 @@ impl HookGate {
 
     /// Writes the cache for the next call.
     pub(crate) fn write_cache(&self, args: &Args) -> io::Result<()> {
-        let (Some((beside, ledger)), Ok(gate)) = (&self.cache_metadata, &self.gate) else {
+        let (Some((metadata, ledger)), Ok(gate)) = (&self.cache_metadata, &self.gate) else {
             return Ok(());
         };
         match gate.agent(&self.agent) {
@@ -151,7 +155,7 @@ impl HookGate {
                 &UserStateDir::open()?,
                 agent,
                 ledger,
-                beside,
+                metadata,
             ),
             None => Ok(()),
         }
@@ -167,7 +171,7 @@ impl HookGate {
         state: &UserStateDir,
         store: impl FnOnce(&Path) -> io::Result<Arc<SqliteStore>>,
     ) -> Result<Self, String> {
-        let plain = |error: io::Error| error.to_string();
+        let to_text = |error: io::Error| error.to_string();
         let (settings, redact, notice) =
             (found.config.client, found.config.redact.clone(), found.notice.clone());
         let names: Vec<String> = found.config.agent_names().map(str::to_owned).collect();
@@ -188,7 +192,7 @@ impl HookGate {
                     effective_config::list_known_names(names)
                 ));
             }
-            (None, [one]) => one.clone(),
+            (None, [only_name]) => only_name.clone(),
             (None, names) => {
                 return Err(format!(
                     "the configuration has several agents ({}); choose one with `--agent`",
@@ -201,9 +205,9 @@ impl HookGate {
         let protected = ProtectedPaths::collect(
             &found,
             state,
-            &effective_config::project_dir().map_err(plain)?,
+            &effective_config::project_dir().map_err(to_text)?,
         );
-        let beside =
+        let cache_metadata =
             Some((HookCacheMetadata::from_config(&found, &agent, &protected), String::new()));
         let config = match tool
             .filter(|tool| settings.undeclared == FallbackDecision::Ask && !tool.is_empty())
@@ -218,7 +222,7 @@ impl HookGate {
             .build_agents(None)
             .map_err(|error| format!("invalid configuration\n{}", error.render(false)))?;
         let open = || -> Result<(Toolgate, Option<[u8; 32]>), String> {
-            let store = store(&found.store).map_err(plain)?;
+            let store = store(&found.store).map_err(to_text)?;
             let key = store.redaction_key();
             let mut builder = Toolgate::builder().store(store).busy_timeout(SESSION_LOCK_TIMEOUT);
             for pattern in &redact {
@@ -228,7 +232,7 @@ impl HookGate {
                 .into_iter()
                 .fold(builder, toolgate::ToolgateBuilder::agent)
                 .build()
-                .map_err(plain)?;
+                .map_err(to_text)?;
             Ok((gate, key))
         };
         let (gate, key) = match open() {
@@ -250,13 +254,13 @@ impl HookGate {
             has_hooks,
             dialect,
             call_id_key: key,
-            cache_metadata: beside,
+            cache_metadata,
         })
     }
 
     /// Returns whether the protected paths are unchanged since the gate was built.
     pub(crate) fn has_current_links(&self) -> bool {
-        self.cache_metadata.as_ref().is_none_or(|(beside, _)| beside.has_current_links())
+        self.cache_metadata.as_ref().is_none_or(|(metadata, _)| metadata.has_current_links())
     }
 
     pub(crate) const fn has_hooks(&self) -> bool {
@@ -296,16 +300,16 @@ impl HookGate {
                     || event.name.is_none();
                 let call = if cannot_ask { call } else { call.allow_user_prompt() };
                 match gate.admit(call).await {
-                    Ok(kept) => self.admitted_reply(event, &kept),
-                    Err(refused) => self.denied_reply(&refused),
+                    Ok(deferred) => self.admitted_reply(event, &deferred),
+                    Err(denied) => self.denied_reply(&denied),
                 }
             }
             HookEventKind::Malformed(why, _) => {
-                let refused =
+                let denied =
                     gate.call(self.build_call(&session, event).with_parse_error(why)).await;
                 HookReply::gate_error(
                     event,
-                    refused
+                    denied
                         .outcome
                         .error()
                         .map_or_else(|| why.clone(), |error| error.for_model_in(self.dialect)),
@@ -381,8 +385,9 @@ impl HookGate {
     pub(crate) fn undeclared_tool(&self, event: &HookEvent) -> Option<(String, String)> {
         let (tool, gate) = (tool_name_from_client(&event.tool), self.gate.as_ref().ok()?);
         let asks = self.fallbacks.undeclared == FallbackDecision::Ask && !event.tool.is_empty();
-        let lacks = asks && gate.agent(&self.agent)?.tools().all(|spec| spec.name() != tool);
-        lacks.then(|| (self.agent.clone(), tool))
+        let is_undeclared =
+            asks && gate.agent(&self.agent)?.tools().all(|spec| spec.name() != tool);
+        is_undeclared.then(|| (self.agent.clone(), tool))
     }
 
     /// Builds the answer for an error of the gate.
@@ -403,9 +408,9 @@ impl HookGate {
         }
     }
 
-    fn admitted_reply(&self, event: &HookEvent, kept: &toolgate::DeferredCall) -> HookReply {
-        let given: Value = serde_json::from_str(&event.input).unwrap_or_default();
-        let decision = match &kept.approval_reason {
+    fn admitted_reply(&self, event: &HookEvent, deferred: &toolgate::DeferredCall) -> HookReply {
+        let original: Value = serde_json::from_str(&event.input).unwrap_or_default();
+        let decision = match &deferred.approval_reason {
             Some(reason) => Some(ReplyDecision::Ask(reason.clone())),
             None => self
                 .granted
@@ -413,8 +418,8 @@ impl HookGate {
                 .then_some(ReplyDecision::Allow),
         };
         // Canonical forms are compared, because one number has several spellings.
-        let input = (canonical_value(&given) != canonical_value(kept.arguments.value()))
-            .then(|| kept.arguments.value().clone());
+        let input = (canonical_value(&original) != canonical_value(deferred.arguments.value()))
+            .then(|| deferred.arguments.value().clone());
         HookReply {
             decision,
             updated_input: input,
@@ -423,9 +428,9 @@ impl HookGate {
         }
     }
 
-    fn denied_reply(&self, refused: &Outcome) -> HookReply {
-        let Some(error) = refused.outcome.error() else {
-            return HookReply::deny(duplicate_call_error(refused).for_model_in(self.dialect));
+    fn denied_reply(&self, denied: &Answer) -> HookReply {
+        let Some(error) = denied.outcome.error() else {
+            return HookReply::deny(duplicate_call_error(denied).for_model_in(self.dialect));
         };
         match error.code.as_ref() {
             "store_unavailable" if self.fallbacks.on_failure == FallbackDecision::Ask => {
@@ -438,10 +443,10 @@ impl HookGate {
         }
     }
 
-    fn result_reply(&self, event: &HookEvent, given: &Value, answer: &Outcome) -> HookReply {
+    fn result_reply(&self, event: &HookEvent, original: &Value, answer: &Answer) -> HookReply {
         if let Some(output) = answer.outcome.success() {
             let mut value = output.value.clone();
-            let changed = canonical_value(given) != canonical_value(&value);
+            let changed = canonical_value(original) != canonical_value(&value);
             if changed && let Some(fields) = value.as_object_mut() {
                 // The file has the whole original result, and the model would read it instead.
                 fields.remove("persistedOutputPath");
@@ -459,10 +464,10 @@ impl HookGate {
 }
 
 /// Builds the error for a repeated call, because a hook cannot hand over the recorded result.
-fn duplicate_call_error(answer: &Outcome) -> ToolError {
-    let told = "the same call was made before and is not repeated; its result is in `upstream`";
+fn duplicate_call_error(answer: &Answer) -> ToolError {
+    let message = "the same call was made before and is not repeated; its result is in `upstream`";
     let mut error =
-        ToolError::from_code(error_code::DUPLICATE_CALL, told).with_effects(CallEffects::Done);
+        ToolError::from_code(error_code::DUPLICATE_CALL, message).with_effects(CallEffects::Done);
     error.upstream =
         answer.outcome.success().filter(|output| !output.hidden).map(|output| output.value.clone());
     (error.replayed, error.call_id) = (true, Some(answer.call));

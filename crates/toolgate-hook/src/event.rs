@@ -133,7 +133,7 @@ impl HookEvent {
     /// members.
     ///
     /// The gate denies this call and records it.
-    fn from_malformed(text: &str, about_a_tool: bool, why: String) -> Result<Self, String> {
+    fn from_malformed(text: &str, is_about_tool: bool, why: String) -> Result<Self, String> {
         let text = text.trim_start_matches('\u{feff}');
         let Ok(JsonMembers(members)) = serde_json::from_str::<JsonMembers<'_>>(text) else {
             return Self::recover(text.as_bytes(), why);
@@ -150,29 +150,30 @@ impl HookEvent {
             "PostToolUseFailure",
             "postToolUseFailure",
         ];
-        let about_a_tool = about_a_tool
+        let is_about_tool = is_about_tool
             || first("hook_event_name").is_some_and(|name| events.contains(&name.as_str()));
         let Some(tool) =
-            first("tool_name").or_else(|| about_a_tool.then(|| UNNAMED_TOOL_NAME.to_owned()))
+            first("tool_name").or_else(|| is_about_tool.then(|| UNNAMED_TOOL_NAME.to_owned()))
         else {
             return Err(why);
         };
-        let nobodys = if members.iter().all(|(key, _)| key != "hook_event_name") {
+        let default_session = if members.iter().all(|(key, _)| key != "hook_event_name") {
             "plain"
         } else {
             REJECTED_SESSION_NAME
         };
         let session = first("session_id")
             .or_else(|| first("conversation_id"))
-            .unwrap_or_else(|| nobodys.to_owned());
+            .unwrap_or_else(|| default_session.to_owned());
         // A denial is an exit code. After a tool, that would not withhold the result, so an
         // unambiguous event name is repeated in the answer.
-        let is_one = members.iter().filter(|(key, _)| key == "hook_event_name").count() == 1;
-        let name = first("hook_event_name").filter(|name| is_one && is_after_event(name));
-        let given =
+        let is_unambiguous =
+            members.iter().filter(|(key, _)| key == "hook_event_name").count() == 1;
+        let name = first("hook_event_name").filter(|name| is_unambiguous && is_after_event(name));
+        let find_result =
             || members.iter().find(|(key, _)| key == "tool_response" || key == "tool_result");
         let result = name.as_ref().map(|_| {
-            given()
+            find_result()
                 .and_then(|(_, raw)| parse(raw.get().as_bytes(), &RESULT_BOUNDS).ok())
                 .unwrap_or_default()
         });
@@ -220,19 +221,19 @@ impl HookEvent {
     /// Reads an event that exceeds the limit, without its long strings.
     ///
     /// The shape of the event is enough to withhold the result in the form that the client expects.
-    pub(crate) fn read_oversized(begun: &[u8], rest: &mut dyn Read) -> Result<Self, String> {
-        let (mut short, mut piece, mut all) =
-            (EventShortener::default(), vec![0_u8; 64 << 10], begun.chain(rest));
-        while short.text.len() as u64 <= MAX_EVENT_BYTES {
-            match all.read(&mut piece) {
+    pub(crate) fn read_oversized(head: &[u8], rest: &mut dyn Read) -> Result<Self, String> {
+        let (mut shortener, mut buffer, mut input) =
+            (EventShortener::default(), vec![0_u8; 64 << 10], head.chain(rest));
+        while shortener.text.len() as u64 <= MAX_EVENT_BYTES {
+            match input.read(&mut buffer) {
                 Ok(0) => break,
-                Ok(length) => short.add(piece.get(..length).unwrap_or_default()),
+                Ok(length) => shortener.add(buffer.get(..length).unwrap_or_default()),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(_) => break,
             }
         }
         Self::from_malformed(
-            &String::from_utf8_lossy(&short.text),
+            &String::from_utf8_lossy(&shortener.text),
             false,
             EVENT_TOO_LARGE.to_owned(),
         )
@@ -270,65 +271,73 @@ impl HookEvent {
         if text.trim_start().starts_with('[') {
             return Err(invalid_event_message(&"a list, not a JSON object"));
         }
-        let told: RawHookEvent<'_> = match serde_json::from_str(text) {
-            Ok(told) => told,
+        let fields: RawHookEvent<'_> = match serde_json::from_str(text) {
+            Ok(fields) => fields,
             Err(error) => return Self::from_malformed(text, false, invalid_event_message(&error)),
         };
-        let name = told.hook_event_name;
+        let name = fields.hook_event_name;
         // Strict: other parsers read a different one of two duplicate keys.
         let result = |raw: Option<&RawValue>| match raw
             .map(|raw| parse(raw.get().as_bytes(), &RESULT_BOUNDS))
         {
             None => HookEventKind::AfterTool(Value::Null),
-            Some(read) => read.map_or(HookEventKind::UnreadableResult, HookEventKind::AfterTool),
+            Some(parsed) => {
+                parsed.map_or(HookEventKind::UnreadableResult, HookEventKind::AfterTool)
+            }
         };
         let kind = match name.as_deref() {
             Some("PreToolUse" | "preToolUse") => HookEventKind::BeforeTool,
-            Some("PostToolUse") => result(told.tool_response.or(told.tool_result)),
-            Some("postToolUse") => parse_nested(told.tool_output.as_deref().unwrap_or("null")),
+            Some("PostToolUse") => result(fields.tool_response.or(fields.tool_result)),
+            Some("postToolUse") => parse_nested(fields.tool_output.as_deref().unwrap_or("null")),
             Some("PostToolUseFailure" | "postToolUseFailure") => {
                 let text =
                     |error: Value| error.as_str().map_or_else(|| error.to_string(), str::to_owned);
-                let error = told
+                let error = fields
                     .error_message
-                    .or(told.error.map(text))
+                    .or(fields.error.map(text))
                     .unwrap_or_else(|| "the tool failed".to_owned());
-                HookEventKind::ToolFailed { error, interrupted: told.is_interrupt }
+                HookEventKind::ToolFailed { error, interrupted: fields.is_interrupt }
             }
             Some("SessionStart" | "sessionStart") => HookEventKind::SessionStart,
             Some("SessionEnd" | "sessionEnd") => HookEventKind::SessionEnd,
-            Some("UserPromptSubmit") => HookEventKind::UserPrompt(told.prompt.unwrap_or_default()),
+            Some("UserPromptSubmit") => {
+                HookEventKind::UserPrompt(fields.prompt.unwrap_or_default())
+            }
             Some(other) => return Err(format!("unsupported event `{}`", other.escape_debug())),
             // In the plain protocol, an event with a result comes after the tool.
-            None if told.tool_result.is_some() => result(told.tool_result),
+            None if fields.tool_result.is_some() => result(fields.tool_result),
             None => HookEventKind::BeforeTool,
         };
-        let about_a_tool = matches!(
+        let is_about_tool = matches!(
             kind,
             HookEventKind::BeforeTool
                 | HookEventKind::AfterTool(_)
                 | HookEventKind::UnreadableResult
                 | HookEventKind::ToolFailed { .. }
         );
-        let tool = match told.tool_name {
+        let tool = match fields.tool_name {
             Some(tool) if !tool.is_empty() => tool,
-            _ if about_a_tool => {
+            _ if is_about_tool => {
                 return Self::from_malformed(text, true, "`tool_name` is required".to_owned());
             }
             _ => String::new(),
         };
-        let input = told.tool_input.map_or("{}", RawValue::get);
+        let input = fields.tool_input.map_or("{}", RawValue::get);
         // Some clients send the arguments as a string of JSON.
         let input = match serde_json::from_str::<String>(input) {
             Ok(text) => text,
             Err(_) => input.to_owned(),
         };
-        let session = told.session_id.or(told.conversation_id).filter(|id| !id.is_empty());
+        let session = fields.session_id.or(fields.conversation_id).filter(|id| !id.is_empty());
         if session.is_none() && name.is_some() {
-            return Self::from_malformed(text, about_a_tool, "`session_id` is required".to_owned());
+            return Self::from_malformed(
+                text,
+                is_about_tool,
+                "`session_id` is required".to_owned(),
+            );
         }
         // An empty id would be the same for every call.
-        let id = told.tool_use_id.filter(|id| !id.is_empty());
+        let id = fields.tool_use_id.filter(|id| !id.is_empty());
         Ok(Self {
             kind,
             name,
@@ -363,30 +372,30 @@ impl EventShortener {
         while let Some((byte, rest)) = bytes.split_first() {
             self.push(*byte);
             // Skip the rest of a removed string at once.
-            let left_out = if self.is_skipping && !self.is_escaped {
+            let skipped = if self.is_skipping && !self.is_escaped {
                 rest.iter().position(|byte| matches!(byte, b'"' | b'\\'))
             } else {
                 Some(0)
             };
-            bytes = left_out.and_then(|at| rest.get(at..)).unwrap_or_default();
+            bytes = skipped.and_then(|at| rest.get(at..)).unwrap_or_default();
         }
     }
 
     fn push(&mut self, byte: u8) {
-        let Some(began) = self.string_start else {
+        let Some(start) = self.string_start else {
             self.text.push(byte);
             self.string_start = (byte == b'"').then_some(self.text.len());
             return;
         };
-        let ends = byte == b'"' && !self.is_escaped;
+        let is_end = byte == b'"' && !self.is_escaped;
         self.is_escaped = byte == b'\\' && !self.is_escaped;
-        if ends {
+        if is_end {
             self.text.push(byte);
             (self.string_start, self.is_skipping) = (None, false);
         } else if !self.is_skipping {
             self.text.push(byte);
-            if self.text.len() - began > MAX_SHORTENED_STRING_BYTES {
-                self.text.truncate(began);
+            if self.text.len() - start > MAX_SHORTENED_STRING_BYTES {
+                self.text.truncate(start);
                 self.is_skipping = true;
             }
         }
@@ -396,29 +405,29 @@ impl EventShortener {
 /// Returns the string members of the outer object in the first part of invalid JSON.
 fn scan_members(text: &[u8]) -> Vec<(String, String)> {
     let (mut members, mut depth, mut key, mut is_value) = (Vec::new(), 0_usize, None, false);
-    let (mut began, mut is_escaped) = (None, false);
+    let (mut start, mut is_escaped) = (None, false);
     for (at, byte) in text.iter().enumerate().take(MAX_SCANNED_BYTES) {
-        if let Some(from) = began {
-            let ends = *byte == b'"' && !is_escaped;
+        if let Some(from) = start {
+            let is_end = *byte == b'"' && !is_escaped;
             is_escaped = *byte == b'\\' && !is_escaped;
-            if !ends {
+            if !is_end {
                 continue;
             }
-            began = None;
+            start = None;
             if depth == 1 {
-                let word = text
+                let string = text
                     .get(from..=at)
-                    .and_then(|word| serde_json::from_slice::<String>(word).ok());
+                    .and_then(|string| serde_json::from_slice::<String>(string).ok());
                 if is_value {
-                    members.extend(key.take().zip(word));
+                    members.extend(key.take().zip(string));
                 } else {
-                    key = word;
+                    key = string;
                 }
             }
             continue;
         }
         match byte {
-            b'"' => began = Some(at),
+            b'"' => start = Some(at),
             b'{' | b'[' => depth += 1,
             b'}' | b']' => depth = depth.saturating_sub(1),
             b':' if depth == 1 => is_value = true,

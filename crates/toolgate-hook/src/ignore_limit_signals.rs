@@ -9,7 +9,7 @@ use nix::sys::signal::{SigSet, Signal};
 ///
 /// This applies to the current thread and to all threads that it starts later.
 pub fn block_limit_signals() {
-    let of_limits: SigSet = [Signal::SIGXFSZ, Signal::SIGXCPU].into_iter().collect();
+    let signals: SigSet = [Signal::SIGXFSZ, Signal::SIGXCPU].into_iter().collect();
     // If blocking fails, the default behaviour remains.
-    let _ = of_limits.thread_block();
+    let _ = signals.thread_block();
 }

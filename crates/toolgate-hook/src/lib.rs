@@ -90,19 +90,19 @@ pub fn run(args: &Args) -> ExitCode {
         effective_config::set_command_line_store(path);
     }
     // A panic must be a denial: some clients treat any other exit code as permission.
-    let heard = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| handle_one_event(args)));
-    let failed = || {
+    let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| handle_one_event(args)));
+    let deny = || {
         RenderedReply::Denied(
             "toolgate failed while handling this event, so the call is denied".to_owned(),
         )
         .write()
     };
-    ExitCode::from(heard.unwrap_or_else(|_| failed()))
+    ExitCode::from(outcome.unwrap_or_else(|_| deny()))
 }
 
 /// Reads one event, answers it, and returns the exit code.
 fn handle_one_event(args: &Args) -> u8 {
-    let late =
+    let responder =
         DeadlineResponder { deadline: Instant::now() + EVENT_TIMEOUT, reply: Arc::default() };
     // A user at a terminal needs to know that input is expected.
     if std::io::stdin().is_terminal() {
@@ -112,17 +112,17 @@ fn handle_one_event(args: &Args) -> u8 {
         );
     }
     let mut bytes = Vec::new();
-    let read = late.read_stdin(&mut bytes);
+    let read = responder.read_stdin(&mut bytes);
     let is_long = bytes.len() as u64 > MAX_EVENT_BYTES;
     let event = match read {
         Err(error) => HookEvent::recover(&bytes, format!("cannot read standard input: {error}")),
         Ok(()) if is_long => {
             // The rest of the event may take any time, so the deadline is prepared first.
-            if let Ok(begun) = HookEvent::recover(&bytes, EVENT_TOO_LARGE.to_owned()) {
-                late.prepare_withholding(&begun, args.client);
+            if let Ok(head_event) = HookEvent::recover(&bytes, EVENT_TOO_LARGE.to_owned()) {
+                responder.prepare_withholding(&head_event, args.client);
             }
-            if let Err(refused) = late.start_watchdog() {
-                return refused.write();
+            if let Err(denial) = responder.start_watchdog() {
+                return denial.write();
             }
             HookEvent::read_oversized(&bytes, &mut std::io::stdin().lock())
         }
@@ -130,14 +130,14 @@ fn handle_one_event(args: &Args) -> u8 {
     };
     let event = match event {
         Ok(event) => event,
-        Err(reason) => return late.write_reply(RenderedReply::Denied(reason)),
+        Err(reason) => return responder.write_reply(RenderedReply::Denied(reason)),
     };
-    late.prepare_withholding(&event, args.client);
-    if let Err(refused) = late.start_watchdog() {
-        return refused.write();
+    responder.prepare_withholding(&event, args.client);
+    if let Err(denial) = responder.start_watchdog() {
+        return denial.write();
     }
     if let Some(socket) = &args.socket {
-        let told = match ask_service(args, socket, &bytes) {
+        let reply = match ask_service(args, socket, &bytes) {
             // Without an answer of the service, the call is denied or the result is withheld.
             RenderedReply::Denied(reason) => {
                 HookReply::gate_error(&event, reason).render(&event, args.client)
@@ -147,15 +147,15 @@ fn handle_one_event(args: &Args) -> u8 {
             RenderedReply::Json(_) if is_long => {
                 HookReply::gate_error(&event, EVENT_TOO_LARGE).render(&event, args.client)
             }
-            told => told,
+            reply => reply,
         };
-        return late.write_reply(told);
+        return responder.write_reply(reply);
     }
-    let (answer, door) = decide_locally(args, &event);
-    let code = late.write_reply(answer.render(&event, args.client));
+    let (answer, gate) = decide_locally(args, &event);
+    let code = responder.write_reply(answer.render(&event, args.client));
     // The client has its answer. The cache makes the next one faster.
-    if let Some(door) = door.filter(|_| matches!(event.kind, HookEventKind::BeforeTool)) {
-        let _ = door.write_cache(args);
+    if let Some(gate) = gate.filter(|_| matches!(event.kind, HookEventKind::BeforeTool)) {
+        let _ = gate.write_cache(args);
     }
     code
 }
@@ -172,7 +172,7 @@ fn ask_service(args: &Args, socket: &Path, event: &[u8]) -> RenderedReply {
         args.agent.as_deref().unwrap_or_default(),
         event,
     ) {
-        Ok(said) => parse_reply(said, socket),
+        Ok(response) => parse_reply(response, socket),
         Err(error) => RenderedReply::Denied(crate::protocol::no_response_message(socket, &error)),
     }
 }
@@ -185,22 +185,22 @@ fn client_name(client: HookClient) -> String {
 }
 
 /// Converts the response of another process.
-fn parse_reply((code, told): (u8, String), socket: &Path) -> RenderedReply {
+fn parse_reply((code, text): (u8, String), socket: &Path) -> RenderedReply {
     match code {
-        0 => serde_json::from_str(&told).map_or_else(
+        0 => serde_json::from_str(&text).map_or_else(
             |error| {
                 RenderedReply::Denied(crate::protocol::no_response_message(socket, &error.into()))
             },
             RenderedReply::Json,
         ),
-        _ => RenderedReply::Denied(told),
+        _ => RenderedReply::Denied(text),
     }
 }
 
 /// Decides about an event in this process.
 fn decide_locally(args: &Args, event: &HookEvent) -> (HookReply, Option<HookGate>) {
-    let door = match HookGate::open(args, event) {
-        Ok(door) => door,
+    let gate = match HookGate::open(args, event) {
+        Ok(gate) => gate,
         Err(reason) => {
             return (
                 HookReply::gate_error(event, format!("toolgate denies every call: {reason}")),
@@ -210,19 +210,19 @@ fn decide_locally(args: &Args, event: &HookEvent) -> (HookReply, Option<HookGate
     };
     // Only hooks that start programs need the I/O driver.
     let mut builder = tokio::runtime::Builder::new_current_thread();
-    let builder = if door.has_hooks() { builder.enable_all() } else { builder.enable_time() };
+    let builder = if gate.has_hooks() { builder.enable_all() } else { builder.enable_time() };
     let runtime = match builder.build() {
         Ok(runtime) => runtime,
         Err(error) => {
             return (HookReply::gate_error(event, format!("toolgate cannot start: {error}")), None);
         }
     };
-    let answer = runtime.block_on(door.handle_event(
+    let answer = runtime.block_on(gate.handle_event(
         event,
         args.client,
         &effective_config::local_user_name(),
     ));
-    (answer, Some(door))
+    (answer, Some(gate))
 }
 
 /// Denies the call when the client's own hook timeout is about to expire.
@@ -240,23 +240,23 @@ impl DeadlineResponder {
     /// Reads standard input until its end, the size limit, or the deadline.
     fn read_stdin(&self, bytes: &mut Vec<u8>) -> io::Result<()> {
         let input = std::io::stdin();
-        let mut piece = [0; 16 << 10];
+        let mut buffer = [0; 16 << 10];
         while bytes.len() as u64 <= MAX_EVENT_BYTES {
             let wait = Timespec::try_from(self.time_left()).map_err(io::Error::other)?;
-            let mut wanted = [PollFd::new(&input, PollFlags::IN)];
-            let read = match rustix::event::poll(&mut wanted, Some(&wait)) {
+            let mut poll_fds = [PollFd::new(&input, PollFlags::IN)];
+            let read = match rustix::event::poll(&mut poll_fds, Some(&wait)) {
                 Ok(0) => {
                     return Err(io::Error::new(
                         io::ErrorKind::TimedOut,
                         "the event did not arrive in time",
                     ));
                 }
-                Ok(_) => rustix::io::read(&input, &mut piece),
+                Ok(_) => rustix::io::read(&input, &mut buffer),
                 Err(error) => Err(error),
             };
             match read {
                 Ok(0) => break,
-                Ok(length) => bytes.extend_from_slice(piece.get(..length).unwrap_or_default()),
+                Ok(length) => bytes.extend_from_slice(buffer.get(..length).unwrap_or_default()),
                 Err(rustix::io::Errno::INTR) => {}
                 Err(error) => return Err(error.into()),
             }
@@ -267,40 +267,40 @@ impl DeadlineResponder {
     /// Prepares an answer that withholds the result if the deadline expires.
     fn prepare_withholding(&self, event: &HookEvent, client: HookClient) {
         if event.is_after_run() {
-            let late = HookReply::withhold(
+            let withheld = HookReply::withhold(
                 event,
                 "toolgate could not check this result in time, so it is withheld",
             );
-            *lock(&self.reply) = Some(late.render(event, client));
+            *lock(&self.reply) = Some(withheld.render(event, client));
         }
     }
 
     /// Writes the answer, unless the deadline has expired.
     fn write_reply(&self, rendered: RenderedReply) -> u8 {
-        let mut said = lock(&self.reply);
+        let mut reply = lock(&self.reply);
         let code = rendered.write();
-        *said = Some(RenderedReply::AlreadyWritten(code));
+        *reply = Some(RenderedReply::AlreadyWritten(code));
         code
     }
 
     /// Starts a thread that denies the call when the deadline expires.
     fn start_watchdog(&self) -> Result<(), RenderedReply> {
-        let said = Arc::clone(&self.reply);
-        let watched = crate::protocol::run_after(self.time_left(), move || {
+        let reply = Arc::clone(&self.reply);
+        let started = crate::protocol::run_after(self.time_left(), move || {
             // Writing may block if the client does not read. Then only the exit code denies the
             // call.
             let _ = crate::protocol::run_after(DENIAL_WRITE_TIMEOUT, || std::process::exit(2));
-            let refused = || {
+            let denial = || {
                 RenderedReply::Denied(
                     "no decision was reached in time, so the call is denied".to_owned(),
                 )
             };
             // The lock is held while writing, so that only one answer is written.
-            let mut said = lock(&said);
-            let code = said.take().unwrap_or_else(refused).write();
+            let mut reply = lock(&reply);
+            let code = reply.take().unwrap_or_else(denial).write();
             std::process::exit(i32::from(code));
         });
-        watched.map_err(|error| {
+        started.map_err(|error| {
             RenderedReply::Denied(format!("toolgate cannot start, so the call is denied: {error}"))
         })
     }

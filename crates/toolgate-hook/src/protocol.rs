@@ -25,21 +25,21 @@ pub(crate) fn ask_service(
     event: &[u8],
 ) -> Result<(u8, String)> {
     let mut stream = UnixStream::connect(socket)?;
-    let until = Instant::now() + SERVICE_SOCKET_TIMEOUT;
+    let deadline = Instant::now() + SERVICE_SOCKET_TIMEOUT;
     // A timeout of zero would mean no timeout.
-    let left =
-        || Some(until.saturating_duration_since(Instant::now()).max(Duration::from_millis(1)));
-    stream.set_write_timeout(left())?;
+    let time_left =
+        || Some(deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1)));
+    stream.set_write_timeout(time_left())?;
     // One write, because each write wakes the service.
     stream.write_all(&[format!("{client}\n{agent}\n").as_bytes(), event].concat())?;
     stream.shutdown(Shutdown::Write)?;
-    stream.set_read_timeout(left())?;
+    stream.set_read_timeout(time_left())?;
     let mut reply = String::new();
     stream.read_to_string(&mut reply)?;
     match reply.split_at_checked(1) {
         // An incomplete response is an error: a client would read it as "no objection".
-        Some(("0", told)) if told.starts_with('{') && told.ends_with("}\n") => {
-            Ok((0, told.to_owned()))
+        Some(("0", text)) if text.starts_with('{') && text.ends_with("}\n") => {
+            Ok((0, text.to_owned()))
         }
         Some(("2", reason)) => Ok((2, reason.to_owned())),
         _ => Err(invalid_response()),
@@ -47,10 +47,10 @@ pub(crate) fn ask_service(
 }
 
 /// Runs a function after a delay, on a thread of its own.
-pub(crate) fn run_after(time: Duration, what: impl FnOnce() + Send + 'static) -> Result<()> {
+pub(crate) fn run_after(delay: Duration, action: impl FnOnce() + Send + 'static) -> Result<()> {
     let wait = move || {
-        std::thread::sleep(time);
-        what();
+        std::thread::sleep(delay);
+        action();
     };
     std::thread::Builder::new().stack_size(64 << 10).spawn(wait).map(drop)
 }
@@ -60,13 +60,13 @@ pub(crate) fn run_after(time: Duration, what: impl FnOnce() + Send + 'static) ->
 ///
 /// If this cannot be determined, the answer counts as discarded.
 pub(crate) fn is_stdout_discarded() -> bool {
-    let told = std::io::stdout()
+    let stdout = std::io::stdout()
         .as_fd()
         .try_clone_to_owned()
-        .and_then(|told| std::fs::File::from(told).metadata());
-    let (Ok(told), Ok(nowhere)) = (told, std::fs::metadata("/dev/null")) else { return true };
-    let is_device = told.file_type().is_char_device() && told.rdev() == nowhere.rdev();
-    is_device || (told.dev(), told.ino()) == (nowhere.dev(), nowhere.ino())
+        .and_then(|stdout| std::fs::File::from(stdout).metadata());
+    let (Ok(stdout), Ok(dev_null)) = (stdout, std::fs::metadata("/dev/null")) else { return true };
+    let is_device = stdout.file_type().is_char_device() && stdout.rdev() == dev_null.rdev();
+    is_device || (stdout.dev(), stdout.ino()) == (dev_null.dev(), dev_null.ino())
 }
 
 /// Message for an answer that the client cannot read.

@@ -47,9 +47,9 @@ impl HookReply {
     /// Builds an answer that withholds the result of a tool.
     pub(crate) fn withhold(event: &HookEvent, reason: impl Into<String>) -> Self {
         let output = match &event.kind {
-            HookEventKind::AfterTool(given) => Some(withhold_value(given)),
-            HookEventKind::Malformed(_, Some(given)) if !given.is_null() => {
-                Some(withhold_value(given))
+            HookEventKind::AfterTool(result) => Some(withhold_value(result)),
+            HookEventKind::Malformed(_, Some(result)) if !result.is_null() => {
+                Some(withhold_value(result))
             }
             // Most clients accept a result of this shape.
             HookEventKind::UnreadableResult | HookEventKind::Malformed(_, Some(_)) => {
@@ -75,78 +75,80 @@ impl HookReply {
     }
 
     fn render_plain(self, event: &HookEvent) -> RenderedReply {
-        let mut told = Map::new();
+        let mut fields = Map::new();
         match self.decision {
             // A client that checks only the exit code reads any JSON as permission.
             Some(ReplyDecision::Deny(reason) | ReplyDecision::Ask(reason)) => {
                 return RenderedReply::Denied(reason);
             }
             Some(ReplyDecision::Block(reason)) => {
-                told.insert("reason".to_owned(), reason.into());
+                fields.insert("reason".to_owned(), reason.into());
             }
             Some(ReplyDecision::Allow) | None
                 if matches!(event.kind, HookEventKind::BeforeTool) =>
             {
-                told.insert("decision".to_owned(), "allow".into());
+                fields.insert("decision".to_owned(), "allow".into());
             }
             _ => {}
         }
-        told.extend(self.updated_input.map(|input| ("tool_input".to_owned(), input)));
-        told.extend(self.replaced_output.map(|output| ("tool_result".to_owned(), output)));
-        RenderedReply::Json(Value::Object(told))
+        fields.extend(self.updated_input.map(|input| ("tool_input".to_owned(), input)));
+        fields.extend(self.replaced_output.map(|output| ("tool_result".to_owned(), output)));
+        RenderedReply::Json(Value::Object(fields))
     }
 
     fn render_flat(self, event: &HookEvent) -> RenderedReply {
-        let mut told = Map::new();
-        let mut say = |key: &str, value: Value| told.insert(key.to_owned(), value);
+        let mut fields = Map::new();
+        let mut insert = |key: &str, value: Value| fields.insert(key.to_owned(), value);
         match self.decision {
             // Cursor cannot ask its user, so a question is a denial.
             Some(ReplyDecision::Deny(reason) | ReplyDecision::Ask(reason))
                 if matches!(event.kind, HookEventKind::BeforeTool) =>
             {
-                say("permission", "deny".into());
-                say("user_message", reason.as_str().into());
-                say("agent_message", reason.into());
+                insert("permission", "deny".into());
+                insert("user_message", reason.as_str().into());
+                insert("agent_message", reason.into());
             }
             Some(
                 ReplyDecision::Deny(reason)
                 | ReplyDecision::Ask(reason)
                 | ReplyDecision::Block(reason),
             ) => {
-                say("additional_context", reason.into());
+                insert("additional_context", reason.into());
             }
             Some(ReplyDecision::Allow) | None
                 if matches!(event.kind, HookEventKind::BeforeTool) =>
             {
-                say("permission", "allow".into());
+                insert("permission", "allow".into());
             }
             _ => {}
         }
         if let Some(context) = self.context {
-            say("additional_context", context.into());
+            insert("additional_context", context.into());
         }
         if let Some(input) = self.updated_input {
-            say("updated_input", input);
+            insert("updated_input", input);
         }
         if let Some(output) = self.replaced_output {
-            say("updated_mcp_tool_output", output);
+            insert("updated_mcp_tool_output", output);
         }
-        RenderedReply::Json(Value::Object(told))
+        RenderedReply::Json(Value::Object(fields))
     }
 
     fn render_nested(self, name: &str, event: &HookEvent, client: HookClient) -> RenderedReply {
         let (mut top, mut inner) = (Map::new(), Map::new());
-        let before = matches!(event.kind, HookEventKind::BeforeTool);
+        let is_before_tool = matches!(event.kind, HookEventKind::BeforeTool);
         let decide = |inner: &mut Map<String, Value>, word: &str, reason: Option<String>| {
             inner.insert("permissionDecision".to_owned(), word.into());
             inner.extend(
                 reason.map(|reason| ("permissionDecisionReason".to_owned(), reason.into())),
             );
         };
-        let rewritten = self.updated_input.is_some();
+        let has_new_input = self.updated_input.is_some();
         match self.decision {
-            Some(ReplyDecision::Deny(reason)) if before => decide(&mut inner, "deny", Some(reason)),
-            Some(ReplyDecision::Ask(reason)) if before && client == HookClient::Codex => {
+            Some(ReplyDecision::Deny(reason)) if is_before_tool => {
+                decide(&mut inner, "deny", Some(reason))
+            }
+            Some(ReplyDecision::Ask(reason)) if is_before_tool && client == HookClient::Codex => {
                 decide(
                     &mut inner,
                     "deny",
@@ -155,12 +157,14 @@ impl HookReply {
                     )),
                 );
             }
-            Some(ReplyDecision::Ask(reason)) if before => decide(&mut inner, "ask", Some(reason)),
-            Some(ReplyDecision::Allow) if before && client != HookClient::Codex => {
+            Some(ReplyDecision::Ask(reason)) if is_before_tool => {
+                decide(&mut inner, "ask", Some(reason))
+            }
+            Some(ReplyDecision::Allow) if is_before_tool && client != HookClient::Codex => {
                 decide(&mut inner, "allow", None)
             }
             // Codex ignores changed arguments without a decision.
-            _ if before && rewritten && client == HookClient::Codex => {
+            _ if is_before_tool && has_new_input && client == HookClient::Codex => {
                 decide(&mut inner, "allow", None)
             }
             // A session start cannot be blocked. A prompt can.
@@ -225,10 +229,10 @@ impl RenderedReply {
     pub(crate) fn write(self) -> u8 {
         match self {
             Self::AlreadyWritten(code) => code,
-            Self::Json(told) => {
+            Self::Json(reply) => {
                 // If the client cannot read the answer, anything but a plain permission must be an
                 // exit code.
-                if is_reply_required(&told) && crate::protocol::is_stdout_discarded() {
+                if is_reply_required(&reply) && crate::protocol::is_stdout_discarded() {
                     let _ = writeln!(
                         std::io::stderr().lock(),
                         "toolgate: {}",
@@ -237,7 +241,7 @@ impl RenderedReply {
                     return 2;
                 }
                 let mut out = std::io::stdout().lock();
-                match writeln!(out, "{told}").and_then(|()| out.flush()) {
+                match writeln!(out, "{reply}").and_then(|()| out.flush()) {
                     Ok(()) => 0,
                     Err(_) => 2,
                 }
@@ -251,21 +255,21 @@ impl RenderedReply {
 }
 
 /// Returns whether a client would act differently if it did not read the answer.
-fn is_reply_required(told: &Value) -> bool {
-    let word = |place: &str| told.pointer(place).and_then(Value::as_str);
-    let inner = ["updatedInput", "updatedToolOutput"]
+fn is_reply_required(reply: &Value) -> bool {
+    let text_at = |pointer: &str| reply.pointer(pointer).and_then(Value::as_str);
+    let has_nested_change = ["updatedInput", "updatedToolOutput"]
         .iter()
-        .any(|name| told.pointer(&format!("/hookSpecificOutput/{name}")).is_some());
-    let outer = ["updated_input", "updated_mcp_tool_output", "tool_input", "tool_result"]
+        .any(|name| reply.pointer(&format!("/hookSpecificOutput/{name}")).is_some());
+    let has_flat_change = ["updated_input", "updated_mcp_tool_output", "tool_input", "tool_result"]
         .iter()
-        .any(|name| told.get(name).is_some());
-    let refuses =
-        word("/hookSpecificOutput/permissionDecision").is_some_and(|word| word != "allow");
-    refuses
-        || inner
-        || outer
-        || word("/permission") == Some("deny")
-        || word("/decision") == Some("block")
+        .any(|name| reply.get(name).is_some());
+    let is_refusal = text_at("/hookSpecificOutput/permissionDecision")
+        .is_some_and(|decision| decision != "allow");
+    is_refusal
+        || has_nested_change
+        || has_flat_change
+        || text_at("/permission") == Some("deny")
+        || text_at("/decision") == Some("block")
 }
 
 /// Replaces all strings of a result, and keeps its shape.

@@ -18,32 +18,35 @@ const PRUNE_INTERVAL: Duration = Duration::from_secs(24 * 60 * 60);
 /// The retention is read again before each run.
 pub fn prune_daily(
     store: Arc<SqliteStore>,
-    kept: impl Fn() -> Option<SignedDuration>,
-    tell: impl Fn(&str),
+    retention: impl Fn() -> Option<SignedDuration>,
+    report: impl Fn(&str),
 ) -> impl Future<Output = ()> {
     // The time is determined before this process writes a row with its own clock.
-    let (began, begun) = (ledger_time(store.path()), Instant::now());
+    let (first_time, started) = (ledger_time(store.path()), Instant::now());
     async move {
-        let mut days = tokio::time::interval(PRUNE_INTERVAL);
+        let mut ticks = tokio::time::interval(PRUNE_INTERVAL);
         loop {
-            days.tick().await;
+            ticks.tick().await;
             // Monotonic time counts too, even if no row was written meanwhile.
-            let waited = SignedDuration::try_from(begun.elapsed()).ok();
-            let waited =
-                began.zip(waited).and_then(|(began, waited)| began.checked_add(waited).ok());
-            let now =
-                waited.or_else(|| ledger_time(store.path())).map(|now| now.min(Timestamp::now()));
+            let elapsed_time = SignedDuration::try_from(started.elapsed()).ok();
+            let elapsed_time = first_time
+                .zip(elapsed_time)
+                .and_then(|(first_time, elapsed_time)| first_time.checked_add(elapsed_time).ok());
+            let now = elapsed_time
+                .or_else(|| ledger_time(store.path()))
+                .map(|now| now.min(Timestamp::now()));
             // If the subtraction underflows, no row can be that old.
-            let Some(before) = kept().zip(now).and_then(|(kept, now)| now.checked_sub(kept).ok())
+            let Some(before) =
+                retention().zip(now).and_then(|(retention, now)| now.checked_sub(retention).ok())
             else {
                 continue;
             };
             match store.prune(before, before).await {
-                Ok(gone) if gone.rows == 0 && gone.sealed == 0 => {}
-                Ok(gone) => tell(&format!(
+                Ok(pruned) if pruned.rows == 0 && pruned.sealed == 0 => {}
+                Ok(pruned) => report(&format!(
                     "removed {} and {} from before {} (`retention`)",
-                    format_count(gone.rows, "row"),
-                    format_count(gone.sealed, "sealed record"),
+                    format_count(pruned.rows, "row"),
+                    format_count(pruned.sealed, "sealed record"),
                     format_time(before)
                 )),
                 Err(error) => report_prune_error(&error),
@@ -75,9 +78,9 @@ fn report_prune_error(error: &StoreError) {
 }
 
 /// Describes the retention of a ledger, or warns if there is none and the ledger has old rows.
-pub fn describe_retention(store: &Path, kept: Option<SignedDuration>) -> Option<String> {
-    if let Some(kept) = kept {
-        let days = u64::try_from(kept.as_hours() / 24).unwrap_or_default();
+pub fn describe_retention(store: &Path, retention: Option<SignedDuration>) -> Option<String> {
+    if let Some(retention) = retention {
+        let days = u64::try_from(retention.as_hours() / 24).unwrap_or_default();
         return Some(format!("`toolgate serve` removes rows after {}", format_count(days, "day")));
     }
     let first = RowFilter { limit: Some(1), ..RowFilter::default() };
@@ -90,6 +93,6 @@ fn format_time(at: Timestamp) -> String {
     at.strftime("%Y-%m-%d %H:%M:%SZ").to_string()
 }
 
-fn format_count(count: u64, what: &str) -> String {
-    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
+fn format_count(count: u64, noun: &str) -> String {
+    format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
 }

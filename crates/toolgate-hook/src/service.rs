@@ -86,7 +86,7 @@ async fn serve(args: &Args) -> io::Result<()> {
     drop(super::open_store(&found.store, &state)?);
     let (path, store) =
         (found.store.clone(), Arc::new(SqliteStore::open(&found.store).map_err(io::Error::other)?));
-    let now = Mutex::new(
+    let current = Mutex::new(
         LoadedGates::from_config(found, &path, &state, &store).map_err(io::Error::other)?,
     );
     let service = Arc::new(HookService {
@@ -95,19 +95,23 @@ async fn serve(args: &Args) -> io::Result<()> {
         state,
         path,
         store,
-        current: now,
+        current,
     });
-    let kept = Arc::clone(&service);
-    let kept = move || lock(&kept.current).config.retention();
-    tokio::spawn(crate::retention::prune_daily(Arc::clone(&service.store), kept, print_stderr));
+    let retention_source = Arc::clone(&service);
+    let current_retention = move || lock(&retention_source.current).config.retention();
+    tokio::spawn(crate::retention::prune_daily(
+        Arc::clone(&service.store),
+        current_retention,
+        print_stderr,
+    ));
     let listener = bind_socket(socket)?;
     print_stderr(&format!(
         "toolgate answers hooks at {}, with {}",
         socket.display(),
         config.display()
     ));
-    let seats = Arc::new(tokio::sync::Semaphore::new(64));
-    let (mut hang_up, mut stop) = (signal(SignalKind::hangup())?, signal(SignalKind::terminate())?);
+    let slots = Arc::new(tokio::sync::Semaphore::new(64));
+    let (mut hangup, mut stop) = (signal(SignalKind::hangup())?, signal(SignalKind::terminate())?);
     loop {
         tokio::select! {
             accepted = listener.accept() => {
@@ -117,13 +121,13 @@ async fn serve(args: &Args) -> io::Result<()> {
                     tokio::time::sleep(Duration::from_millis(50)).await;
                     continue;
                 };
-                let (service, seats) = (Arc::clone(&service), Arc::clone(&seats));
+                let (service, slots) = (Arc::clone(&service), Arc::clone(&slots));
                 tokio::spawn(async move {
-                    let _seat = seats.acquire_owned().await;
+                    let _slot = slots.acquire_owned().await;
                     service.handle_connection(stream).await;
                 });
             }
-            _ = hang_up.recv() => match service.reload() {
+            _ = hangup.recv() => match service.reload() {
                 Ok(()) => print_stderr(&format!("reloaded {}", service.config.display())),
                 Err(why) => print_stderr(&format!("error: cannot reload {}, so the previous version stays in force: {why}", service.config.display())),
             },
@@ -138,7 +142,7 @@ async fn serve(args: &Args) -> io::Result<()> {
 ///
 /// Every user who can reach the socket may send requests. The configuration decides about them.
 fn bind_socket(path: &Path) -> io::Result<UnixListener> {
-    let named =
+    let with_path =
         |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", path.display()));
     if let Ok(found) = std::fs::symlink_metadata(path) {
         if !found.file_type().is_socket() {
@@ -147,10 +151,10 @@ fn bind_socket(path: &Path) -> io::Result<UnixListener> {
         if std::os::unix::net::UnixStream::connect(path).is_ok() {
             return Err(io::Error::other(format!("another service listens at {}", path.display())));
         }
-        std::fs::remove_file(path).map_err(named)?;
+        std::fs::remove_file(path).map_err(with_path)?;
     }
-    let listener = UnixListener::bind(path).map_err(named)?;
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o666)).map_err(named)?;
+    let listener = UnixListener::bind(path).map_err(with_path)?;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o666)).map_err(with_path)?;
     Ok(listener)
 }
 
@@ -172,15 +176,15 @@ impl LoadedGates {
                 found.store.display()
             ));
         }
-        let mut doors = HashMap::new();
+        let mut gates = HashMap::new();
         for name in found.config.agent_names().map(str::to_owned) {
-            let door = HookGate::from_config(found.clone(), Some(&name), None, state, |_| {
+            let gate = HookGate::from_config(found.clone(), Some(&name), None, state, |_| {
                 Ok(Arc::clone(store))
             })?;
-            doors.insert(name, Arc::new(door));
+            gates.insert(name, Arc::new(gate));
         }
         Ok(Self {
-            gates: doors,
+            gates,
             undeclared_gates: HashMap::new(),
             files: found.watched_files(),
             config: Arc::new(found),
@@ -199,32 +203,32 @@ impl HookService {
             *was = fingerprint(file);
         }
         let found = self.load_config();
-        let looked_at = found.as_ref().map(EffectiveConfig::watched_files).unwrap_or_default();
+        let watched = found.as_ref().map(EffectiveConfig::watched_files).unwrap_or_default();
         match found
             .and_then(|found| LoadedGates::from_config(found, &self.path, &self.state, &self.store))
         {
-            Ok(mut now) => {
-                for (file, was) in &mut now.files {
+            Ok(mut loaded) => {
+                for (file, was) in &mut loaded.files {
                     *was = before
                         .iter()
                         .find(|(known, _)| known == file)
                         .map_or(*was, |(_, then)| *then);
                 }
-                *lock(&self.current) = now;
+                *lock(&self.current) = loaded;
                 Ok(())
             }
             Err(why) => {
                 // Rebuild the previous configuration, so that it protects the current targets of
                 // links.
                 let found = EffectiveConfig::clone(&lock(&self.current).config);
-                let again = LoadedGates::from_config(found, &self.path, &self.state, &self.store);
-                let mut now = lock(&self.current);
-                if let Ok(again) = again {
-                    *now = again;
+                let rebuilt = LoadedGates::from_config(found, &self.path, &self.state, &self.store);
+                let mut loaded = lock(&self.current);
+                if let Ok(rebuilt) = rebuilt {
+                    *loaded = rebuilt;
                 }
                 // Report the error once for each change.
-                effective_config::add_watched_files(&mut before, looked_at);
-                now.files = before;
+                effective_config::add_watched_files(&mut before, watched);
+                loaded.files = before;
                 Err(why)
             }
         }
@@ -242,42 +246,43 @@ impl HookService {
         agent: Option<&String>,
         event: &HookEvent,
     ) -> Result<Arc<HookGate>, String> {
-        let door = self.gate_for_agent(agent)?;
-        let Some(lacks) = door.undeclared_tool(event) else { return Ok(door) };
+        let gate = self.gate_for_agent(agent)?;
+        let Some(missing) = gate.undeclared_tool(event) else { return Ok(gate) };
         let found = {
-            let now = lock(&self.current);
-            if let Some(known) = now.undeclared_gates.get(&lacks) {
-                return Ok(Arc::clone(known));
+            let current = lock(&self.current);
+            if let Some(cached) = current.undeclared_gates.get(&missing) {
+                return Ok(Arc::clone(cached));
             }
-            Arc::clone(&now.config)
+            Arc::clone(&current.config)
         };
-        let door = HookGate::from_config(
+        let gate = HookGate::from_config(
             EffectiveConfig::clone(&found),
-            Some(&lacks.0),
-            Some(&lacks.1),
+            Some(&missing.0),
+            Some(&missing.1),
             &self.state,
             |_| Ok(Arc::clone(&self.store)),
         )?;
-        let door = Arc::new(door);
-        let mut now = lock(&self.current);
+        let gate = Arc::new(gate);
+        let mut current = lock(&self.current);
         // Do not cache the gate if the configuration was replaced meanwhile.
-        if Arc::ptr_eq(&now.config, &found) {
-            if now.undeclared_gates.len() >= MAX_UNDECLARED_GATES {
-                now.undeclared_gates.clear();
+        if Arc::ptr_eq(&current.config, &found) {
+            if current.undeclared_gates.len() >= MAX_UNDECLARED_GATES {
+                current.undeclared_gates.clear();
             }
-            now.undeclared_gates.insert(lacks, Arc::clone(&door));
+            current.undeclared_gates.insert(missing, Arc::clone(&gate));
         }
-        Ok(door)
+        Ok(gate)
     }
 
     /// Returns the gate for an agent from the current files, or from the previous ones if they do
     /// not load.
     fn gate_for_agent(&self, agent: Option<&String>) -> Result<Arc<HookGate>, String> {
         let changed = {
-            let now = lock(&self.current);
+            let current = lock(&self.current);
             // All gates protect the same paths, so one is enough.
-            let moved = now.gates.values().next().is_some_and(|door| !door.has_current_links());
-            moved || now.files.iter().any(|(file, was)| fingerprint(file) != *was)
+            let has_moved_links =
+                current.gates.values().next().is_some_and(|gate| !gate.has_current_links());
+            has_moved_links || current.files.iter().any(|(file, was)| fingerprint(file) != *was)
         };
         if changed && let Err(why) = self.reload() {
             print_stderr(&format!(
@@ -285,33 +290,34 @@ impl HookService {
                 self.config.display()
             ));
         }
-        let now = lock(&self.current);
-        let only = || now.gates.values().next().filter(|_| now.gates.len() == 1);
-        let door = match agent.or(self.agent.as_ref()) {
-            Some(agent) => now.gates.get(agent).ok_or_else(|| format!("unknown agent `{agent}`")),
-            None => only().ok_or_else(|| {
+        let current = lock(&self.current);
+        let only_gate = || current.gates.values().next().filter(|_| current.gates.len() == 1);
+        let gate = match agent.or(self.agent.as_ref()) {
+            Some(agent) => {
+                current.gates.get(agent).ok_or_else(|| format!("unknown agent `{agent}`"))
+            }
+            None => only_gate().ok_or_else(|| {
                 "the configuration has several agents; choose one with `--agent`".to_owned()
             }),
         };
-        door.map(Arc::clone)
+        gate.map(Arc::clone)
     }
 
     async fn handle_connection(&self, mut stream: UnixStream) {
-        let asked = match read_request(&mut stream).await {
-            Ok((question, user)) => {
-                HookEvent::parse(&question.event).map(|event| (question, user, event))
+        let parsed = match read_request(&mut stream).await {
+            Ok((request, user)) => {
+                HookEvent::parse(&request.event).map(|event| (request, user, event))
             }
             Err(error) => Err(format!("the service cannot read the request: {error}")),
         };
-        let refused = match asked {
-            Ok((question, user, event)) => match self
-                .gate_for_event(question.agent.as_ref(), &event)
+        let denial = match parsed {
+            Ok((request, user, event)) => match self.gate_for_event(request.agent.as_ref(), &event)
             {
-                Ok(door) => {
+                Ok(gate) => {
                     return decide_and_reply(
-                        &door,
+                        &gate,
                         &event,
-                        question.client,
+                        request.client,
                         &effective_config::user_name(user),
                         &mut stream,
                     )
@@ -319,12 +325,12 @@ impl HookService {
                 }
                 Err(reason) => {
                     HookReply::gate_error(&event, format!("toolgate denies every call: {reason}"))
-                        .render(&event, question.client)
+                        .render(&event, request.client)
                 }
             },
             Err(reason) => RenderedReply::Denied(reason),
         };
-        let _ = send_reply(&mut stream, &encode_reply(refused)).await;
+        let _ = send_reply(&mut stream, &encode_reply(denial)).await;
     }
 }
 
@@ -332,38 +338,40 @@ impl HookService {
 ///
 /// If the client has left, the permission is withdrawn, because the call will not run.
 pub(crate) async fn decide_and_reply(
-    door: &HookGate,
+    gate: &HookGate,
     event: &HookEvent,
     client: HookClient,
     user: &str,
     stream: &mut UnixStream,
 ) {
-    let answer = door.handle_event(event, client, user).await;
-    let lets_through = matches!(event.kind, HookEventKind::BeforeTool)
+    let answer = gate.handle_event(event, client, user).await;
+    let is_permission = matches!(event.kind, HookEventKind::BeforeTool)
         && !matches!(answer.decision, Some(ReplyDecision::Deny(_)));
     if send_reply(stream, &encode_reply(answer.render(event, client))).await.is_err()
-        && lets_through
+        && is_permission
     {
-        door.withdraw_permission(event, user).await;
+        gate.withdraw_permission(event, user).await;
     }
 }
 
 /// Reads a request, and returns it with the user id of the peer from the kernel.
 pub(crate) async fn read_request(stream: &mut UnixStream) -> io::Result<(ServiceRequest, u32)> {
     let user = stream.peer_cred()?.uid();
-    let mut asked = Vec::with_capacity(16 << 10);
+    let mut bytes = Vec::with_capacity(16 << 10);
     // The limit leaves room for the header lines and for detecting an event that is too large.
     tokio::time::timeout(
         Duration::from_secs(4),
-        stream.take(MAX_EVENT_BYTES + (64 << 10)).read_to_end(&mut asked),
+        stream.take(MAX_EVENT_BYTES + (64 << 10)).read_to_end(&mut bytes),
     )
     .await??;
-    let mut lines = asked.splitn(3, |byte| *byte == b'\n');
+    let mut lines = bytes.splitn(3, |byte| *byte == b'\n');
     let mut line = || lines.next().ok_or_else(|| io::Error::other("incomplete request"));
     let (client, agent, event) = (line()?, line()?, line()?);
-    let word = |line| std::str::from_utf8(line).map_err(io::Error::other);
-    let (client, agent) =
-        (clap::ValueEnum::from_str(word(client)?, false).map_err(io::Error::other)?, word(agent)?);
+    let to_text = |line| std::str::from_utf8(line).map_err(io::Error::other);
+    let (client, agent) = (
+        clap::ValueEnum::from_str(to_text(client)?, false).map_err(io::Error::other)?,
+        to_text(agent)?,
+    );
     Ok((
         ServiceRequest {
             client,
@@ -377,12 +385,12 @@ pub(crate) async fn read_request(stream: &mut UnixStream) -> io::Result<(Service
 /// Serializes an answer for the hook.
 fn encode_reply(rendered: RenderedReply) -> String {
     match rendered {
-        RenderedReply::Json(told) => format!("0{told}\n"),
+        RenderedReply::Json(reply) => format!("0{reply}\n"),
         RenderedReply::Denied(reason) => format!("2{reason}"),
         RenderedReply::AlreadyWritten(_) => String::new(),
     }
 }
 
-pub(crate) async fn send_reply(stream: &mut UnixStream, said: &str) -> io::Result<()> {
-    stream.write_all(said.as_bytes()).await
+pub(crate) async fn send_reply(stream: &mut UnixStream, text: &str) -> io::Result<()> {
+    stream.write_all(text.as_bytes()).await
 }

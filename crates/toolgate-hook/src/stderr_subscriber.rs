@@ -12,8 +12,8 @@ use tracing::{Event, Level, Metadata, Subscriber};
 pub(crate) struct StderrSubscriber;
 
 impl Subscriber for StderrSubscriber {
-    fn enabled(&self, about: &Metadata<'_>) -> bool {
-        *about.level() == Level::ERROR && about.is_event()
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        *metadata.level() == Level::ERROR && metadata.is_event()
     }
 
     fn max_level_hint(&self) -> Option<tracing::level_filters::LevelFilter> {
@@ -29,9 +29,9 @@ impl Subscriber for StderrSubscriber {
     fn record_follows_from(&self, _: &Id, _: &Id) {}
 
     fn event(&self, event: &Event<'_>) {
-        let mut said = LogMessageVisitor(String::from("toolgate:"));
-        event.record(&mut said);
-        let _ = writeln!(std::io::stderr(), "{}", said.0);
+        let mut message = LogMessageVisitor(String::from("toolgate:"));
+        event.record(&mut message);
+        let _ = writeln!(std::io::stderr(), "{}", message.0);
     }
 
     fn enter(&self, _: &Id) {}

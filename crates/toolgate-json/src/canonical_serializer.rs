@@ -15,12 +15,12 @@ use super::to_canonical_bytes;
 /// let thing = std::collections::HashMap::from([("b", vec![1, 2]), ("a", vec![])]);
 /// assert_eq!(toolgate_json::serialize_canonical(&thing).unwrap(), br#"{"a":[],"b":[1,2]}"#);
 /// ```
-pub fn serialize_canonical(thing: &impl Serialize) -> Result<Vec<u8>, serde_json::Error> {
-    let text = serde_json::to_vec(thing)?;
+pub fn serialize_canonical(value: &impl Serialize) -> Result<Vec<u8>, serde_json::Error> {
+    let text = serde_json::to_vec(value)?;
     let mut sorted = CanonicalSorter { text: &text, at: 0, out: Vec::with_capacity(text.len()) };
     match sorted.write_value() {
         Some(()) => Ok(sorted.out),
-        None => Ok(to_canonical_bytes(&serde_json::to_value(thing)?)),
+        None => Ok(to_canonical_bytes(&serde_json::to_value(value)?)),
     }
 }
 
@@ -41,10 +41,10 @@ impl<'t> CanonicalSorter<'t> {
 
     /// Copies the next bytes to the output.
     fn copy_bytes(&mut self, length: usize) -> Option<&'t [u8]> {
-        let ahead = self.text.get(self.at..self.at.checked_add(length)?)?;
-        self.out.extend_from_slice(ahead);
+        let bytes = self.text.get(self.at..self.at.checked_add(length)?)?;
+        self.out.extend_from_slice(bytes);
         self.at += length;
-        Some(ahead)
+        Some(bytes)
     }
 
     fn write_value(&mut self) -> Option<()> {
@@ -53,12 +53,9 @@ impl<'t> CanonicalSorter<'t> {
             b'[' => self.write_array(),
             b'"' => self.write_string().map(drop),
             _ => {
-                let ahead = self.text.get(self.at..)?;
+                let rest = self.text.get(self.at..)?;
                 self.copy_bytes(
-                    ahead
-                        .iter()
-                        .position(|b| matches!(b, b',' | b']' | b'}'))
-                        .unwrap_or(ahead.len()),
+                    rest.iter().position(|b| matches!(b, b',' | b']' | b'}')).unwrap_or(rest.len()),
                 )
                 .map(drop)
             }
@@ -88,7 +85,7 @@ impl<'t> CanonicalSorter<'t> {
 
     fn write_object(&mut self) -> Option<()> {
         self.copy_bytes(1)?;
-        let begin = self.out.len();
+        let object_start = self.out.len();
         let mut members: Vec<(&'t [u8], Range<usize>)> = Vec::new();
         while self.peek()? != b'}' {
             if self.peek()? == b',' {
@@ -99,14 +96,17 @@ impl<'t> CanonicalSorter<'t> {
             let key = key.get(1..key.len() - 1).filter(|key| !key.contains(&b'\\'))?;
             self.copy_bytes(1)?;
             self.write_value()?;
-            members.push((key, from - begin..self.out.len() - begin));
+            members.push((key, from - object_start..self.out.len() - object_start));
         }
-        if !members.is_sorted_by(|(one, _), (next, _)| one < next) {
+        if !members.is_sorted_by(|(key, _), (next_key, _)| key < next_key) {
             members.sort_unstable_by_key(|(key, _)| *key);
-            if members.windows(2).any(|pair| matches!(pair, [(one, _), (next, _)] if one == next)) {
+            if members
+                .windows(2)
+                .any(|pair| matches!(pair, [(key, _), (next_key, _)] if key == next_key))
+            {
                 return None;
             }
-            let written = self.out.split_off(begin);
+            let written = self.out.split_off(object_start);
             for (n, (_, member)) in members.into_iter().enumerate() {
                 if n > 0 {
                     self.out.push(b',');
@@ -127,7 +127,7 @@ mod tests {
 
     #[test]
     fn odd_documents_have_the_same_spelling() {
-        let odd = [
+        let unusual = [
             r#"{}"#,
             r#"[]"#,
             r#""""#,
@@ -138,7 +138,7 @@ mod tests {
             r#"{"ä":1,"a":1e400,"B":-0.10}"#,
             r#"[{"b":[1,{"d":null,"c":true}],"a":[]},[[],{}],1.5e-7]"#,
         ];
-        for text in odd {
+        for text in unusual {
             let value: Value = serde_json::from_str(text).unwrap();
             assert_eq!(serialize_canonical(&value).unwrap(), to_canonical_bytes(&value), "{text}");
         }

@@ -41,7 +41,7 @@ pub fn find_exceeded_bound(text: &[u8], bounds: &JsonBounds) -> Option<String> {
     }
     // Most documents cannot exceed a limit wherever their brackets are. Counting is much faster
     // than tracking strings.
-    let count = |wanted: fn(&&u8) -> bool| text.iter().filter(wanted).count();
+    let count = |is_counted: fn(&&u8) -> bool| text.iter().filter(is_counted).count();
     let opens = count(|b| matches!(b, b'[' | b'{'));
     if opens <= bounds.depth && opens + count(|b| **b == b',') < bounds.nodes {
         return None;
@@ -77,7 +77,7 @@ pub fn find_exceeded_bound(text: &[u8], bounds: &JsonBounds) -> Option<String> {
 /// Checks the same limits for a document that a caller built in memory.
 pub fn find_exceeded_bound_of_value(value: &Value, bounds: &JsonBounds) -> Option<String> {
     let mut left = JsonBounds { depth: bounds.depth, ..*bounds };
-    subtract_size(value, &mut left).err().map(|what| match what {
+    subtract_size(value, &mut left).err().map(|limit| match limit {
         ExceededBound::Bytes => format!("it has more than {} bytes", bounds.bytes),
         ExceededBound::Depth => format!("it is nested more than {} levels deep", bounds.depth),
         ExceededBound::Nodes => format!("it has more than {} values", bounds.nodes),
@@ -150,7 +150,7 @@ pub fn drop_iteratively(value: Value) {
 pub fn canonicalize_numbers(value: &mut Value, at: &mut Pointer) -> Result<(), (Pointer, String)> {
     match value {
         Value::Number(number) if !number::is_plain_integer(number.as_str()) => {
-            *number = canonical_number(number.as_str()).map_err(|why| (at.clone(), why))?;
+            *number = canonical_number(number.as_str()).map_err(|reason| (at.clone(), reason))?;
             Ok(())
         }
         Value::Array(items) => items.iter_mut().enumerate().try_for_each(|(index, item)| {

@@ -47,16 +47,16 @@ fn plain_decimal(text: &str) -> Option<&str> {
     if is_plain_integer(text) {
         return Some(text);
     }
-    let (whole, fraction) = text.split_once('.')?;
+    let (integer, fraction) = text.split_once('.')?;
     let fraction = fraction.trim_end_matches('0');
-    let digits = whole.strip_prefix('-').unwrap_or(whole);
+    let digits = integer.strip_prefix('-').unwrap_or(integer);
     let plain = text.len() <= MAX_PLAIN_DIGITS as usize
         && !fraction.is_empty()
         && fraction.bytes().all(|b| b.is_ascii_digit());
     let no_leading_zero = digits == "0" || !digits.starts_with('0');
     if plain && no_leading_zero && !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit())
     {
-        text.get(..whole.len() + 1 + fraction.len())
+        text.get(..integer.len() + 1 + fraction.len())
     } else {
         None
     }
@@ -73,8 +73,8 @@ fn rewrite_number(text: &str) -> Result<String, String> {
         Some((mantissa, exponent)) => (mantissa, parse_exponent(exponent)?),
         None => (rest, 0),
     };
-    let (whole, fraction) = mantissa.split_once('.').unwrap_or((mantissa, ""));
-    let digits = [whole, fraction].concat();
+    let (integer, fraction) = mantissa.split_once('.').unwrap_or((mantissa, ""));
+    let digits = [integer, fraction].concat();
     if digits.is_empty() || !digits.bytes().all(|b| b.is_ascii_digit()) {
         return Err(unparsable());
     }
@@ -90,7 +90,7 @@ fn rewrite_number(text: &str) -> Result<String, String> {
         ));
     }
     // The number is 0.<significant> × 10^point.
-    let point = whole.len() as i64 - leading + exponent;
+    let point = integer.len() as i64 - leading + exponent;
     if (point - 1).abs() > MAX_EXPONENT {
         return Err(format!(
             "the number is out of range: at most {MAX_EXPONENT} digits either side of the point"

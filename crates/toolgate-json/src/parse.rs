@@ -33,10 +33,14 @@ pub fn parse_with_hidden_keys(text: &[u8], bounds: &JsonBounds) -> Result<Value,
     parse_document(text, bounds, true)
 }
 
-fn parse_document(text: &[u8], bounds: &JsonBounds, hides: bool) -> Result<Value, JsonParseError> {
-    if let Some(why) = super::find_exceeded_bound(text, bounds) {
+fn parse_document(
+    text: &[u8],
+    bounds: &JsonBounds,
+    hides_keys: bool,
+) -> Result<Value, JsonParseError> {
+    if let Some(reason) = super::find_exceeded_bound(text, bounds) {
         return Err(JsonParseError {
-            message: format!("the document is too large: {why}"),
+            message: format!("the document is too large: {reason}"),
             offset: 0,
         });
     }
@@ -44,7 +48,7 @@ fn parse_document(text: &[u8], bounds: &JsonBounds, hides: bool) -> Result<Value
         message: "the document is not valid UTF-8".to_owned(),
         offset: e.valid_up_to(),
     })?;
-    let mut reader = JsonParser { text, at: 0, hides_keys: hides };
+    let mut reader = JsonParser { text, at: 0, hides_keys };
     let value = reader.parse_value()?;
     reader.skip_space();
     match reader.peek() {
@@ -209,7 +213,7 @@ impl<'a> JsonParser<'a> {
 
     fn parse_unicode_escape(&mut self) -> Result<char, JsonParseError> {
         let start = self.at - 1;
-        let lone = || JsonParseError {
+        let unpaired = || JsonParseError {
             message: "a string contains half of a surrogate pair".to_owned(),
             offset: start,
         };
@@ -217,18 +221,18 @@ impl<'a> JsonParser<'a> {
         let code = match first {
             0xd800..=0xdbff => {
                 if self.slice(self.at, self.at + 2) != "\\u" {
-                    return Err(lone());
+                    return Err(unpaired());
                 }
                 self.at += 1;
                 let second = self.parse_hex_digits()?;
                 if !(0xdc00..=0xdfff).contains(&second) {
-                    return Err(lone());
+                    return Err(unpaired());
                 }
                 0x10000 + ((first - 0xd800) << 10) + (second - 0xdc00)
             }
             other => other,
         };
-        char::from_u32(code).ok_or_else(lone)
+        char::from_u32(code).ok_or_else(unpaired)
     }
 
     /// Parses four hexadecimal digits after a `u`.
@@ -256,8 +260,8 @@ impl<'a> JsonParser<'a> {
             self.at += 1;
         }
         let leading_zero = self.peek() == Some(b'0');
-        let whole = self.skip_digits();
-        if whole == 0 || (leading_zero && whole > 1) {
+        let integer_digits = self.skip_digits();
+        if integer_digits == 0 || (leading_zero && integer_digits > 1) {
             return Err(JsonParseError {
                 message: "a number must start with a digit, and a leading 0 must be the only digit before the point".to_owned(),
                 offset: start,

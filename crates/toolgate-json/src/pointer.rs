@@ -91,11 +91,12 @@ impl Pointer {
                 .into_iter()
                 .partition(|(_, value)| value.is_object() || (value.is_array() && index));
             ended.extend(scalars);
-            let one = Self(vec![part.clone()]);
+            let pointer = Self(vec![part.clone()]);
             found = inner
                 .into_iter()
                 .flat_map(|(at, value)| {
-                    one.entries(value)
+                    pointer
+                        .entries(value)
                         .into_iter()
                         .map(move |(step, item)| (format!("{at}{step}"), item))
                 })
@@ -249,8 +250,8 @@ mod tests {
     #[test]
     fn rewriting_replaces_and_removes() {
         let mut order = json!({"items": [{"price": 1}, {"price": 2}]});
-        let gone = Pointer::from("/items/*/price")
+        let result = Pointer::from("/items/*/price")
             .rewrite(&mut order, &mut |v| Ok::<_, ()>((v == json!(1)).then(|| json!("one"))));
-        assert_eq!((gone, order), (Ok(()), json!({"items": [{"price": "one"}, {}]})));
+        assert_eq!((result, order), (Ok(()), json!({"items": [{"price": "one"}, {}]})));
     }
 }

@@ -88,7 +88,7 @@ pub(crate) fn strip_request_meta(mut meta: RequestMetaObject) -> RequestMetaObje
 pub(crate) fn strip_reserved_keys_deep<
     T: serde::Serialize + serde::de::DeserializeOwned + Clone,
 >(
-    thing: T,
+    message: T,
 ) -> T {
     fn strip(value: &mut Value) {
         match value {
@@ -102,12 +102,12 @@ pub(crate) fn strip_reserved_keys_deep<
             _ => {}
         }
     }
-    let Ok(mut value) = serde_json::to_value(&thing) else { return thing };
+    let Ok(mut value) = serde_json::to_value(&message) else { return message };
     if !value.to_string().contains("toolgate/") {
-        return thing;
+        return message;
     }
     strip(&mut value);
-    serde_json::from_value(value).unwrap_or(thing)
+    serde_json::from_value(value).unwrap_or(message)
 }
 
 /// Returns whether the name of a question is reserved for toolgate, with or without the prefix.
@@ -119,41 +119,48 @@ fn is_reserved_name(name: &str) -> bool {
 ///
 /// The upstream may be another gateway, which asks questions with these names.
 pub(crate) fn rename_questions(requests: InputRequests) -> InputRequests {
-    let named = |name: String| {
+    let rename = |name: String| {
         if is_reserved_name(&name) { format!("{UPSTREAM_QUESTION_PREFIX}{name}") } else { name }
     };
     strip_reserved_keys_deep(
-        requests.into_iter().map(|(name, request)| (named(name), request)).collect(),
+        requests.into_iter().map(|(name, request)| (rename(name), request)).collect(),
     )
 }
 
 /// Restores the original names in the answers for an upstream, and removes reserved metadata.
-pub(crate) fn restore_responses(told: InputResponses) -> InputResponses {
-    let asked = |name: String| {
+pub(crate) fn restore_responses(responses: InputResponses) -> InputResponses {
+    let original_name = |name: String| {
         name.strip_prefix(UPSTREAM_QUESTION_PREFIX)
-            .filter(|own| is_reserved_name(own))
+            .filter(|original| is_reserved_name(original))
             .map(str::to_owned)
             .unwrap_or(name)
     };
-    told.into_iter().map(|(name, said)| (asked(name), strip_reserved_keys_deep(said))).collect()
+    responses
+        .into_iter()
+        .map(|(name, response)| (original_name(name), strip_reserved_keys_deep(response)))
+        .collect()
 }
 
 /// Checks the questions that an upstream returns for a request that is not a call.
 ///
 /// Toolgate asks no questions there, so reserved names are an error.
 pub(crate) fn check_input_request(
-    mut asked: InputRequiredResult,
+    mut request: InputRequiredResult,
 ) -> Result<InputRequiredResult, ErrorData> {
-    if asked.input_requests.iter().flat_map(InputRequests::keys).any(|name| is_reserved_name(name))
+    if request
+        .input_requests
+        .iter()
+        .flat_map(InputRequests::keys)
+        .any(|name| is_reserved_name(name))
     {
         return Err(ErrorData::internal_error(
             "the upstream used a question name that is reserved for toolgate",
             None,
         ));
     }
-    asked.input_requests = asked.input_requests.map(strip_reserved_keys_deep);
-    asked.meta = asked.meta.map(strip_result_meta);
-    Ok(asked)
+    request.input_requests = request.input_requests.map(strip_reserved_keys_deep);
+    request.meta = request.meta.map(strip_result_meta);
+    Ok(request)
 }
 
 /// Returns whether JSON text has no more content than the equal structured value.
@@ -169,43 +176,43 @@ fn is_equivalent_text(text: &str, structured: &Value) -> bool {
 ///
 /// Only checked content may pass. Beside a structured result, only its text form, images and audio
 /// stay.
-fn render_upstream_result(mut said: CallToolResult) -> CallToolResult {
+fn render_upstream_result(mut result: CallToolResult) -> CallToolResult {
     // Servers of earlier revisions do not send the result type.
-    said.result_type = Some(ResultType::COMPLETE);
-    if let Some(structured) = &said.structured_content {
-        let alone = structured
+    result.result_type = Some(ResultType::COMPLETE);
+    if let Some(structured) = &result.structured_content {
+        let single_text = structured
             .as_object()
             .filter(|map| map.len() == 1)
             .and_then(|map| map.get("result"))
             .and_then(Value::as_str);
-        let before = said.content.len();
-        let mut told = false;
-        said.content.retain_mut(|block| match block {
+        let before = result.content.len();
+        let mut has_text = false;
+        result.content.retain_mut(|block| match block {
             // One text block may repeat the structured result.
             ContentBlock::Text(text) => {
-                let is_alone = alone == Some(text.text.as_str());
-                if told
-                    || !(is_alone
+                let is_single_text = single_text == Some(text.text.as_str());
+                if has_text
+                    || !(is_single_text
                         || serde_json::from_str::<Value>(&text.text)
                             .is_ok_and(|value| value == *structured))
                 {
                     return false;
                 }
-                if !is_alone && !is_equivalent_text(&text.text, structured) {
+                if !is_single_text && !is_equivalent_text(&text.text, structured) {
                     text.text = structured.to_string();
                 }
-                told = true;
+                has_text = true;
                 true
             }
             ContentBlock::Image(_) | ContentBlock::Audio(_) => true,
             _ => false,
         });
-        if said.content.len() < before && !told {
-            said.content.insert(0, ContentBlock::text(structured.to_string()));
+        if result.content.len() < before && !has_text {
+            result.content.insert(0, ContentBlock::text(structured.to_string()));
         }
     }
-    said.meta = said.meta.map(strip_result_meta);
-    for block in &mut said.content {
+    result.meta = result.meta.map(strip_result_meta);
+    for block in &mut result.content {
         let meta = match block {
             ContentBlock::Text(text) => &mut text.meta,
             ContentBlock::Image(image) => &mut image.meta,
@@ -218,7 +225,7 @@ fn render_upstream_result(mut said: CallToolResult) -> CallToolResult {
         };
         *meta = meta.take().map(strip_reserved_keys);
     }
-    said
+    result
 }
 
 /// Adds the call ID and the receipt of the ledger row to metadata.
@@ -235,7 +242,7 @@ pub(crate) fn add_receipt(meta: &mut MetaObject, answer: &Answer) {
 /// Renders the outcome of a call.
 pub(crate) fn render_result(
     answer: &Answer,
-    line: &CallChannel,
+    channel: &CallChannel,
     has_schema: bool,
     dialect: ErrorDialect,
 ) -> CallToolResult {
@@ -251,21 +258,21 @@ pub(crate) fn render_result(
             result
         }
         Outcome::Success(output) => {
-            let answered =
-                line.raw_result.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
-            match answered {
+            let raw_result =
+                channel.raw_result.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
+            match raw_result {
                 // If the pipeline changed nothing, the result of the upstream is returned as it is.
-                Some((value, said))
+                Some((value, raw))
                     if value == output.value
                         && !output.hidden
                         && output.stored.is_none()
                         && !output.replayed =>
                 {
-                    let mut said = render_upstream_result(*said);
+                    let mut raw = render_upstream_result(*raw);
                     if let Some(message) = &output.message {
-                        said.content.push(ContentBlock::text(message.clone()));
+                        raw.content.push(ContentBlock::text(message.clone()));
                     }
-                    said
+                    raw
                 }
                 _ => {
                     let mut result =
@@ -307,10 +314,10 @@ mod tests {
 
     #[test]
     fn reserved_metadata_is_removed_from_responses() {
-        let said = json!({"action": "accept", "content": {"name": "x"}, "_meta": {"toolgate/call": "1", "own": 2}});
-        let told =
-            restore_responses(InputResponses::from([("upstream_toolgate_a".to_owned(), said)]));
-        let heard = json!({"action": "accept", "content": {"name": "x"}, "_meta": {"own": 2}});
-        assert_eq!(told, InputResponses::from([("toolgate_a".to_owned(), heard)]));
+        let response = json!({"action": "accept", "content": {"name": "x"}, "_meta": {"toolgate/call": "1", "own": 2}});
+        let restored =
+            restore_responses(InputResponses::from([("upstream_toolgate_a".to_owned(), response)]));
+        let expected = json!({"action": "accept", "content": {"name": "x"}, "_meta": {"own": 2}});
+        assert_eq!(restored, InputResponses::from([("toolgate_a".to_owned(), expected)]));
     }
 }

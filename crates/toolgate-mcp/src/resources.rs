@@ -34,17 +34,17 @@ const MAX_URI_BYTES_PER_PRINCIPAL: usize = MAX_SUBSCRIBED_URI_BYTES / 10;
 const MAX_RESOURCE_URI_BYTES: usize = 2_048;
 
 /// Returns the address that clients use for a URI of an upstream.
-pub(crate) fn client_address(link: &UpstreamSupervisor, uri: &str) -> String {
-    if link.upstream.prefix.is_empty() {
+pub(crate) fn client_address(supervisor: &UpstreamSupervisor, uri: &str) -> String {
+    if supervisor.upstream.prefix.is_empty() {
         uri.to_owned()
     } else {
-        format!("{TOOLGATE_URI_PREFIX}{}/{uri}", link.upstream.name)
+        format!("{TOOLGATE_URI_PREFIX}{}/{uri}", supervisor.upstream.name)
     }
 }
 
 /// Returns whether an upstream may use a URI: without a prefix, `toolgate://` is reserved.
-pub(crate) fn is_allowed_uri(link: &UpstreamSupervisor, uri: &str) -> bool {
-    !link.upstream.prefix.is_empty() || !uri.starts_with(TOOLGATE_URI_PREFIX)
+pub(crate) fn is_allowed_uri(supervisor: &UpstreamSupervisor, uri: &str) -> bool {
+    !supervisor.upstream.prefix.is_empty() || !uri.starts_with(TOOLGATE_URI_PREFIX)
 }
 
 /// An address of a client, resolved to an upstream and its URI. The resource need not exist.
@@ -62,83 +62,92 @@ impl ResourceLocation {
     /// An address with `toolgate://` names its upstream. For any other, the upstream is the only
     /// one that lists it, that has a matching template, or that has resources at all.
     pub(crate) fn resolve(
-        running: &ActiveConfig,
+        active: &ActiveConfig,
         agent: &str,
         address: &str,
     ) -> Result<Self, ErrorData> {
-        let lists = |link: &UpstreamSupervisor| {
-            link.catalog().resources.iter().any(|resource| resource.uri == address)
+        let lists = |supervisor: &UpstreamSupervisor| {
+            supervisor.catalog().resources.iter().any(|resource| resource.uri == address)
         };
-        Self::resolve_among(&upstreams_with_resources(running, agent), address, &lists)
+        Self::resolve_among(&upstreams_with_resources(active, agent), address, &lists)
     }
 
     /// Resolves several addresses, and searches the lists of the upstreams only once.
     pub(crate) fn resolve_all<'a>(
-        running: &ActiveConfig,
+        active: &ActiveConfig,
         agent: &str,
         addresses: impl Iterator<Item = &'a String>,
     ) -> Vec<Result<Self, ErrorData>> {
-        let links = upstreams_with_resources(running, agent);
-        let offers: Vec<_> = links.iter().map(|link| link.catalog()).collect();
-        let listed: HashMap<&str, HashSet<&str>> = links
+        let supervisors = upstreams_with_resources(active, agent);
+        let catalogs: Vec<_> = supervisors.iter().map(|supervisor| supervisor.catalog()).collect();
+        let listed: HashMap<&str, HashSet<&str>> = supervisors
             .iter()
-            .zip(&offers)
-            .map(|(link, offer)| {
+            .zip(&catalogs)
+            .map(|(supervisor, catalog)| {
                 (
-                    link.upstream.name.as_str(),
-                    offer.resources.iter().map(|resource| resource.uri.as_str()).collect(),
+                    supervisor.upstream.name.as_str(),
+                    catalog.resources.iter().map(|resource| resource.uri.as_str()).collect(),
                 )
             })
             .collect();
         let find = |address: &String| {
-            let lists = |link: &UpstreamSupervisor| {
+            let lists = |supervisor: &UpstreamSupervisor| {
                 listed
-                    .get(link.upstream.name.as_str())
+                    .get(supervisor.upstream.name.as_str())
                     .is_some_and(|uris| uris.contains(address.as_str()))
             };
-            Self::resolve_among(&links, address, &lists)
+            Self::resolve_among(&supervisors, address, &lists)
         };
         addresses.map(find).collect()
     }
 
     /// Resolves an address among these upstreams; `lists` returns whether an upstream lists it.
     fn resolve_among(
-        links: &[&Arc<UpstreamSupervisor>],
+        supervisors: &[&Arc<UpstreamSupervisor>],
         address: &str,
         lists: &dyn Fn(&UpstreamSupervisor) -> bool,
     ) -> Result<Self, ErrorData> {
-        let found = |link: &Arc<UpstreamSupervisor>, uri: &str| Self {
-            link: Arc::clone(link),
+        let found = |supervisor: &Arc<UpstreamSupervisor>, uri: &str| Self {
+            link: Arc::clone(supervisor),
             uri: uri.to_owned(),
             address: address.to_owned(),
         };
         if let Some((name, uri)) =
             address.strip_prefix(TOOLGATE_URI_PREFIX).and_then(|rest| rest.split_once('/'))
         {
-            let link = links
-                .iter()
-                .find(|link| link.upstream.name == name && !link.upstream.prefix.is_empty());
-            return link.map(|link| found(link, uri)).ok_or_else(|| not_found_error(address));
+            let supervisor = supervisors.iter().find(|supervisor| {
+                supervisor.upstream.name == name && !supervisor.upstream.prefix.is_empty()
+            });
+            return supervisor
+                .map(|supervisor| found(supervisor, uri))
+                .ok_or_else(|| not_found_error(address));
         }
         let fits = |template: &str| {
             let head = template.split('{').next().unwrap_or_default();
             address == template || (!head.is_empty() && address.starts_with(head))
         };
-        let matches = |link: &UpstreamSupervisor| {
-            link.catalog().templates.iter().any(|template| fits(&template.uri_template))
+        let matches = |supervisor: &UpstreamSupervisor| {
+            supervisor.catalog().templates.iter().any(|template| fits(&template.uri_template))
         };
-        let of = |has: &dyn Fn(&UpstreamSupervisor) -> bool| {
-            links.iter().copied().filter(|link| has(link)).collect::<Vec<_>>()
+        let upstreams_that = |has: &dyn Fn(&UpstreamSupervisor) -> bool| {
+            supervisors.iter().copied().filter(|supervisor| has(supervisor)).collect::<Vec<_>>()
         };
-        let having = [of(lists), of(&matches), links.to_vec()]
+        let candidates = [upstreams_that(lists), upstreams_that(&matches), supervisors.to_vec()]
             .into_iter()
-            .find(|having| !having.is_empty())
+            .find(|candidates| !candidates.is_empty())
             .unwrap_or_default();
         // Of several upstreams, the one without a prefix has the bare URI.
-        match (having.as_slice(), having.iter().find(|link| link.upstream.prefix.is_empty())) {
-            ([one], _) => Ok(found(one, address)),
-            (_, Some(bare)) if lists(bare) || matches(bare) => Ok(found(bare, address)),
-            (several, _) if several.iter().any(|link| lists(link) || matches(link)) => {
+        match (
+            candidates.as_slice(),
+            candidates.iter().find(|supervisor| supervisor.upstream.prefix.is_empty()),
+        ) {
+            ([only], _) => Ok(found(only, address)),
+            (_, Some(unprefixed)) if lists(unprefixed) || matches(unprefixed) => {
+                Ok(found(unprefixed, address))
+            }
+            (several, _)
+                if several.iter().any(|supervisor| lists(supervisor) || matches(supervisor)) =>
+            {
                 Err(ambiguous_error(address, several))
             }
             _ => Err(not_found_error(address)),
@@ -167,33 +176,34 @@ impl ResourceLocation {
 
     /// Returns whether the upstream supports subscriptions and the URI is short enough.
     pub(crate) fn can_subscribe(&self) -> bool {
-        let tells = self
+        let supports_subscriptions = self
             .link
             .catalog()
             .capabilities
             .resources
             .as_ref()
             .is_some_and(|resources| resources.subscribe == Some(true));
-        tells && self.uri.len() <= MAX_RESOURCE_URI_BYTES
+        supports_subscriptions && self.uri.len() <= MAX_RESOURCE_URI_BYTES
     }
 }
 
 /// Returns the upstreams of an agent that have resources.
 fn upstreams_with_resources<'r>(
-    running: &'r ActiveConfig,
+    active: &'r ActiveConfig,
     agent: &str,
 ) -> Vec<&'r Arc<UpstreamSupervisor>> {
-    let shared = running.upstreams_by_agent.get(agent).into_iter().flatten();
-    shared
-        .filter(|link| {
-            link.upstream.exposes_resources && link.catalog().capabilities.resources.is_some()
+    let supervisors = active.upstreams_by_agent.get(agent).into_iter().flatten();
+    supervisors
+        .filter(|supervisor| {
+            supervisor.upstream.exposes_resources
+                && supervisor.catalog().capabilities.resources.is_some()
         })
         .collect()
 }
 
 /// Removes duplicate addresses, and those above the limit of a client.
-pub(crate) fn limit_addresses(wanted: &mut SubscriptionFilter) {
-    if let Some(addresses) = &mut wanted.resource_subscriptions {
+pub(crate) fn limit_addresses(filter: &mut SubscriptionFilter) {
+    if let Some(addresses) = &mut filter.resource_subscriptions {
         let mut seen = HashSet::new();
         addresses.retain(|address| {
             seen.len() < MAX_SUBSCRIPTIONS_PER_CLIENT && seen.insert(address.clone())
@@ -208,11 +218,14 @@ fn not_found_error(address: &str) -> ErrorData {
     )
 }
 
-fn ambiguous_error(uri: &str, links: &[&Arc<UpstreamSupervisor>]) -> ErrorData {
-    let names: Vec<String> =
-        links.iter().map(|link| format!("`{}`", client_address(link, uri))).collect();
-    let why = format!("several upstreams have `{uri}`; ask for one of them: {}", names.join(", "));
-    ErrorData::resource_not_found(why, Some(json!({"uri": uri})))
+fn ambiguous_error(uri: &str, supervisors: &[&Arc<UpstreamSupervisor>]) -> ErrorData {
+    let names: Vec<String> = supervisors
+        .iter()
+        .map(|supervisor| format!("`{}`", client_address(supervisor, uri)))
+        .collect();
+    let message =
+        format!("several upstreams have `{uri}`; ask for one of them: {}", names.join(", "));
+    ErrorData::resource_not_found(message, Some(json!({"uri": uri})))
 }
 
 /// Name of an upstream, and URI of a resource there.
@@ -232,16 +245,17 @@ pub(crate) struct ChangeListener {
 
 impl ChangeListener {
     /// Returns whether the current configuration still admits the listener.
-    pub(crate) fn is_admitted(&self, running: &ActiveConfig) -> bool {
-        (self.is_local || running.authenticator.can_reauthenticate(&self.caller, self.has_session))
-            && identity::resolve_agent(running, &self.caller, Some(&self.agent)).is_ok()
+    pub(crate) fn is_admitted(&self, active: &ActiveConfig) -> bool {
+        (self.is_local || active.authenticator.can_reauthenticate(&self.caller, self.has_session))
+            && identity::resolve_agent(active, &self.caller, Some(&self.agent)).is_ok()
     }
 
     /// Returns whether the listener may still see the resources of an upstream.
-    pub(crate) fn can_see(&self, running: &ActiveConfig, upstream: &str) -> bool {
-        let mut links = running.upstreams_by_agent.get(&self.agent).into_iter().flatten();
-        links.any(|link| link.upstream.name == upstream && link.upstream.exposes_resources)
-            && self.is_admitted(running)
+    pub(crate) fn can_see(&self, active: &ActiveConfig, upstream: &str) -> bool {
+        let mut supervisors = active.upstreams_by_agent.get(&self.agent).into_iter().flatten();
+        supervisors.any(|supervisor| {
+            supervisor.upstream.name == upstream && supervisor.upstream.exposes_resources
+        }) && self.is_admitted(active)
     }
 }
 
@@ -278,11 +292,11 @@ struct SubscriptionIndex {
 impl SubscriptionIndex {
     /// Returns how many more subscriptions are possible, also for a principal with its own limit.
     fn remaining(&self, principal: Option<&str>) -> usize {
-        let own = principal
+        let used = principal
             .map_or(0, |principal| self.by_principal.get(principal).copied().unwrap_or_default());
         MAX_SUBSCRIPTIONS.saturating_sub(self.by_connection.values().sum()).min(
             if principal.is_some() {
-                MAX_SUBSCRIPTIONS_PER_PRINCIPAL.saturating_sub(own)
+                MAX_SUBSCRIPTIONS_PER_PRINCIPAL.saturating_sub(used)
             } else {
                 MAX_SUBSCRIPTIONS
             },
@@ -291,64 +305,66 @@ impl SubscriptionIndex {
 
     /// Returns how many more bytes of URIs a principal may subscribe to at an upstream.
     fn remaining_bytes(&self, principal: Option<&str>, upstream: &str) -> usize {
-        let own = |principal: &str| {
+        let used_bytes = |principal: &str| {
             self.uri_bytes
                 .get(&(principal.to_owned(), upstream.to_owned()))
                 .copied()
                 .unwrap_or_default()
         };
         principal.map_or(usize::MAX, |principal| {
-            MAX_URI_BYTES_PER_PRINCIPAL.saturating_sub(own(principal))
+            MAX_URI_BYTES_PER_PRINCIPAL.saturating_sub(used_bytes(principal))
         })
     }
 }
 
 /// Returns the principal if it has its own limit: only if tokens are required.
 fn limited_principal<'c>(
-    running: &ActiveConfig,
+    active: &ActiveConfig,
     caller: &'c Caller,
-    local: bool,
+    is_local: bool,
 ) -> Option<&'c str> {
-    (!local && !running.authenticator.is_auth_disabled()).then_some(caller.principal.as_str())
+    (!is_local && !active.authenticator.is_auth_disabled()).then_some(caller.principal.as_str())
 }
 
 impl Gateway {
     /// Returns how many more resources a caller may subscribe to.
     pub(crate) fn remaining_subscriptions(
         &self,
-        running: &ActiveConfig,
+        active: &ActiveConfig,
         caller: &Caller,
-        local: bool,
+        is_local: bool,
     ) -> usize {
-        lock(&self.0.subscriptions.0).remaining(limited_principal(running, caller, local))
+        lock(&self.0.subscriptions.0).remaining(limited_principal(active, caller, is_local))
     }
 
     /// Returns those resources that fit into the limits of the caller and of their upstreams.
     pub(crate) fn filter_by_limits(
         &self,
-        running: &ActiveConfig,
+        active: &ActiveConfig,
         caller: &Caller,
-        local: bool,
-        places: impl Iterator<Item = ResourceLocation>,
+        is_local: bool,
+        locations: impl Iterator<Item = ResourceLocation>,
     ) -> Vec<ResourceLocation> {
-        let principal = limited_principal(running, caller, local);
-        let known = lock(&self.0.subscriptions.0);
-        let mut left: HashMap<String, (usize, usize)> = HashMap::new();
-        let fits = |place: &ResourceLocation| {
-            let name = &place.link.upstream.name;
-            let wanted = lock(&place.link.subscribed_uris);
-            let first = || {
+        let principal = limited_principal(active, caller, is_local);
+        let index = lock(&self.0.subscriptions.0);
+        let mut remaining: HashMap<String, (usize, usize)> = HashMap::new();
+        let fits = |location: &ResourceLocation| {
+            let name = &location.link.upstream.name;
+            let subscribed = lock(&location.link.subscribed_uris);
+            let initial = || {
                 (
-                    known.remaining_bytes(principal, name),
-                    MAX_SUBSCRIBED_URI_BYTES.saturating_sub(wanted.bytes()),
+                    index.remaining_bytes(principal, name),
+                    MAX_SUBSCRIBED_URI_BYTES.saturating_sub(subscribed.bytes()),
                 )
             };
-            let (own, all) = left.entry(name.clone()).or_insert_with(first);
-            let new = if wanted.contains(&place.uri) { 0 } else { place.uri.len() };
-            let rest = own.checked_sub(place.uri.len()).zip(all.checked_sub(new));
-            rest.map(|rest| (*own, *all) = rest).is_some()
+            let (own_bytes, upstream_bytes) = remaining.entry(name.clone()).or_insert_with(initial);
+            let new_bytes = if subscribed.contains(&location.uri) { 0 } else { location.uri.len() };
+            let reduced = own_bytes
+                .checked_sub(location.uri.len())
+                .zip(upstream_bytes.checked_sub(new_bytes));
+            reduced.map(|reduced| (*own_bytes, *upstream_bytes) = reduced).is_some()
         };
-        places.filter(fits).collect()
+        locations.filter(fits).collect()
     }
 
     /// Subscribes a client to a resource.
@@ -358,51 +374,57 @@ impl Gateway {
     /// it connects again.
     pub(crate) async fn subscribe(
         &self,
-        place: &ResourceLocation,
-        door: u64,
+        location: &ResourceLocation,
+        connection_id: u64,
         listener: &Arc<ChangeListener>,
         peer: Option<Peer<RoleServer>>,
     ) -> Result<(), ErrorData> {
-        let promised = peer.is_none();
-        if place.uri.len() > MAX_RESOURCE_URI_BYTES {
+        let is_acknowledged = peer.is_none();
+        if location.uri.len() > MAX_RESOURCE_URI_BYTES {
             return Err(ErrorData::invalid_params(
                 format!("a resource URI may have at most {MAX_RESOURCE_URI_BYTES} bytes"),
                 None,
             ));
         }
-        let running = self.active_config();
+        let active = self.active_config();
         {
-            let mut known = lock(&self.0.subscriptions.0);
-            let own = known.by_connection.get(&door).copied().unwrap_or_default();
-            let principal = limited_principal(&running, &listener.caller, listener.is_local);
-            let full =
-                known.remaining_bytes(principal, &place.link.upstream.name) < place.uri.len();
-            if own >= MAX_SUBSCRIPTIONS_PER_CLIENT || full || known.remaining(principal) == 0 {
-                let why = format!(
+            let mut index = lock(&self.0.subscriptions.0);
+            let subscription_count =
+                index.by_connection.get(&connection_id).copied().unwrap_or_default();
+            let principal = limited_principal(&active, &listener.caller, listener.is_local);
+            let is_full =
+                index.remaining_bytes(principal, &location.link.upstream.name) < location.uri.len();
+            if subscription_count >= MAX_SUBSCRIPTIONS_PER_CLIENT
+                || is_full
+                || index.remaining(principal) == 0
+            {
+                let message = format!(
                     "too many subscriptions: the limit is {MAX_SUBSCRIPTIONS_PER_CLIENT} resources of a client, {MAX_SUBSCRIPTIONS_PER_PRINCIPAL} of a principal (with {MAX_URI_BYTES_PER_PRINCIPAL} bytes of URIs at one upstream), and {MAX_SUBSCRIPTIONS} in total"
                 );
-                return Err(ErrorData::invalid_request(why, None));
+                return Err(ErrorData::invalid_request(message, None));
             }
-            let subscribers = known.by_key.entry(place.key()).or_default();
-            if subscribers.iter().all(|one| one.connection_id != door) {
+            let subscribers = index.by_key.entry(location.key()).or_default();
+            if subscribers.iter().all(|subscriber| subscriber.connection_id != connection_id) {
                 subscribers.push(ResourceSubscriber {
-                    connection_id: door,
+                    connection_id,
                     listener: Arc::clone(listener),
                     peer,
-                    address: place.address.clone(),
+                    address: location.address.clone(),
                     notify_state: Arc::default(),
                 });
-                *known.by_connection.entry(door).or_default() += 1;
-                *known.by_principal.entry(listener.caller.principal.clone()).or_default() += 1;
-                let of_both = (listener.caller.principal.clone(), place.link.upstream.name.clone());
-                *known.uri_bytes.entry(of_both).or_default() += place.uri.len();
+                *index.by_connection.entry(connection_id).or_default() += 1;
+                *index.by_principal.entry(listener.caller.principal.clone()).or_default() += 1;
+                let principal_and_upstream =
+                    (listener.caller.principal.clone(), location.link.upstream.name.clone());
+                *index.uri_bytes.entry(principal_and_upstream).or_default() += location.uri.len();
             }
         }
-        drop(running);
-        let subscribed = self.sync_subscription(&place.link, &place.uri, promised).await;
+        drop(active);
+        let subscribed =
+            self.sync_subscription(&location.link, &location.uri, is_acknowledged).await;
         if subscribed.is_err() {
             self.spawn_sync(
-                self.remove_subscriptions_of(door, |key, _| *key == place.key()),
+                self.remove_subscriptions_of(connection_id, |key, _| *key == location.key()),
                 false,
             );
         }
@@ -412,28 +434,35 @@ impl Gateway {
     /// Subscribes at an upstream, or unsubscribes if no client is subscribed.
     async fn sync_subscription(
         &self,
-        link: &Arc<UpstreamSupervisor>,
+        supervisor: &Arc<UpstreamSupervisor>,
         uri: &str,
-        promised: bool,
+        is_acknowledged: bool,
     ) -> Result<(), ServiceError> {
         // A reload may have replaced the upstream of this name.
-        let link = self
+        let supervisor = self
             .active_config()
             .upstreams
-            .supervisor(&link.upstream.name)
+            .supervisor(&supervisor.upstream.name)
             .cloned()
-            .unwrap_or_else(|| Arc::clone(link));
-        let (gateway, key) = (self.clone(), (link.upstream.name.clone(), uri.to_owned()));
-        link.update_subscription(uri.to_owned(), promised, move || {
-            lock(&gateway.0.subscriptions.0).by_key.contains_key(&key)
-        })
-        .await
+            .unwrap_or_else(|| Arc::clone(supervisor));
+        let (gateway, key) = (self.clone(), (supervisor.upstream.name.clone(), uri.to_owned()));
+        supervisor
+            .update_subscription(uri.to_owned(), is_acknowledged, move || {
+                lock(&gateway.0.subscriptions.0).by_key.contains_key(&key)
+            })
+            .await
     }
 
     /// Ends a subscription of a client.
-    pub(crate) async fn unsubscribe(&self, door: u64, address: &str) -> Result<(), ErrorData> {
-        for (link, uri) in self.remove_subscriptions_of(door, |_, one| one.address == address) {
-            self.sync_subscription(&link, &uri, false)
+    pub(crate) async fn unsubscribe(
+        &self,
+        connection_id: u64,
+        address: &str,
+    ) -> Result<(), ErrorData> {
+        for (supervisor, uri) in self
+            .remove_subscriptions_of(connection_id, |_, subscriber| subscriber.address == address)
+        {
+            self.sync_subscription(&supervisor, &uri, false)
                 .await
                 .map_err(crate::server::handler::client_error)?;
         }
@@ -441,58 +470,61 @@ impl Gateway {
     }
 
     /// Ends all subscriptions of a connection, and unsubscribes at upstreams where none is left.
-    pub(crate) fn unsubscribe_all(&self, door: u64) {
-        self.spawn_sync(self.remove_subscriptions_of(door, |_, _| true), false);
+    pub(crate) fn unsubscribe_all(&self, connection_id: u64) {
+        self.spawn_sync(self.remove_subscriptions_of(connection_id, |_, _| true), false);
     }
 
     /// Ends subscriptions that the configuration does not permit any more, after a reload.
     pub(crate) fn drop_revoked_subscriptions(&self) {
-        let running = self.active_config();
+        let active = self.active_config();
         self.spawn_sync(
-            self.remove_subscriptions(|key, one| !one.listener.can_see(&running, &key.0)),
+            self.remove_subscriptions(|key, subscriber| {
+                !subscriber.listener.can_see(&active, &key.0)
+            }),
             false,
         );
     }
 
     /// Synchronizes the subscriptions of upstreams that a reload has started.
     pub(crate) fn sync_subscriptions(&self) {
-        let running = self.active_config();
-        let wanted: HashSet<ResourceKey> =
+        let active = self.active_config();
+        let subscribed: HashSet<ResourceKey> =
             lock(&self.0.subscriptions.0).by_key.keys().cloned().collect();
-        let mut missed = Vec::new();
-        for (name, uri) in &wanted {
-            if let Some(link) = running
+        let mut outdated = Vec::new();
+        for (name, uri) in &subscribed {
+            if let Some(supervisor) = active
                 .upstreams
                 .supervisor(name)
-                .filter(|link| !lock(&link.subscribed_uris).contains(uri))
+                .filter(|supervisor| !lock(&supervisor.subscribed_uris).contains(uri))
             {
-                missed.push((Arc::clone(link), uri.clone()));
+                outdated.push((Arc::clone(supervisor), uri.clone()));
             }
         }
-        for link in running.upstreams.supervisors() {
-            let unwanted =
-                |uri: &&String| !wanted.contains(&(link.upstream.name.clone(), (*uri).clone()));
-            missed.extend(
-                lock(&link.subscribed_uris)
+        for supervisor in active.upstreams.supervisors() {
+            let is_unwanted = |uri: &&String| {
+                !subscribed.contains(&(supervisor.upstream.name.clone(), (*uri).clone()))
+            };
+            outdated.extend(
+                lock(&supervisor.subscribed_uris)
                     .iter()
-                    .filter(unwanted)
-                    .map(|uri| (Arc::clone(link), uri.clone())),
+                    .filter(is_unwanted)
+                    .map(|uri| (Arc::clone(supervisor), uri.clone())),
             );
         }
-        self.spawn_sync(missed, true);
+        self.spawn_sync(outdated, true);
     }
 
     /// Updates subscriptions at upstreams in the background.
-    fn spawn_sync(&self, news: Vec<(Arc<UpstreamSupervisor>, String)>, promised: bool) {
-        if news.is_empty() {
+    fn spawn_sync(&self, changes: Vec<(Arc<UpstreamSupervisor>, String)>, is_acknowledged: bool) {
+        if changes.is_empty() {
             return;
         }
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
             let gateway = self.clone();
             runtime.spawn(async move {
-                for (link, uri) in news {
+                for (supervisor, uri) in changes {
                     let _: Result<(), ServiceError> =
-                        gateway.sync_subscription(&link, &uri, promised).await;
+                        gateway.sync_subscription(&supervisor, &uri, is_acknowledged).await;
                 }
             });
         }
@@ -501,57 +533,57 @@ impl Gateway {
     /// Removes subscriptions of a connection; returns the resources without any other.
     fn remove_subscriptions_of(
         &self,
-        door: u64,
-        which: impl Fn(&ResourceKey, &ResourceSubscriber) -> bool,
+        connection_id: u64,
+        matches: impl Fn(&ResourceKey, &ResourceSubscriber) -> bool,
     ) -> Vec<(Arc<UpstreamSupervisor>, String)> {
-        self.remove_subscriptions(|key, one| one.connection_id == door && which(key, one))
+        self.remove_subscriptions(|key, subscriber| {
+            subscriber.connection_id == connection_id && matches(key, subscriber)
+        })
     }
 
     /// Removes subscriptions; returns the resources without any other.
     fn remove_subscriptions(
         &self,
-        goes: impl Fn(&ResourceKey, &ResourceSubscriber) -> bool,
+        is_removed: impl Fn(&ResourceKey, &ResourceSubscriber) -> bool,
     ) -> Vec<(Arc<UpstreamSupervisor>, String)> {
-        let mut left = Vec::new();
+        let mut unused = Vec::new();
         {
-            let mut known = lock(&self.0.subscriptions.0);
-            let SubscriptionIndex {
-                by_key,
-                by_connection: by_door,
-                by_principal,
-                uri_bytes: bytes,
-            } = &mut *known;
+            let mut index = lock(&self.0.subscriptions.0);
+            let SubscriptionIndex { by_key, by_connection, by_principal, uri_bytes } = &mut *index;
             by_key.retain(|key, subscribers| {
-                subscribers.retain(|one| {
-                    if !goes(key, one) {
+                subscribers.retain(|subscriber| {
+                    if !is_removed(key, subscriber) {
                         return true;
                     }
-                    let principal = &one.listener.caller.principal;
-                    for own in
-                        [by_door.get_mut(&one.connection_id), by_principal.get_mut(principal)]
-                            .into_iter()
-                            .flatten()
+                    let principal = &subscriber.listener.caller.principal;
+                    for count in [
+                        by_connection.get_mut(&subscriber.connection_id),
+                        by_principal.get_mut(principal),
+                    ]
+                    .into_iter()
+                    .flatten()
                     {
-                        *own = own.saturating_sub(1);
+                        *count = count.saturating_sub(1);
                     }
-                    if let Some(own) = bytes.get_mut(&(principal.clone(), key.0.clone())) {
-                        *own = own.saturating_sub(key.1.len());
+                    if let Some(count) = uri_bytes.get_mut(&(principal.clone(), key.0.clone())) {
+                        *count = count.saturating_sub(key.1.len());
                     }
                     false
                 });
                 if subscribers.is_empty() {
-                    left.push(key.clone());
+                    unused.push(key.clone());
                 }
                 !subscribers.is_empty()
             });
-            by_door.retain(|_, own| *own > 0);
-            by_principal.retain(|_, own| *own > 0);
-            bytes.retain(|_, own| *own > 0);
+            by_connection.retain(|_, count| *count > 0);
+            by_principal.retain(|_, count| *count > 0);
+            uri_bytes.retain(|_, count| *count > 0);
         }
-        let running = self.active_config();
-        left.into_iter()
+        let active = self.active_config();
+        unused
+            .into_iter()
             .filter_map(|(name, uri)| {
-                running.upstreams.supervisor(&name).map(|link| (Arc::clone(link), uri))
+                active.upstreams.supervisor(&name).map(|supervisor| (Arc::clone(supervisor), uri))
             })
             .collect()
     }
@@ -582,31 +614,30 @@ impl Gateway {
         let mut subscribers =
             lock(&self.0.subscriptions.0).by_key.get(key).cloned().unwrap_or_default();
         // The current configuration decides: a reload may have withdrawn access.
-        let running = self.active_config();
-        subscribers.retain(|one| one.listener.can_see(&running, &key.0));
-        let gate = running.runtime.clone();
-        drop(running);
-        for ResourceSubscriber { listener, peer, address, notify_state: telling, .. } in subscribers
-        {
+        let active = self.active_config();
+        subscribers.retain(|subscriber| subscriber.listener.can_see(&active, &key.0));
+        let gate = active.runtime.clone();
+        drop(active);
+        for ResourceSubscriber { listener, peer, address, notify_state, .. } in subscribers {
             // A subscriber that is still being notified may have read the old state, so it is
             // notified again. It does not delay other subscribers.
             let Some(peer) =
-                peer.filter(|_| telling.swap(NOTIFY_PENDING, Ordering::AcqRel) == NOTIFY_IDLE)
+                peer.filter(|_| notify_state.swap(NOTIFY_PENDING, Ordering::AcqRel) == NOTIFY_IDLE)
             else {
                 continue;
             };
             let gate = gate.clone();
             tokio::spawn(async move {
                 loop {
-                    telling.store(NOTIFY_SENDING, Ordering::Release);
+                    notify_state.store(NOTIFY_SENDING, Ordering::Release);
                     // A paused session gets no notifications.
                     if gate.paused_error(&listener.key).await.is_none() {
-                        let told = peer.notify_resource_updated(
+                        let notification = peer.notify_resource_updated(
                             ResourceUpdatedNotificationParam::new(address.clone()),
                         );
-                        let _ = tokio::time::timeout(Duration::from_secs(1), told).await;
+                        let _ = tokio::time::timeout(Duration::from_secs(1), notification).await;
                     }
-                    if telling
+                    if notify_state
                         .compare_exchange(
                             NOTIFY_SENDING,
                             NOTIFY_IDLE,
@@ -629,11 +660,11 @@ mod tests {
 
     #[test]
     fn subscriptions_are_limited_per_principal() {
-        let mut known = SubscriptionIndex::default();
-        known.by_connection.insert(1, MAX_SUBSCRIPTIONS_PER_PRINCIPAL);
-        known.by_principal.insert("ann".to_owned(), MAX_SUBSCRIPTIONS_PER_PRINCIPAL);
+        let mut index = SubscriptionIndex::default();
+        index.by_connection.insert(1, MAX_SUBSCRIPTIONS_PER_PRINCIPAL);
+        index.by_principal.insert("ann".to_owned(), MAX_SUBSCRIPTIONS_PER_PRINCIPAL);
         assert_eq!(
-            (known.remaining(Some("ann")), known.remaining(Some("bob")), known.remaining(None)),
+            (index.remaining(Some("ann")), index.remaining(Some("bob")), index.remaining(None)),
             (
                 0,
                 MAX_SUBSCRIPTIONS_PER_PRINCIPAL,
@@ -641,15 +672,15 @@ mod tests {
             )
         );
         assert_eq!(
-            (known.remaining_bytes(Some("ann"), "x"), known.remaining_bytes(None, "x")),
+            (index.remaining_bytes(Some("ann"), "x"), index.remaining_bytes(None, "x")),
             (MAX_URI_BYTES_PER_PRINCIPAL, usize::MAX)
         );
-        known.uri_bytes.insert(("ann".to_owned(), "x".to_owned()), MAX_URI_BYTES_PER_PRINCIPAL - 5);
+        index.uri_bytes.insert(("ann".to_owned(), "x".to_owned()), MAX_URI_BYTES_PER_PRINCIPAL - 5);
         assert_eq!(
-            (known.remaining_bytes(Some("ann"), "x"), known.remaining_bytes(Some("ann"), "y")),
+            (index.remaining_bytes(Some("ann"), "x"), index.remaining_bytes(Some("ann"), "y")),
             (5, MAX_URI_BYTES_PER_PRINCIPAL)
         );
-        known.by_connection.insert(2, MAX_SUBSCRIPTIONS - MAX_SUBSCRIPTIONS_PER_PRINCIPAL);
-        assert_eq!((known.remaining(Some("bob")), known.remaining(None)), (0, 0));
+        index.by_connection.insert(2, MAX_SUBSCRIPTIONS - MAX_SUBSCRIPTIONS_PER_PRINCIPAL);
+        assert_eq!((index.remaining(Some("bob")), index.remaining(None)), (0, 0));
     }
 }

@@ -10,8 +10,8 @@ use std::path::PathBuf;
 /// that.
 #[must_use]
 pub fn home_dir() -> Option<PathBuf> {
-    let said = std::env::var_os("HOME").filter(|home| !home.is_empty()).map(PathBuf::from);
-    said.or_else(home_from_passwd).filter(|home| home.is_absolute())
+    let variable = std::env::var_os("HOME").filter(|home| !home.is_empty()).map(PathBuf::from);
+    variable.or_else(home_from_passwd).filter(|home| home.is_absolute())
 }
 
 fn home_from_passwd() -> Option<PathBuf> {
@@ -19,6 +19,6 @@ fn home_from_passwd() -> Option<PathBuf> {
         rustix::process::getuid().as_raw().to_string(),
         std::fs::read_to_string("/etc/passwd").ok()?,
     );
-    let own = users.lines().find(|line| line.split(':').nth(2) == Some(&*number))?;
-    own.split(':').nth(5).map(PathBuf::from)
+    let entry = users.lines().find(|line| line.split(':').nth(2) == Some(&*number))?;
+    entry.split(':').nth(5).map(PathBuf::from)
 }

@@ -18,9 +18,9 @@ static PREVIOUS_FILE_LIMIT: OnceLock<u64> = OnceLock::new();
 /// function before you open a gateway.
 pub fn raise_open_file_limit() {
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
-    let wanted = maximum.map_or(MAX_OPEN_FILES, |most| most.min(MAX_OPEN_FILES));
-    if let Some(before) = current.filter(|now| *now < wanted)
-        && setrlimit(Resource::Nofile, Rlimit { current: Some(wanted), maximum }).is_ok()
+    let target = maximum.map_or(MAX_OPEN_FILES, |most| most.min(MAX_OPEN_FILES));
+    if let Some(before) = current.filter(|now| *now < target)
+        && setrlimit(Resource::Nofile, Rlimit { current: Some(target), maximum }).is_ok()
     {
         let _ = PREVIOUS_FILE_LIMIT.set(before);
     }
@@ -37,8 +37,9 @@ pub fn max_connections(wanted: usize) -> usize {
 }
 
 fn connections_within_limit(files: Option<u64>, wanted: usize) -> usize {
-    let room = files.map_or(u64::MAX, |files| files.saturating_sub(RESERVED_FILES).max(files / 2));
-    usize::try_from(room).map_or(wanted, |room| room.min(wanted))
+    let available =
+        files.map_or(u64::MAX, |files| files.saturating_sub(RESERVED_FILES).max(files / 2));
+    usize::try_from(available).map_or(wanted, |available| available.min(wanted))
 }
 
 #[cfg(test)]

@@ -15,13 +15,13 @@ use crate::supervisor::OUTPUT_DRAINED_SIGNAL;
 /// Configures a command with piped streams, a separate process group and an explicit environment.
 pub fn configure_isolation(
     command: &mut Command,
-    led: bool,
+    has_supervisor: bool,
     inherit: &[String],
     set: &BTreeMap<String, OsString>,
 ) {
     command.env_clear().stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     // The supervisor must stay alive until it has killed all descendants.
-    command.process_group(0).kill_on_drop(!led);
+    command.process_group(0).kill_on_drop(!has_supervisor);
     command
         .envs(inherit.iter().filter_map(|name| std::env::var_os(name).map(|value| (name, value))));
     command.envs(set);
@@ -46,9 +46,9 @@ pub struct ProcessGroup {
 
 impl ProcessGroup {
     /// Takes responsibility for a started program.
-    pub fn new(program: &Child, led: bool) -> Self {
+    pub fn new(program: &Child, has_supervisor: bool) -> Self {
         let id = program.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
-        Self { id, has_supervisor: led, has_exited: AtomicBool::new(false) }
+        Self { id, has_supervisor, has_exited: AtomicBool::new(false) }
     }
 
     /// Tells the supervisor that the output is read completely, so it need not wait for that.

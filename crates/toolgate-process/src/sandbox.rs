@@ -184,46 +184,47 @@ impl Sandbox {
     }
 
     fn restrict_file_access(&self, program: &std::path::Path) -> Result<(), String> {
-        let said = |error: landlock::RulesetError| format!("cannot restrict file access: {error}");
+        let message =
+            |error: landlock::RulesetError| format!("cannot restrict file access: {error}");
         let abi = ABI::V6;
         // ABI version 1 is required. Later features are used if the kernel has them.
         let mut rules = Ruleset::default()
             .set_compatibility(CompatLevel::HardRequirement)
             .handle_access(AccessFs::from_all(ABI::V1))
-            .map_err(said)?
+            .map_err(message)?
             .set_compatibility(CompatLevel::BestEffort)
             .handle_access(AccessFs::from_all(abi))
-            .map_err(said)?
+            .map_err(message)?
             .scope(Scope::from_all(abi))
-            .map_err(said)?;
+            .map_err(message)?;
         if !self.network {
-            rules = rules.handle_access(AccessNet::from_all(abi)).map_err(said)?;
+            rules = rules.handle_access(AccessNet::from_all(abi)).map_err(message)?;
         }
-        let mut rules = rules.create().map_err(said)?;
+        let mut rules = rules.create().map_err(message)?;
         let read = AccessFs::from_read(abi);
         let device: BitFlags<AccessFs> = AccessFs::ReadFile | AccessFs::WriteFile;
         let network = NAME_RESOLUTION_PATHS.iter().filter(|_| self.network);
         let system =
             SYSTEM_PATHS.iter().chain(network).map(|path| (PathBuf::from(path), read, false));
         let devices = DEVICE_PATHS.iter().map(|path| (PathBuf::from(path), device, false));
-        let asked = self
+        let configured = self
             .read
             .iter()
             .map(|path| (path.clone(), read, true))
             .chain(self.write.iter().map(|path| (path.clone(), AccessFs::from_all(abi), true)));
-        for (path, access, wanted) in
-            system.chain(devices).chain(asked).chain([(program.to_owned(), read, true)])
+        for (path, access, is_required) in
+            system.chain(devices).chain(configured).chain([(program.to_owned(), read, true)])
         {
             let opened = match PathFd::new(&path) {
                 Ok(opened) => opened,
-                Err(_) if !wanted => continue,
+                Err(_) if !is_required => continue,
                 Err(error) => return Err(format!("{}: {error}", path.display())),
             };
             // Rights of directories are invalid for a file.
             let access = if path.is_dir() { access } else { access & AccessFs::from_file(abi) };
-            rules = rules.add_rule(PathBeneath::new(opened, access)).map_err(said)?;
+            rules = rules.add_rule(PathBeneath::new(opened, access)).map_err(message)?;
         }
-        let status = rules.restrict_self().map_err(said)?;
+        let status = rules.restrict_self().map_err(message)?;
         match status.ruleset {
             RulesetStatus::NotEnforced => {
                 Err("this kernel cannot restrict file access (landlock)".to_owned())
@@ -343,7 +344,7 @@ fn deny_system_calls(mut rules: SyscallRules, with: i32) -> Result<(), String> {
 pub fn test_sandbox(launcher: &std::path::Path) -> Result<Option<String>, String> {
     let words =
         Sandbox::default().command_line("true".into(), []).map_err(|error| error.to_string())?;
-    let told = |error: std::io::Error| error.to_string();
+    let message = |error: std::io::Error| error.to_string();
     let mut command = Command::new(launcher);
     command
         .args(words)
@@ -351,23 +352,23 @@ pub fn test_sandbox(launcher: &std::path::Path) -> Result<Option<String>, String
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(Stdio::piped());
-    let mut program = command.spawn().map_err(told)?;
-    let mut said = Vec::new();
-    let heard = program
+    let mut program = command.spawn().map_err(message)?;
+    let mut report = Vec::new();
+    let read_result = program
         .stderr
         .take()
-        .map_or(Ok(0), |mut stderr| std::io::Read::read_to_end(&mut stderr, &mut said));
+        .map_or(Ok(0), |mut stderr| std::io::Read::read_to_end(&mut stderr, &mut report));
     supervisor::notify_output_drained(&program);
-    let status = program.wait().map_err(told)?;
-    heard.map_err(told)?;
-    let said = String::from_utf8_lossy(&said).trim().to_owned();
-    match (status.success(), said.is_empty()) {
+    let status = program.wait().map_err(message)?;
+    read_result.map_err(message)?;
+    let report = String::from_utf8_lossy(&report).trim().to_owned();
+    match (status.success(), report.is_empty()) {
         (true, true) if rustix::process::getuid().is_root() => {
             Ok(Some("the kernel does not limit the processes of root, so `processes` only applies to other users".to_owned()))
         }
         (true, true) => Ok(None),
-        (true, false) => Ok(Some(said)),
-        (false, _) => Err(said),
+        (true, false) => Ok(Some(report)),
+        (false, _) => Err(report),
     }
 }
 
@@ -383,12 +384,12 @@ pub fn close_inherited_files() -> Result<(), String> {
 }
 
 /// Closes all files except the standard streams and one file.
-pub fn close_files_except(kept: Option<i32>) -> Result<(), String> {
+pub fn close_files_except(kept_file: Option<i32>) -> Result<(), String> {
     let open = std::fs::read_dir("/proc/self/fd")
         .map_err(|error| format!("cannot list the open files: {error}"))?;
     let open: Vec<i32> =
         open.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
-    for file in open.into_iter().filter(|file| *file > 2 && Some(*file) != kept) {
+    for file in open.into_iter().filter(|file| *file > 2 && Some(*file) != kept_file) {
         // The list includes the descriptor of the directory itself, which is closed already.
         let _ = nix::unistd::close(file);
     }
@@ -401,8 +402,8 @@ fn count_own_threads() -> u64 {
     let is_number = |name: &str| name.bytes().all(|byte| byte.is_ascii_digit());
     let is_process = |entry: &std::fs::DirEntry| entry.file_name().to_str().is_some_and(is_number);
     let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten().filter(is_process);
-    let said = processes.filter_map(|entry| std::fs::read(entry.path().join("status")).ok());
-    said.map(|status| count_threads(&String::from_utf8_lossy(&status), uid)).sum()
+    let statuses = processes.filter_map(|entry| std::fs::read(entry.path().join("status")).ok());
+    statuses.map(|status| count_threads(&String::from_utf8_lossy(&status), uid)).sum()
 }
 
 /// Counts the threads of a process from its `status` file. Returns 0 for a process of another user.
@@ -432,29 +433,29 @@ pub fn run_as_helper_if_requested() {
         ) {
             Ok((status, false)) => supervisor::exit_with_status(status),
             Ok((_, true)) => {}
-            Err(why) => print_error(&why),
+            Err(reason) => print_error(&reason),
         }
         supervisor::exit_not_started()
     }
     if word.as_deref() == Some(OsStr::new(SANDBOX_EXEC_ARG)) {
         let leader = words.next().unwrap_or_default();
         match supervisor::SpawnErrorPipe::open(&words.next().unwrap_or_default()) {
-            Ok(tell) => {
-                let Err(why) = enter_sandbox(&leader, words);
-                print_error(&why);
-                tell.report_failure();
+            Ok(error_pipe) => {
+                let Err(reason) = enter_sandbox(&leader, words);
+                print_error(&reason);
+                error_pipe.report_failure();
             }
-            Err(why) => print_error(&why),
+            Err(reason) => print_error(&reason),
         }
         std::process::exit(SANDBOX_FAILED_EXIT_CODE);
     }
 }
 
 /// Prints why the program did not run, for the parent process.
-fn print_error(why: &str) {
+fn print_error(reason: &str) {
     let _ = std::io::Write::write_all(
         &mut std::io::stderr(),
-        format!("toolgate sandbox: {why}\n").as_bytes(),
+        format!("toolgate sandbox: {reason}\n").as_bytes(),
     );
 }
 
@@ -468,11 +469,11 @@ fn enter_sandbox(
         .next()
         .and_then(|spec| spec.into_string().ok())
         .ok_or("missing sandbox specification")?;
-    let room: Sandbox = serde_json::from_str(&spec).map_err(|error| error.to_string())?;
+    let sandbox: Sandbox = serde_json::from_str(&spec).map_err(|error| error.to_string())?;
     let program = words.next().ok_or("missing program")?;
     let found = find_program(&program)
         .ok_or_else(|| format!("there is no program {}", program.display()))?;
-    room.confine_process(&found)?;
+    sandbox.confine_process(&found)?;
     Err(format!("{}: {}", found.display(), Command::new(&found).args(words).exec()))
 }
 
@@ -505,9 +506,9 @@ mod tests {
             .map(|_| std::sync::Arc::clone(&end))
             .map(|end| std::thread::spawn(move || end.wait()))
             .collect();
-        let counted = count_own_threads();
+        let threads = count_own_threads();
         end.wait();
         naps.into_iter().for_each(|nap| drop(nap.join()));
-        assert!(counted >= 201, "{counted}");
+        assert!(threads >= 201, "{threads}");
     }
 }

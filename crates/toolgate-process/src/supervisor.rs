@@ -66,11 +66,11 @@ pub fn run_as_supervisor_if_requested() {
             std::process::exit(NOT_STARTED_EXIT_CODE)
         };
         // Returns only if `exec` fails.
-        let why = match prepare_exec(&leader) {
+        let reason = match prepare_exec(&leader) {
             Ok(()) => Command::new(&program).args(words).exec().to_string(),
-            Err(why) => why,
+            Err(reason) => reason,
         };
-        report_start_error(&program, &why)
+        report_start_error(&program, &reason)
     } else if let Some(kind) = [
         (SUPERVISE_ARG, SupervisorMode::Service),
         (SUPERVISE_UNTIL_EOF_ARG, SupervisorMode::Captured),
@@ -84,7 +84,7 @@ pub fn run_as_supervisor_if_requested() {
         let Some(program) = words.first() else { std::process::exit(NOT_STARTED_EXIT_CODE) };
         match supervise(&parent, EXEC_ARG, &words, kind.1) {
             Ok((status, _)) => exit_code_of(status),
-            Err(why) => report_start_error(program, &why),
+            Err(reason) => report_start_error(program, &reason),
         }
     } else {
         return;
@@ -117,7 +117,8 @@ pub fn supervise(
     // A signal that one thread blocks is delivered to another thread.
     if std::fs::read_dir("/proc/self/task").map_err(|error| error.to_string())?.count() > 1 {
         return Err(
-            "the process has several threads: call `enter_if_asked` first in `main`".to_owned()
+            "the process has several threads: call `run_as_helper_if_requested` first in `main`"
+                .to_owned(),
         );
     }
     // The parent may have exited already, which a later check could not detect.
@@ -129,36 +130,36 @@ pub fn supervise(
     }
     // Inherited files are not for the program.
     crate::sandbox::close_inherited_files()?;
-    let said = |error: std::io::Error| error.to_string();
-    let told = watch_signals().map_err(said)?;
-    let nothing = File::options().read(true).write(true).open("/dev/null").map_err(said)?;
+    let message = |error: std::io::Error| error.to_string();
+    let signals = watch_signals().map_err(message)?;
+    let null = File::options().read(true).write(true).open("/dev/null").map_err(message)?;
     // The extra process is needed because a child would inherit this process's blocked signals.
     let mut command = Command::new("/proc/self/exe");
     command.arg(next).arg(format_pid(getpid())).env_remove(NOFILE_ENV);
-    let mut news = None;
-    let tell = if kind == SupervisorMode::Sandboxed {
-        let (hear, tell) = std::io::pipe().map_err(said)?;
-        ioctl_fionbio(&hear, true)
-            .and_then(|()| fcntl_setfd(&tell, FdFlags::empty()))
+    let mut error_reader = None;
+    let error_writer = if kind == SupervisorMode::Sandboxed {
+        let (reader, error_writer) = std::io::pipe().map_err(message)?;
+        ioctl_fionbio(&reader, true)
+            .and_then(|()| fcntl_setfd(&error_writer, FdFlags::empty()))
             .map_err(|error| error.to_string())?;
-        command.arg(tell.as_raw_fd().to_string());
-        news = Some(hear);
-        Some(tell)
+        command.arg(error_writer.as_raw_fd().to_string());
+        error_reader = Some(reader);
+        Some(error_writer)
     } else {
         None
     };
-    let child = command.args(words).spawn().map_err(said)?;
-    drop(tell);
+    let child = command.args(words).spawn().map_err(message)?;
+    drop(error_writer);
     // Release the streams of the program, so that the parent notices when the program closes one.
-    let _ = rustix::stdio::dup2_stdin(&nothing);
-    let _ = rustix::stdio::dup2_stdout(&nothing);
-    let _ = rustix::stdio::dup2_stderr(&nothing);
+    let _ = rustix::stdio::dup2_stdin(&null);
+    let _ = rustix::stdio::dup2_stdout(&null);
+    let _ = rustix::stdio::dup2_stderr(&null);
     Ok(wait_and_reap(
         i32::try_from(child.id()).ok().and_then(Pid::from_raw),
         parent,
-        &told,
+        &signals,
         kind,
-        news,
+        error_reader,
     ))
 }
 
@@ -168,19 +169,19 @@ pub fn supervise(
 pub struct SpawnErrorPipe(File);
 
 impl SpawnErrorPipe {
-    /// Opens the pipe that `lead` has created under this number, and closes all other files except
+    /// Opens the pipe that `supervise` has created under this number, and closes all other files except
     /// the standard streams.
     pub fn open(number: &OsStr) -> Result<Self, String> {
         let number: i32 = number
             .to_str()
             .and_then(|number| number.parse().ok())
             .ok_or("invalid number of the error pipe")?;
-        let tell = File::options()
+        let writer = File::options()
             .write(true)
             .open(format!("/proc/self/fd/{number}"))
             .map_err(|error| error.to_string())?;
-        crate::sandbox::close_files_except(Some(tell.as_raw_fd()))?;
-        Ok(Self(tell))
+        crate::sandbox::close_files_except(Some(writer.as_raw_fd()))?;
+        Ok(Self(writer))
     }
 
     /// Reports that the program did not start.
@@ -198,8 +199,8 @@ pub fn notify_output_drained(leader: &Child) {
 }
 
 /// Reads whether the program did not start. `None` if that is not known yet.
-fn read_spawn_error(news: &PipeReader) -> Option<bool> {
-    match rustix::io::read(news, &mut [0; 1]) {
+fn read_spawn_error(pipe: &PipeReader) -> Option<bool> {
+    match rustix::io::read(pipe, &mut [0; 1]) {
         Ok(bytes) => Some(bytes > 0),
         Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => None,
         Err(_) => Some(false),
@@ -260,10 +261,10 @@ fn format_pid(pid: Pid) -> String {
 }
 
 /// Prints why the program cannot be started. Only this process knows the reason.
-fn report_start_error(program: &OsStr, why: &str) -> i32 {
+fn report_start_error(program: &OsStr, reason: &str) -> i32 {
     #[expect(clippy::print_stderr, reason = "standard error is the output channel of the program")]
     {
-        eprintln!("`{}` cannot be started: {why}", program.display());
+        eprintln!("`{}` cannot be started: {reason}", program.display());
     }
     NOT_STARTED_EXIT_CODE
 }
@@ -272,9 +273,9 @@ fn report_start_error(program: &OsStr, why: &str) -> i32 {
 fn watch_signals() -> std::io::Result<SignalFd> {
     set_child_subreaper(Some(getpid()))?;
     SigSet::all().thread_block()?;
-    let heard: SigSet =
+    let watched: SigSet =
         TERMINATION_SIGNALS.into_iter().chain([Name::SIGCHLD, Name::SIGUSR1]).collect();
-    Ok(SignalFd::with_flags(&heard, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC)?)
+    Ok(SignalFd::with_flags(&watched, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC)?)
 }
 
 /// Waits until the program or the parent has ended, then kills all remaining descendants.
@@ -283,44 +284,45 @@ fn watch_signals() -> std::io::Result<SignalFd> {
 fn wait_and_reap(
     child: Option<Pid>,
     parent: Pid,
-    told: &SignalFd,
+    signals: &SignalFd,
     kind: SupervisorMode,
-    mut news: Option<PipeReader>,
+    mut error_pipe: Option<PipeReader>,
 ) -> (Option<WaitStatus>, bool) {
     let watched = pidfd_open(parent, PidfdFlags::empty()).ok();
-    let (mut ended, mut never, mut heard) = (None, false, kind == SupervisorMode::Service);
+    let (mut ended, mut has_failed, mut is_drained) =
+        (None, false, kind == SupervisorMode::Service);
     loop {
         // The pipe closes when the program starts.
-        if let Some(known) = news.as_ref().and_then(read_spawn_error) {
-            (news, never) = (None, known);
+        if let Some(known) = error_pipe.as_ref().and_then(read_spawn_error) {
+            (error_pipe, has_failed) = (None, known);
         }
         // Read signals first, then reap children. A child that ends in between sends another
         // signal.
-        let mut ends = false;
-        while let Ok(Some(signal)) = told.read_signal() {
-            ends |= TERMINATION_SIGNALS.iter().any(|name| signal.ssi_signo == *name as u32);
-            heard |= signal.ssi_signo == Name::SIGUSR1 as u32;
+        let mut must_end = false;
+        while let Ok(Some(signal)) = signals.read_signal() {
+            must_end |= TERMINATION_SIGNALS.iter().any(|name| signal.ssi_signo == *name as u32);
+            is_drained |= signal.ssi_signo == Name::SIGUSR1 as u32;
         }
         while let Ok(Some((pid, status))) = wait(WaitOptions::NOHANG) {
             if Some(pid) == child {
                 ended = Some(status);
             }
         }
-        ends |= ended.is_some() && heard;
+        must_end |= ended.is_some() && is_drained;
         // The parent may have exited before the pidfd was opened.
-        if ends || getppid() != Some(parent) {
+        if must_end || getppid() != Some(parent) {
             break;
         }
-        let mut heeded = vec![PollFd::from_borrowed_fd(told.as_fd(), PollFlags::IN)];
-        heeded.extend(watched.iter().map(|gone| PollFd::new(gone, PollFlags::IN)));
-        heeded.extend(news.iter().map(|news| PollFd::new(news, PollFlags::IN)));
+        let mut polled = vec![PollFd::from_borrowed_fd(signals.as_fd(), PollFlags::IN)];
+        polled.extend(watched.iter().map(|pidfd| PollFd::new(pidfd, PollFlags::IN)));
+        polled.extend(error_pipe.iter().map(|error_pipe| PollFd::new(error_pipe, PollFlags::IN)));
         // Without a pidfd, check at intervals.
-        let now_and_then = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
-        let _ = poll(&mut heeded, watched.is_none().then_some(&now_and_then));
+        let interval = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
+        let _ = poll(&mut polled, watched.is_none().then_some(&interval));
     }
-    let begun = Instant::now();
+    let start = Instant::now();
     // Children of killed processes are reparented and appear in the next round.
-    while begun.elapsed() < KILL_TIMEOUT {
+    while start.elapsed() < KILL_TIMEOUT {
         loop {
             match wait(WaitOptions::NOHANG) {
                 Ok(Some((pid, status))) if Some(pid) == child => ended = Some(status),
@@ -330,7 +332,7 @@ fn wait_and_reap(
                 Err(_) => {
                     return (
                         ended,
-                        never || news.as_ref().and_then(read_spawn_error) == Some(true),
+                        has_failed || error_pipe.as_ref().and_then(read_spawn_error) == Some(true),
                     );
                 }
             }
@@ -340,7 +342,7 @@ fn wait_and_reap(
         }
         std::thread::sleep(REAP_INTERVAL);
     }
-    (ended, never)
+    (ended, has_failed)
 }
 
 fn exit_code_of(status: Option<WaitStatus>) -> i32 {
@@ -352,7 +354,7 @@ fn exit_code_of(status: Option<WaitStatus>) -> i32 {
 
 /// Returns the children of this process, including adopted orphans.
 fn child_pids() -> Vec<Pid> {
-    let own = getpid().as_raw_nonzero().get();
+    let own_pid = getpid().as_raw_nonzero().get();
     let all = std::fs::read_dir("/proc").into_iter().flatten().flatten();
     let numbers = all.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
     let parent_of = |pid: i32| {
@@ -360,5 +362,5 @@ fn child_pids() -> Vec<Pid> {
         // The process name before it may contain any character.
         stat.rsplit_once(") ")?.1.split(' ').nth(1)?.parse::<i32>().ok()
     };
-    numbers.filter(|pid| parent_of(*pid) == Some(own)).filter_map(Pid::from_raw).collect()
+    numbers.filter(|pid| parent_of(*pid) == Some(own_pid)).filter_map(Pid::from_raw).collect()
 }

@@ -128,8 +128,8 @@ const MUTATION_TEXTS: &[&str] = &[
 
 /// Returns the number of random commands.
 fn fuzz_rounds() -> usize {
-    let wanted = std::env::var("TOOLGATE_BASH").ok().and_then(|count| count.parse().ok());
-    wanted.unwrap_or(if std::env::var_os("TOOLGATE_SOAK").is_some() { 300_000 } else { 5_000 })
+    let rounds = std::env::var("TOOLGATE_BASH").ok().and_then(|count| count.parse().ok());
+    rounds.unwrap_or(if std::env::var_os("TOOLGATE_SOAK").is_some() { 300_000 } else { 5_000 })
 }
 
 struct CommandFuzzer(u64);
@@ -162,9 +162,9 @@ impl CommandFuzzer {
             match self.next_below(6) {
                 0 => drop(text.drain(at..end)),
                 1 => {
-                    let again: Vec<char> = text[at..end].to_vec();
+                    let repeated: Vec<char> = text[at..end].to_vec();
                     let to = self.next_below(text.len() + 1);
-                    text.splice(to..to, again);
+                    text.splice(to..to, repeated);
                 }
                 _ => drop(text.splice(at..at, self.pick(MUTATION_TEXTS).chars())),
             }
@@ -217,10 +217,10 @@ impl BashTestbed {
         )
         .unwrap();
         std::fs::set_permissions(&zap, std::fs::Permissions::from_mode(0o755)).unwrap();
-        let ground = Self { home, bash, is_root: rustix::process::geteuid().is_root() };
-        ground.chown_to_nobody(ground.home.path());
-        ground.reset_working_directory();
-        ground
+        let testbed = Self { home, bash, is_root: rustix::process::geteuid().is_root() };
+        testbed.chown_to_nobody(testbed.home.path());
+        testbed.reset_working_directory();
+        testbed
     }
 
     fn chown_to_nobody(&self, path: &Path) {
@@ -231,31 +231,31 @@ impl BashTestbed {
 
     /// Recreates the working directory, even if processes still use the last one.
     fn reset_working_directory(&self) {
-        let desk = self.home.path().join("desk");
+        let directory = self.home.path().join("desk");
         for _ in 0..100 {
-            let _ = std::fs::remove_dir_all(&desk);
-            if std::fs::create_dir(&desk).is_ok() {
+            let _ = std::fs::remove_dir_all(&directory);
+            if std::fs::create_dir(&directory).is_ok() {
                 break;
             }
         }
-        std::fs::write(desk.join("secret"), SECRET_CONTENT).unwrap();
-        self.chown_to_nobody(&desk);
-        self.chown_to_nobody(&desk.join("secret"));
+        std::fs::write(directory.join("secret"), SECRET_CONTENT).unwrap();
+        self.chown_to_nobody(&directory);
+        self.chown_to_nobody(&directory.join("secret"));
     }
 
     fn run(&self, text: &str) -> BashRunEffects {
-        let (zapped, desk, said) = (
+        let (program_mark, directory, output_path) = (
             self.home.path().join("zapped"),
             self.home.path().join("desk"),
             self.home.path().join("said"),
         );
-        let _ = std::fs::remove_file(&said);
-        let out = std::fs::File::create(&said).unwrap();
+        let _ = std::fs::remove_file(&output_path);
+        let out = std::fs::File::create(&output_path).unwrap();
         let mut command = Command::new(&self.bash);
-        command.args(["--norc", "--noprofile", "-c", text]).env_clear().current_dir(&desk);
+        command.args(["--norc", "--noprofile", "-c", text]).env_clear().current_dir(&directory);
         command
             .env("PATH", self.home.path().join("programs"))
-            .env("HOME", &desk)
+            .env("HOME", &directory)
             .env("FUNCNEST", "4");
         command.stdin(Stdio::null()).stderr(out.try_clone().unwrap()).stdout(out).process_group(0);
         if self.is_root {
@@ -285,44 +285,44 @@ impl BashTestbed {
             }
             std::thread::sleep(Duration::from_millis(1));
         }
-        let did = BashRunEffects {
-            has_run_program: std::fs::remove_file(zapped).is_ok(),
-            has_touched_file: std::fs::read_to_string(desk.join("secret")).ok().as_deref()
+        let effects = BashRunEffects {
+            has_run_program: std::fs::remove_file(program_mark).is_ok(),
+            has_touched_file: std::fs::read_to_string(directory.join("secret")).ok().as_deref()
                 != Some(SECRET_CONTENT)
-                || std::fs::read(said)
+                || std::fs::read(output_path)
                     .unwrap()
                     .windows(SECRET_CONTENT.len())
                     .any(|part| part == SECRET_CONTENT.as_bytes()),
         };
-        if did.has_touched_file || std::fs::read_dir(&desk).unwrap().count() != 1 {
+        if effects.has_touched_file || std::fs::read_dir(&directory).unwrap().count() != 1 {
             self.reset_working_directory();
         }
-        did
+        effects
     }
 }
 
 /// Returns the commands that pass although they should not, and the number that passed.
 fn find_undetected_commands(
-    ground: &BashTestbed,
+    testbed: &BashTestbed,
     seed: u64,
     rounds: usize,
 ) -> (Vec<String>, usize) {
-    let (mut chance, mut leaks, mut tried) = (CommandFuzzer(seed.max(1)), Vec::new(), 0);
+    let (mut fuzzer, mut leaks, mut tried) = (CommandFuzzer(seed.max(1)), Vec::new(), 0);
     // Check that the test detects the effects.
     assert_eq!(
-        ground.run("zap; echo a > secret"),
+        testbed.run("zap; echo a > secret"),
         BashRunEffects { has_run_program: true, has_touched_file: true }
     );
     assert_eq!(
-        ground.run("cat secret"),
+        testbed.run("cat secret"),
         BashRunEffects { has_run_program: false, has_touched_file: true }
     );
     assert_eq!(
-        ground.run("echo zap secret; : > other"),
+        testbed.run("echo zap secret; : > other"),
         BashRunEffects { has_run_program: false, has_touched_file: false }
     );
     for _ in 0..rounds {
-        let text = chance.random_command();
+        let text = fuzzer.random_command();
         let shell = ShellAnalysis::analyze(&text);
         if shell.first_opaque_reason().is_some() {
             continue;
@@ -335,15 +335,15 @@ fn find_undetected_commands(
             tried += 1;
             // Run the command twice, because a background process of an earlier command may cause
             // the effect.
-            let is_leak = |did: BashRunEffects| {
-                (did.has_run_program && runs) || (did.has_touched_file && touches)
+            let is_leak = |effects: BashRunEffects| {
+                (effects.has_run_program && runs) || (effects.has_touched_file && touches)
             };
-            if is_leak(ground.run(&text)) && is_leak(ground.run(&text)) {
+            if is_leak(testbed.run(&text)) && is_leak(testbed.run(&text)) {
                 leaks.push(text);
             }
         }
     }
-    assert!(ground.run("zap").has_run_program, "the test environment is damaged");
+    assert!(testbed.run("zap").has_run_program, "the test environment is damaged");
     (leaks, tried)
 }
 
@@ -353,12 +353,12 @@ fn effects_of_bash_are_detected_or_doubted() {
         .ok()
         .and_then(|seed| seed.parse().ok())
         .unwrap_or(0x9e37_79b9_7f4a_7c15);
-    let (half, grounds) = (fuzz_rounds() / 2, [BashTestbed::new(), BashTestbed::new()]);
-    let (one, other) = std::thread::scope(|threads| {
-        let one = threads.spawn(|| find_undetected_commands(&grounds[0], seed, half));
-        (find_undetected_commands(&grounds[1], !seed, half), one.join().unwrap())
+    let (half, testbeds) = (fuzz_rounds() / 2, [BashTestbed::new(), BashTestbed::new()]);
+    let (first, second) = std::thread::scope(|threads| {
+        let first = threads.spawn(|| find_undetected_commands(&testbeds[0], seed, half));
+        (find_undetected_commands(&testbeds[1], !seed, half), first.join().unwrap())
     });
-    let (found, tried) = ([one.0, other.0].concat(), one.1 + other.1);
+    let (found, tried) = ([first.0, second.0].concat(), first.1 + second.1);
     println!("{tried} of {} commands passed and were run", fuzz_rounds());
     assert!(tried > fuzz_rounds() / 100, "too few commands pass: {tried}");
     assert!(

@@ -16,7 +16,7 @@ const VARIABLE_DECLARING_PROGRAMS: &[&str] = &["declare", "export", "local", "re
 /// variable.
 pub(crate) fn is_behaviour_declaration(words: &[&str]) -> bool {
     let Some((first, rest)) = words.split_first() else { return false };
-    let one = |word: &str| {
+    let changes_behaviour = |word: &str| {
         let (name, value) = split_name_value(word);
         let value = value.map(|value| value.trim_matches(['"', '\'']));
         let plain = name.replace(['"', '\'', '\\'], "");
@@ -33,7 +33,8 @@ pub(crate) fn is_behaviour_declaration(words: &[&str]) -> bool {
             ),
         }
     };
-    is_nameref_declaration(first, rest.iter().copied()) || rest.iter().copied().any(one)
+    is_nameref_declaration(first, rest.iter().copied())
+        || rest.iter().copied().any(changes_behaviour)
 }
 
 /// Returns whether a command creates an alias that can set another variable: `declare -n`.
@@ -51,15 +52,15 @@ pub(crate) fn is_behaviour_input(words: &[ShellWord]) -> bool {
     match program.text() {
         Some("print" | "printf") => {
             // Only the running shell knows the name after `-v`.
-            let behind = rest.windows(2).any(
+            let has_valued_option = rest.windows(2).any(
                 |pair| matches!(pair, [flag, name] if flag.text() == Some("-v") && is_open(name)),
             );
-            behind
+            has_valued_option
                 || texts().any(is_behaviour_name)
                 || rest.iter().any(|word| is_open(word) && known_prefix(word).0.starts_with("-v"))
         }
         Some(program) if VARIABLE_FILLING_PROGRAMS.contains(&program) => {
-            let takes = |option: &str| {
+            let takes_value = |option: &str| {
                 option.starts_with('-')
                     && option.ends_with(['C', 'N', 'O', 'c', 'd', 'i', 'n', 'p', 's', 't', 'u'])
             };
@@ -67,14 +68,14 @@ pub(crate) fn is_behaviour_input(words: &[ShellWord]) -> bool {
                 at.checked_sub(1)
                     .and_then(|before| rest.get(before))
                     .and_then(ShellWord::text)
-                    .is_some_and(takes)
+                    .is_some_and(takes_value)
             };
             let names =
                 rest.iter().enumerate().filter(|(at, word)| is_open(word) && !is_value(*at));
             texts().any(is_behaviour_name)
                 || names
                     .map(|(_, word)| known_prefix(word).0)
-                    .any(|begins| !begins.starts_with('-'))
+                    .any(|prefix| !prefix.starts_with('-'))
         }
         Some(program) if VARIABLE_DECLARING_PROGRAMS.contains(&program) => {
             is_nameref_declaration(program, texts()) || rest.iter().any(is_behaviour_assignment)

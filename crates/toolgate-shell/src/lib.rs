@@ -70,12 +70,12 @@ pub struct ShellAnalysis {
 impl ShellAnalysis {
     /// Parses and analyzes a command.
     pub fn analyze(text: &str) -> Self {
-        let left = crate::nested_command::NestingBudget::initial_budget();
-        crate::parse::analyze_text(text, crate::nested_command::NestingBudget::top_level(&left))
+        let budget = crate::nested_command::NestingBudget::initial_budget();
+        crate::parse::analyze_text(text, crate::nested_command::NestingBudget::top_level(&budget))
     }
 
-    fn opaque(why: impl Into<String>) -> Self {
-        Self { opaque_reasons: vec![why.into()], ..Self::default() }
+    fn opaque(reason: impl Into<String>) -> Self {
+        Self { opaque_reasons: vec![reason.into()], ..Self::default() }
     }
 
     fn merge(&mut self, other: Self) {
@@ -102,16 +102,16 @@ impl ShellAnalysis {
     ///
     /// A word such as `-rf` is a set of flags.
     pub fn match_program(&self, pattern: &str) -> Certainty {
-        let wanted: Vec<&str> = pattern.split_whitespace().collect();
-        let one = |command: &ShellCommand| {
-            match_command(&command.words, &wanted)
+        let pattern_words: Vec<&str> = pattern.split_whitespace().collect();
+        let match_either = |command: &ShellCommand| {
+            match_command(&command.words, &pattern_words)
                 .max(crate::nested_command::can_run_match(command, |words| {
-                    match_command(words, &wanted)
+                    match_command(words, &pattern_words)
                 }))
         };
         // A guessed script may not run at all.
         let script = |script: &ShellCommand| {
-            match_command(&script.words, &wanted).min(if script.is_guessed {
+            match_command(&script.words, &pattern_words).min(if script.is_guessed {
                 Certainty::Maybe
             } else {
                 Certainty::Yes
@@ -119,7 +119,7 @@ impl ShellAnalysis {
         };
         self.commands
             .iter()
-            .map(one)
+            .map(match_either)
             .chain(self.scripts.iter().map(script))
             .max()
             .unwrap_or(Certainty::No)
@@ -154,32 +154,34 @@ impl ShellAnalysis {
                 .match_paths(places, lenient, trees, from)
                 .max(Certainty::Maybe);
         }
-        let goes = |command: &ShellCommand| {
+        let changes_directory = |command: &ShellCommand| {
             matches!(command.program(), Some("cd" | "pushd" | "popd") | None)
                 || crate::path::working_dir::has_directory_option(command)
         };
-        let moves = self.commands.iter().any(goes);
-        let wanders = from
+        let moves = self.commands.iter().any(changes_directory);
+        let directories = from
             .zip(places.first())
             .map(|(from, place)| self.reachable_directories(from, place.home));
-        let feeds = self
+        let feeds_command = self
             .commands
             .iter()
             .any(|command| matches!(command.program(), Some("xargs" | "parallel")));
-        let kept = self.possible_path_values();
-        let ways = crate::word::partial::path_prefixes(&kept);
+        let values = self.possible_path_values();
+        let prefixes = crate::word::partial::path_prefixes(&values);
         let guessed: Vec<ShellCommand> =
             self.commands.iter().flat_map(crate::nested_command::possible_changes).collect();
-        let one = |command: &ShellCommand, place: &PathPattern<'_>, is_led_to: bool| {
+        let match_in_command = |command: &ShellCommand,
+                                place: &PathPattern<'_>,
+                                may_be_parent: bool| {
             let words = command.words.get(1..).unwrap_or_default();
             // The directory that `git -C` names is not what `git` changes.
-            let given =
+            let operands =
                 if command.program() == Some("git") { skip_git_options(words) } else { words };
             let changes =
                 crate::program::file_effects::is_file_change(command) && !command.is_unlikely;
-            let is_here =
+            let is_named_here =
                 |word: &ShellWord| from.is_some_and(|from| place.can_be_named_from(from, word));
-            let known = |word: &ShellWord, sure: Certainty| match sure {
+            let weigh = |word: &ShellWord, certainty: Certainty| match certainty {
                 // A file pattern matches files in the current directory. A word that starts with an
                 // unknown part may continue to the place.
                 Certainty::Maybe
@@ -187,13 +189,15 @@ impl ShellAnalysis {
                         && place.is_unrelated_pattern(word)
                         && !changes
                         && !moves
-                        && !is_here(word)
-                        && !place.can_match_with_prefixes(&ways, word) =>
+                        && !is_named_here(word)
+                        && !place.can_match_with_prefixes(&prefixes, word) =>
                 {
                     Certainty::No
                 }
                 Certainty::Maybe if lenient && word.is_unknown() && !changes => Certainty::No,
-                Certainty::Maybe if lenient && word.is_unknown_path() && !changes && !is_led_to => {
+                Certainty::Maybe
+                    if lenient && word.is_unknown_path() && !changes && !may_be_parent =>
+                {
                     Certainty::No
                 }
                 // Many files share a name, but relative to `from` the word may mean the place.
@@ -202,7 +206,7 @@ impl ShellAnalysis {
                         && place.has_only_same_name_as_word(word)
                         && !changes
                         && !moves
-                        && !is_here(word) =>
+                        && !is_named_here(word) =>
                 {
                     let is_open = place.has_rare_name()
                         && !command.is_vague
@@ -210,12 +214,12 @@ impl ShellAnalysis {
                         && !crate::program::file_effects::is_file_preserving(command);
                     if is_open { Certainty::Maybe } else { Certainty::No }
                 }
-                sure => sure,
+                certainty => certainty,
             };
-            let spared = crate::program::file_effects::non_file_positions(command);
+            let skipped = crate::program::file_effects::non_file_positions(command);
             let named = words.iter().enumerate().filter(|(at, _)| {
                 !crate::program::file_effects::names_no_files(command)
-                    && spared.binary_search(at).is_err()
+                    && skipped.binary_search(at).is_err()
             });
             let named = named.filter(|(_, word)| {
                 !crate::program::implicit_reads::is_non_file_word(command, word)
@@ -223,7 +227,7 @@ impl ShellAnalysis {
             let sent = crate::program::implicit_writes::uploaded_files(command);
             let named = named.map(|(_, word)| word).chain(&sent);
             let named = named
-                .map(|word| known(word, place.match_word(word)))
+                .map(|word| weigh(word, place.match_word(word)))
                 .max()
                 .unwrap_or(Certainty::No);
             let specs = if changes {
@@ -243,26 +247,28 @@ impl ShellAnalysis {
             let best = |of: bool, f: &dyn Fn(&ShellWord) -> Certainty| {
                 if of { words.iter().map(f).max().unwrap_or(Certainty::No) } else { Certainty::No }
             };
-            let hidden = best(crate::program::file_effects::runs_code(command), &|word| {
-                known(word, place.match_in_code(word))
+            let in_code = best(crate::program::file_effects::runs_code(command), &|word| {
+                weigh(word, place.match_in_code(word))
             });
-            let reads = crate::program::file_effects::is_tree_reader(command);
-            let read = match &wanders {
-                Some(wanders) => place.match_tree_read(command, wanders, feeds, lenient),
+            let is_reader = crate::program::file_effects::is_tree_reader(command);
+            let read = match &directories {
+                Some(directories) => {
+                    place.match_tree_read(command, directories, feeds_command, lenient)
+                }
                 None if !trees => Certainty::No,
-                None if moves && !lenient => best(reads, &|word| {
+                None if moves && !lenient => best(is_reader, &|word| {
                     place.match_absolute_parent(word).max(place.match_parent(word))
                 }),
-                None => best(reads, &|word| place.match_absolute_parent(word)),
+                None => best(is_reader, &|word| place.match_absolute_parent(word)),
             };
-            let stands = command.known_directory();
+            let directory = command.known_directory();
             let mut written = crate::program::implicit_writes::implicitly_written_files(command);
             written.extend(crate::path::derived::derived_files(command));
             let written = written
                 .iter()
                 .map(|file| {
                     place.match_word(&crate::program::implicit_writes::relative_to_start(
-                        file, stands,
+                        file, directory,
                     ))
                 })
                 .max();
@@ -280,35 +286,35 @@ impl ShellAnalysis {
                 .map(|to| {
                     place
                         .match_parent(&crate::program::implicit_writes::relative_to_start(
-                            to, stands,
+                            to, directory,
                         ))
                         .min(Certainty::Maybe)
                 })
                 .max();
             let reached = read.max(written).max(filled.unwrap_or(Certainty::No));
             // A file that is put into a directory keeps its name there.
-            let mut put = crate::program::implicit_writes::created_files(command);
-            let given = if put.is_empty() {
-                given
+            let mut created = crate::program::implicit_writes::created_files(command);
+            let operands = if created.is_empty() {
+                operands
             } else {
-                given.split_last().map_or(given, |(_, sources)| sources)
+                operands.split_last().map_or(operands, |(_, sources)| sources)
             };
-            put.extend(crate::program::implicit_writes::created_link(command));
-            let at_it = |file: &ShellWord| {
-                let is_here = file
+            created.extend(crate::program::implicit_writes::created_link(command));
+            let match_created = |file: &ShellWord| {
+                let is_relative = file
                     .text()
                     .is_none_or(|text| text.starts_with("./") || text.starts_with("../"));
-                let file = crate::program::implicit_writes::relative_to_start(file, stands);
-                place.match_word(&file).max(place.match_parent(&file)).min(if is_here {
+                let file = crate::program::implicit_writes::relative_to_start(file, directory);
+                place.match_word(&file).max(place.match_parent(&file)).min(if is_relative {
                     Certainty::Maybe
                 } else {
                     Certainty::Yes
                 })
             };
-            let put = put.iter().map(at_it).max().unwrap_or(Certainty::No);
+            let created = created.iter().map(match_created).max().unwrap_or(Certainty::No);
             let clears = changes && !crate::program::implicit_writes::is_index_only_change(command);
-            let above = if clears {
-                given.iter().map(|word| place.match_changed_parent(word, stands)).max()
+            let parents = if clears {
+                operands.iter().map(|word| place.match_changed_parent(word, directory)).max()
             } else {
                 None
             };
@@ -325,46 +331,48 @@ impl ShellAnalysis {
                 }
                 _ => Certainty::No,
             };
-            let told = if crate::program::file_effects::has_external_file_list(command) && !lenient
-            {
-                Certainty::Maybe
-            } else {
-                Certainty::No
-            };
+            let external =
+                if crate::program::file_effects::has_external_file_list(command) && !lenient {
+                    Certainty::Maybe
+                } else {
+                    Certainty::No
+                };
             named
                 .max(files)
-                .max(hidden)
-                .max(above.unwrap_or(Certainty::No))
-                .max(put)
+                .max(in_code)
+                .max(parents.unwrap_or(Certainty::No))
+                .max(created)
                 .max(reached)
                 .max(patched)
-                .max(told)
+                .max(external)
         };
         // Without `lenient`, every unknown word is in doubt, whatever it expands to.
-        let handed: &[ShellWord] = if lenient { &kept } else { &[] };
-        let may_be_it = |place: &PathPattern<'_>| {
-            handed
+        let expansions: &[ShellWord] = if lenient { &values } else { &[] };
+        let match_expansions = |place: &PathPattern<'_>| {
+            expansions
                 .iter()
                 .map(|text| place.match_in_code(text).min(Certainty::Maybe))
                 .max()
                 .unwrap_or(Certainty::No)
         };
-        let each = |place: &PathPattern<'_>| {
-            let is_led_to = handed.iter().any(|text| place.has_parent_in(text));
+        let match_place = |place: &PathPattern<'_>| {
+            let may_be_parent = expansions.iter().any(|text| place.has_parent_in(text));
             let named = self
                 .commands
                 .iter()
-                .map(|command| one(command, place, is_led_to))
+                .map(|command| match_in_command(command, place, may_be_parent))
                 .max()
                 .unwrap_or(Certainty::No);
             let guessed = guessed
                 .iter()
-                .map(|command| one(command, place, is_led_to).min(Certainty::Maybe))
+                .map(|command| {
+                    match_in_command(command, place, may_be_parent).min(Certainty::Maybe)
+                })
                 .max()
                 .unwrap_or(Certainty::No);
-            named.max(guessed).max(may_be_it(place))
+            named.max(guessed).max(match_expansions(place))
         };
-        places.iter().map(each).max().unwrap_or(Certainty::No)
+        places.iter().map(match_place).max().unwrap_or(Certainty::No)
     }
 
     /// Returns a copy in which every partly known word is entirely unknown.
@@ -393,50 +401,54 @@ impl ShellAnalysis {
         if !self.commands.iter().any(opens) {
             return Vec::new();
         }
-        let fed = |command: &ShellCommand| match (command.program(), &command.stdin) {
+        let input_path = |command: &ShellCommand| match (command.program(), &command.stdin) {
             (
                 Some("mapfile" | "parallel" | "read" | "readarray" | "xargs"),
                 Some(StdinSource::Text(text)),
             ) => text.text().map(str::to_owned),
             _ => None,
         };
-        let is_way = |text: &String| text.contains(['/', '~']) || text.contains("HOME");
-        let kept = self
+        let may_have_path = |text: &String| text.contains(['/', '~']) || text.contains("HOME");
+        let recorded = self
             .variable_values
             .iter()
             .cloned()
-            .chain(self.commands.iter().filter_map(fed))
-            .filter(is_way);
-        let kept = kept.map(|text| text.replace("${HOME}", "~").replace("$HOME", "~"));
+            .chain(self.commands.iter().filter_map(input_path))
+            .filter(may_have_path);
+        let recorded = recorded.map(|text| text.replace("${HOME}", "~").replace("$HOME", "~"));
         // Text for people contains names and slashes that are not paths.
         let is_path = |text: &&str| {
             *text == "~" || (text.contains('/') && text.chars().any(|letter| letter != '/'))
         };
-        let said = self
+        let printed = self
             .commands
             .iter()
             .filter(|command| crate::program::file_effects::names_no_files(command))
             .flat_map(|command| command.words.iter().skip(1));
-        let said = said
+        let printed = printed
             .flat_map(|word| word.texts())
             .flat_map(crate::path::pattern::split_paths)
             .filter(is_path)
             .map(str::to_owned);
-        let mut all = HashSet::new();
-        kept.chain(said).filter(|text| all.insert(text.clone())).map(ShellWord::known).collect()
+        let mut seen = HashSet::new();
+        recorded
+            .chain(printed)
+            .filter(|text| seen.insert(text.clone()))
+            .map(ShellWord::known)
+            .collect()
     }
 
     /// Returns whether all words are known, and they alone determine the affected files.
     pub fn is_fully_known(&self) -> bool {
-        let told = |command: &ShellCommand| {
+        let has_other_files = |command: &ShellCommand| {
             crate::program::file_effects::has_external_file_list(command)
                 || (crate::program::file_effects::is_patch_program(command)
                     && command.stdin.is_some())
         };
-        let known = |command: &ShellCommand| {
+        let has_known_words = |command: &ShellCommand| {
             command.words.iter().chain(&command.redirect_files).all(|word| word.text().is_some())
         };
-        self.commands.iter().all(|command| known(command) && !told(command))
+        self.commands.iter().all(|command| has_known_words(command) && !has_other_files(command))
     }
 
     /// Returns whether a word may be a path from the home directory.
@@ -447,19 +459,19 @@ impl ShellAnalysis {
                 .flatten()
                 .any(|part| matches!(part, WordPart::Text(text) if text.contains('~')))
         };
-        let is_fed = |command: &ShellCommand| matches!(&command.stdin, Some(StdinSource::Text(text)) if from_home(text));
+        let has_home_input = |command: &ShellCommand| matches!(&command.stdin, Some(StdinSource::Text(text)) if from_home(text));
         // `cd` without arguments goes to the home directory.
-        let goes = |command: &ShellCommand| {
+        let enters_home = |command: &ShellCommand| {
             crate::path::working_dir::entered_directories(command).contains(&"~")
         };
-        let is_kept =
+        let has_home_value =
             || self.variable_values.iter().any(|text| text.contains('~') || text.contains("HOME"));
-        let is_there = |command: &ShellCommand| {
+        let names_home = |command: &ShellCommand| {
             command.words.iter().chain(&command.redirect_files).any(from_home)
-                || is_fed(command)
-                || goes(command)
+                || has_home_input(command)
+                || enters_home(command)
         };
-        is_kept() || self.commands.iter().any(is_there)
+        has_home_value() || self.commands.iter().any(names_home)
     }
 }
 
@@ -486,8 +498,9 @@ impl ShellCommand {
 }
 
 /// Returns whether words are a command that matches the wanted words.
-fn match_command(words: &[ShellWord], wanted: &[&str]) -> Certainty {
-    let (Some((program, rest)), Some((first, words))) = (wanted.split_first(), words.split_first())
+fn match_command(words: &[ShellWord], pattern: &[&str]) -> Certainty {
+    let (Some((program, rest)), Some((first, words))) =
+        (pattern.split_first(), words.split_first())
     else {
         return Certainty::No;
     };
@@ -499,9 +512,9 @@ fn match_command(words: &[ShellWord], wanted: &[&str]) -> Certainty {
             .into_iter()
             .chain(words.iter().cloned())
             .collect();
-        return match_command(&words, wanted);
+        return match_command(&words, pattern);
     }
-    let called =
+    let certainty =
         combine_certainty(first.spellings().iter().map(|spelling| match spelling.as_slice() {
             [WordPart::Text(name)] => ShellWord::known(base_name(name)).match_pattern(program),
             [.., WordPart::Text(end)] if end.contains('/') => {
@@ -509,7 +522,7 @@ fn match_command(words: &[ShellWord], wanted: &[&str]) -> Certainty {
             }
             _ => Certainty::Maybe,
         }));
-    if called == Certainty::No {
+    if certainty == Certainty::No {
         return Certainty::No;
     }
     let (flags, rest): (Vec<&str>, Vec<&str>) = rest.iter().partition(|word| is_flag_cluster(word));
@@ -519,7 +532,7 @@ fn match_command(words: &[ShellWord], wanted: &[&str]) -> Certainty {
     // These subcommands do the same as `git push`.
     let pushes = |word: &ShellWord| matches!(word.text(), Some("send-pack" | "http-push"));
     if *program == "git" && rest.first() == Some(&"push") && words.first().is_some_and(pushes) {
-        return called.min(flags).min(match_in_order(rest.get(1..).unwrap_or_default(), words));
+        return certainty.min(flags).min(match_in_order(rest.get(1..).unwrap_or_default(), words));
     }
     let verb = match (rest.first(), words.first()) {
         (Some(verb), Some(word)) if *program == "git" => {
@@ -532,42 +545,42 @@ fn match_command(words: &[ShellWord], wanted: &[&str]) -> Certainty {
         (Some(_), None) if *program == "git" => Certainty::No,
         _ => Certainty::Yes,
     };
-    called.min(flags).min(verb).min(match_in_order(&rest, words))
+    certainty.min(flags).min(verb).min(match_in_order(&rest, words))
 }
 
 /// Returns the words of `git` after its own options.
 fn skip_git_options(words: &[ShellWord]) -> &[ShellWord] {
     let mut rest = words;
-    while let Some((first, more)) = rest.split_first() {
+    while let Some((first, after)) = rest.split_first() {
         match first.text() {
             Some(
                 "-C" | "-c" | "--git-dir" | "--work-tree" | "--namespace" | "--super-prefix"
                 | "--attr-source" | "--shallow-file",
             ) => {
                 // A word that may expand to nothing can shift the option's value to the subcommand.
-                if more.first().is_some_and(|value| value.can_split && value.text().is_none()) {
-                    return more;
+                if after.first().is_some_and(|value| value.can_split && value.text().is_none()) {
+                    return after;
                 }
-                rest = more.get(1..).unwrap_or_default();
+                rest = after.get(1..).unwrap_or_default();
             }
-            Some(text) if text.starts_with('-') => rest = more,
+            Some(text) if text.starts_with('-') => rest = after,
             _ => break,
         }
     }
     rest
 }
 
-fn match_flags(words: &[ShellWord], wanted: &str) -> Certainty {
+fn match_flags(words: &[ShellWord], pattern: &str) -> Certainty {
     // For `-r$x`, the beginning is known.
-    let begins = |word: &ShellWord| match word.spellings() {
+    let known_flags = |word: &ShellWord| match word.spellings() {
         [spelling] => match spelling.first() {
             Some(WordPart::Text(text)) => flag_letters(text),
             _ => None,
         },
         _ => None,
     };
-    let given: String = words.iter().filter_map(begins).collect::<String>().to_lowercase();
-    if wanted.to_lowercase().chars().skip(1).all(|flag| given.contains(flag)) {
+    let flags: String = words.iter().filter_map(known_flags).collect::<String>().to_lowercase();
+    if pattern.to_lowercase().chars().skip(1).all(|flag| flags.contains(flag)) {
         return Certainty::Yes;
     }
     // File names rarely look like flags.
@@ -607,19 +620,21 @@ fn flag_letters(word: &str) -> Option<String> {
                 ("hard", 'h'),
             ];
             // Programs accept abbreviated options: `rm --rec`.
-            let is_one =
+            let is_abbreviation =
                 |name: &str| long.starts_with(name) || (!long.is_empty() && name.starts_with(long));
-            known.iter().find(|(name, _)| is_one(name)).map(|(_, flag)| flag.to_string())
+            known.iter().find(|(name, _)| is_abbreviation(name)).map(|(_, flag)| flag.to_string())
         }
         None => word.strip_prefix('-').map(str::to_owned),
     }
 }
 
 /// Returns whether words follow each other in this order, with others in between.
-fn match_in_order(wanted: &[&str], words: &[ShellWord]) -> Certainty {
+fn match_in_order(pattern_words: &[&str], words: &[ShellWord]) -> Certainty {
     let least = |level: Certainty| {
         let mut words = words.iter();
-        wanted.iter().all(|wanted| words.any(|word| word.match_pattern(wanted) >= level))
+        pattern_words
+            .iter()
+            .all(|pattern_words| words.any(|word| word.match_pattern(pattern_words) >= level))
     };
     if least(Certainty::Yes) {
         Certainty::Yes

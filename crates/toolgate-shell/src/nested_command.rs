@@ -98,14 +98,14 @@ fn is_tool_selection(name: &str, value: &str) -> bool {
     let is_run = BROWSER_VARIABLES.contains(&name)
         || name.starts_with("CARGO_")
         || is_npm_program_setting(name);
-    let chooses = !is_run && (name.ends_with("_BROWSER") || name.ends_with("_RUNNER"));
+    let is_tool_variable = !is_run && (name.ends_with("_BROWSER") || name.ends_with("_RUNNER"));
     let is_plain = || {
         let is_name = value.chars().all(|c| c.is_ascii_alphanumeric() || c == '-' || c == '_')
             && !value.starts_with('-');
         is_name && !is_known_program(value) && !OPAQUE_PROGRAMS.contains(&value)
     };
     (name.ends_with("BROWSER") && ["echo", "false", "none"].contains(&value))
-        || (chooses && is_plain())
+        || (is_tool_variable && is_plain())
 }
 
 /// Returns the option letters of an interpreter: those for code, and those that take a value.
@@ -134,23 +134,23 @@ pub(crate) fn analyze_nested(command: &ShellCommand, depth: NestingBudget<'_>) -
 /// Returns whether a word contains an option, possibly in a cluster or abbreviated.
 fn has_option_in_word(program: &str, at: usize, word: &str, flag: &str) -> bool {
     match (flag.strip_prefix("--"), flag.strip_prefix('-')) {
-        (Some(long), _) => word.strip_prefix("--").is_some_and(|given| {
-            let given = given.split('=').next().unwrap_or_default();
-            !given.is_empty() && (long.starts_with(given) || given.starts_with(long))
+        (Some(long), _) => word.strip_prefix("--").is_some_and(|option| {
+            let option = option.split('=').next().unwrap_or_default();
+            !option.is_empty() && (long.starts_with(option) || option.starts_with(long))
         }),
         // The option may follow other letters: `zip -qTT`.
         (None, Some(short)) if program == "zip" => word
             .strip_prefix('-')
-            .is_some_and(|given| !given.starts_with('-') && given.contains(short)),
+            .is_some_and(|option| !option.starts_with('-') && option.contains(short)),
         // These programs have no clusters: `-DCMAKE_X=y`, `scala -version`.
         (None, Some(short))
             if short.chars().count() == 1 && !["cmake", "kotlin", "scala"].contains(&program) =>
         {
             let cluster = word
                 .strip_prefix('-')
-                .filter(|given| !given.starts_with('-'))
+                .filter(|option| !option.starts_with('-'))
                 .or_else(|| Some(word).filter(|_| program == "tar" && at == 0));
-            cluster.is_some_and(|given| given.contains(short))
+            cluster.is_some_and(|option| option.contains(short))
         }
         _ => word.starts_with(flag),
     }
@@ -193,21 +193,22 @@ fn analyze_command(
         return ShellAnalysis::opaque("commands are nested too deeply");
     }
     // Behind a wrapper every word is tried as a program, but `time` is a reserved word.
-    let own = |word: &ShellWord| word.text().is_some_and(|word| RESERVED_WORDS.contains(&word));
+    let is_reserved =
+        |word: &ShellWord| word.text().is_some_and(|word| RESERVED_WORDS.contains(&word));
     let timed = rest
         .iter()
         .find(|word| word.text().is_none_or(|text| !text.starts_with('-')))
         .filter(|_| program == "time");
-    if !nested && command.words.first().into_iter().chain(timed).any(own) {
+    if !nested && command.words.first().into_iter().chain(timed).any(is_reserved) {
         found.opaque_reasons.push(format!("`{program}` is a reserved word of the shell"));
     }
     if OPAQUE_PROGRAMS.contains(&program) {
         found.opaque_reasons.push(format!("`{program}` can run anything"));
     }
-    let own = words_before_script(program, rest);
+    let program_words = words_before_script(program, rest);
     if let Some((_, flags)) = CODE_RUNNING_OPTIONS.iter().find(|(name, _)| *name == program)
         // The rest of a partly known word may follow its beginning directly.
-        && own.iter().enumerate().any(|(at, word)| flags.iter().any(|flag| has_option_in_word(program, at, known_prefix(word).0, flag)))
+        && program_words.iter().enumerate().any(|(at, word)| flags.iter().any(|flag| has_option_in_word(program, at, known_prefix(word).0, flag)))
     {
         found.opaque_reasons.push(format!("`{program}` has an option that runs another program"));
     }
@@ -360,35 +361,35 @@ fn has_client_escape(program: &str, rest: &[ShellWord], command: &ShellCommand) 
     let Some((_, signs)) = DATABASE_CLIENT_ESCAPES.iter().find(|(name, _)| *name == program) else {
         return false;
     };
-    let fed = match &command.stdin {
+    let input_text = match &command.stdin {
         Some(StdinSource::Text(text)) => text.text(),
         _ => None,
     };
     // In SQL, `||` concatenates strings.
-    let is_one = |text: &str| {
+    let has_escape = |text: &str| {
         let text = text.replace("||", "").to_lowercase();
         signs.iter().any(|sign| {
             if *sign == "|" { has_output_pipe(&text) } else { contains_sign(&text, sign) }
         })
     };
-    rest.iter().filter_map(ShellWord::text).chain(fed).any(is_one)
+    rest.iter().filter_map(ShellWord::text).chain(input_text).any(has_escape)
 }
 
 /// Returns whether a database client sends its output to a program: `\o |sh` or `-o|sh`.
 fn has_output_pipe(text: &str) -> bool {
-    let leads = |(before, to): (&str, &str)| {
+    let is_pipe = |(before, to): (&str, &str)| {
         text.contains('\\') || (!to.is_empty() && !before.contains(char::is_whitespace))
     };
-    text.split_once('|').is_some_and(leads)
+    text.split_once('|').is_some_and(is_pipe)
 }
 
 /// Returns whether a text contains a sign, which must be a separate word if it consists of letters.
 fn contains_sign(text: &str, sign: &str) -> bool {
     let is_letter = |letter: char| letter.is_alphanumeric() || letter == '_';
     text.match_indices(sign).any(|(at, found)| {
-        let goes_on = text.get(..at).is_some_and(|before| before.ends_with(is_letter))
-            || text.get(at + found.len()..).is_some_and(|behind| behind.starts_with(is_letter));
-        !(goes_on && sign.starts_with(is_letter))
+        let is_continued = text.get(..at).is_some_and(|before| before.ends_with(is_letter))
+            || text.get(at + found.len()..).is_some_and(|after| after.starts_with(is_letter));
+        !(is_continued && sign.starts_with(is_letter))
     })
 }
 
@@ -540,14 +541,15 @@ fn analyze_interpreter(
     words: &[ShellWord],
     command: &ShellCommand,
 ) -> ShellAnalysis {
-    let anything = || ShellAnalysis::opaque(format!("`{program}` has code that can run anything"));
+    let unknown_code =
+        || ShellAnalysis::opaque(format!("`{program}` has code that can run anything"));
     if flags.is_empty() {
-        return anything();
+        return unknown_code();
     }
     let python = program.starts_with("py");
     let (mut words, mut has_tests) = (words.iter(), false);
     while let Some(word) = words.next() {
-        let Some(text) = word.text() else { return anything() };
+        let Some(text) = word.text() else { return unknown_code() };
         match text.strip_prefix('-') {
             _ if text == "--version" || text == "--help" || (python && text == "-V") => {
                 return ShellAnalysis::default();
@@ -567,7 +569,7 @@ fn analyze_interpreter(
                         && words.any(|word| {
                             has_option_in_word("pip", 0, known_prefix(word).0, "--editor")
                         }));
-                return if known { ShellAnalysis::default() } else { anything() };
+                return if known { ShellAnalysis::default() } else { unknown_code() };
             }
             // The next word is the value of an option, not a script.
             Some(short)
@@ -578,51 +580,52 @@ fn analyze_interpreter(
                 // Some of these options do not always take a value.
                 if words.next().and_then(ShellWord::text).is_none_or(|value| value.starts_with('-'))
                 {
-                    return anything();
+                    return unknown_code();
                 }
             }
             Some(long) if long.starts_with('-') => {
                 // For other long options, it is not known whether they take a value or code.
                 if !INTERPRETER_FLAGS.contains(&text) && !text.starts_with("--max-old-space-size=")
                 {
-                    return anything();
+                    return unknown_code();
                 }
                 has_tests |= text == "--test" && program.starts_with("node");
             }
             Some(short)
                 if short.is_empty() || short.contains(|flag: char| flags.contains(flag)) =>
             {
-                return anything();
+                return unknown_code();
             }
             Some(_) => {}
-            None if matches!(text, "eval" | "exec") || is_device(text) => return anything(),
+            None if matches!(text, "eval" | "exec") || is_device(text) => return unknown_code(),
             // The word is a script, and the rest are its arguments.
             None => return script_command(word, words.as_slice(), command),
         }
     }
     // Without a script, the interpreter reads code from its input, unless it searches for tests.
-    if has_tests { ShellAnalysis::default() } else { anything() }
+    if has_tests { ShellAnalysis::default() } else { unknown_code() }
 }
 
 /// Returns whether an unknown program may run a matching command among its words.
 pub(crate) fn can_run_match(
     command: &ShellCommand,
-    is_it: impl Fn(&[ShellWord]) -> Certainty,
+    match_words: impl Fn(&[ShellWord]) -> Certainty,
 ) -> Certainty {
     // `bun` runs programs as well as code.
     if command.program().is_none_or(|program| is_known_program(program) && program != "bun") {
         return Certainty::No;
     }
     let known = |at: &usize| command.words.get(*at).is_some_and(|word| word.text().is_some());
-    let behind = (1..command.words.len().min(MAX_WRAPPED_WORDS))
+    let inner_matches = (1..command.words.len().min(MAX_WRAPPED_WORDS))
         .filter(known)
-        .map(|at| is_it(command.words.get(at..).unwrap_or_default()));
+        .map(|at| match_words(command.words.get(at..).unwrap_or_default()));
     // Beyond the limit, only the program is compared.
-    let begins = |at: usize| {
-        command.words.get(at).map(|word| is_it(&[word.clone(), ShellWord::unknown(true)]))
+    let match_start = |at: usize| {
+        command.words.get(at).map(|word| match_words(&[word.clone(), ShellWord::unknown(true)]))
     };
-    let further = (MAX_WRAPPED_WORDS..command.words.len()).filter(known).filter_map(begins);
-    behind.chain(further).max().unwrap_or(Certainty::No).min(Certainty::Maybe)
+    let far_matches =
+        (MAX_WRAPPED_WORDS..command.words.len()).filter(known).filter_map(match_start);
+    inner_matches.chain(far_matches).max().unwrap_or(Certainty::No).min(Certainty::Maybe)
 }
 
 /// Returns the commands behind an unknown program that change files if the program runs them.
@@ -644,20 +647,25 @@ pub(crate) fn possible_changes(command: &ShellCommand) -> Vec<ShellCommand> {
     {
         return Vec::new();
     }
-    let begins = |at: &usize| {
+    let is_file_changing = |at: &usize| {
         command
             .words
             .get(*at)
             .and_then(ShellWord::text)
             .is_some_and(|text| FILE_CHANGING_PROGRAMS.contains(&base_name(text)))
     };
-    let is_told = |word: &&ShellWord| word.text().is_some() || word.is_pattern();
-    let behind = |at: usize| -> Vec<ShellWord> {
-        command.words.get(at..).unwrap_or_default().iter().filter(is_told).cloned().collect()
+    let is_usable = |word: &&ShellWord| word.text().is_some() || word.is_pattern();
+    let words_from = |at: usize| -> Vec<ShellWord> {
+        command.words.get(at..).unwrap_or_default().iter().filter(is_usable).cloned().collect()
     };
-    let found =
-        (1..command.words.len().min(MAX_WRAPPED_WORDS)).filter(begins).take(MAX_INNER_COMMANDS);
+    let found = (1..command.words.len().min(MAX_WRAPPED_WORDS))
+        .filter(is_file_changing)
+        .take(MAX_INNER_COMMANDS);
     found
-        .map(|at| ShellCommand { words: behind(at), is_guessed: true, ..ShellCommand::default() })
+        .map(|at| ShellCommand {
+            words: words_from(at),
+            is_guessed: true,
+            ..ShellCommand::default()
+        })
         .collect()
 }

@@ -80,7 +80,7 @@ pub(crate) fn unwrap_command(
     if rest.len() > MAX_WRAPPED_WORDS {
         found.opaque_reasons.push(format!("there are too many words behind `{program}`"));
     }
-    let (rest, begins) = replace_xargs_input(program, rest);
+    let (rest, command_start) = replace_xargs_input(program, rest);
     let rest = rest.as_slice();
     let is_flag = |word: &ShellWord| {
         word.text().is_some_and(|text| text.starts_with('-') || text.contains('='))
@@ -88,12 +88,12 @@ pub(crate) fn unwrap_command(
     let is_wrapper = |word: &ShellWord| {
         word.text().is_some_and(|text| WRAPPER_PROGRAMS.contains(&base_name(text)))
     };
-    let feeds = command
+    let has_input_words = command
         .words
         .iter()
         .any(|word| matches!(word.text().map(base_name), Some("xargs" | "parallel")));
     let first = rest.iter().find(|word| !is_flag(word));
-    if first.into_iter().chain(rest.get(begins)).any(|word| word.text().is_none()) {
+    if first.into_iter().chain(rest.get(command_start)).any(|word| word.text().is_none()) {
         found.opaque_reasons.push("which program runs is only known when it runs".to_owned());
     }
     // Without a program among the words, the input of `xargs` becomes the program.
@@ -101,47 +101,50 @@ pub(crate) fn unwrap_command(
     let last = wrapper.map_or(rest, |at| rest.get(at + 1..).unwrap_or_default());
     let wrapper =
         wrapper.and_then(|at| rest.get(at)).and_then(program_candidate).unwrap_or_default();
-    let bare = |word: &ShellWord| {
+    let is_option_or_number = |word: &ShellWord| {
         is_flag(word)
             || word.text().is_some_and(|text| {
                 text.chars().all(|c| c.is_ascii_digit() || "+.smhd".contains(c))
             })
     };
     // The value of an option is not a program: `xargs sudo -u root`.
-    let is_taken = |at: usize| {
+    let is_option_value = |at: usize| {
         let option =
             at.checked_sub(1).and_then(|before| last.get(before)).and_then(ShellWord::text);
         option.is_some_and(|option| is_option_with_value(wrapper, option))
     };
-    let mut may_run = last.iter().enumerate().filter(|(at, word)| !bare(word) && !is_taken(*at));
+    let mut may_run = last
+        .iter()
+        .enumerate()
+        .filter(|(at, word)| !is_option_or_number(word) && !is_option_value(*at));
     // The first operand of these wrappers cannot be distinguished from a program.
-    if feeds
+    if has_input_words
         && (OPERAND_TAKING_WRAPPERS.contains(&wrapper)
             || may_run.next().is_none_or(|(_, word)| word.text().is_none()))
     {
         found.opaque_reasons.push("which program runs is only known when it runs".to_owned());
     }
     // A path with `/../` may be a program, but not a setting or a package.
-    let goes_up = |word: &ShellWord| {
+    let has_parent_step = |word: &ShellWord| {
         word.text().is_some_and(|text| !text.starts_with('-') && text.contains("/../"))
     };
     // The directory stays the same, unless a word in between changes it.
-    let stays = |word: &ShellWord| {
+    let keeps_directory = |word: &ShellWord| {
         // These options select another directory or the home directory of another user.
-        let goes = |text: &str| match text.strip_prefix("--") {
+        let changes_directory = |text: &str| match text.strip_prefix("--") {
             Some(long) => long.starts_with('c') || long.starts_with("log"),
             None => {
                 text.strip_prefix('-').is_some_and(|flags| flags.contains(['C', 'D', 'R', 'i']))
             }
         };
-        let is_bare = bare(word) && !goes_up(word);
+        let is_bare = is_option_or_number(word) && !has_parent_step(word);
         program_candidate(word).is_some_and(|name| SAME_DIRECTORY_WRAPPERS.contains(&name))
-            || (is_bare && word.text().is_some_and(|text| !goes(text)))
+            || (is_bare && word.text().is_some_and(|text| !changes_directory(text)))
     };
-    let near = 1 + rest.iter().take_while(|word| stays(word)).count();
+    let same_directory_count = 1 + rest.iter().take_while(|word| keeps_directory(word)).count();
     // Behind a program that runs none of its words, no word is a program. The words in between must
     // be known.
-    let runs_none = |at: usize| {
+    let is_terminal = |at: usize| {
         let before =
             at.checked_sub(1).and_then(|before| rest.get(before)).and_then(ShellWord::text);
         let named = rest.get(at).and_then(program_candidate).is_some_and(|name| {
@@ -149,67 +152,70 @@ pub(crate) fn unwrap_command(
         });
         named && before.is_none_or(|text| !text.starts_with('-'))
     };
-    let leads = |word: &ShellWord| {
-        stays(word) || program_candidate(word).is_some_and(|name| PACKAGE_MANAGERS.contains(&name))
+    let can_precede = |word: &ShellWord| {
+        keeps_directory(word)
+            || program_candidate(word).is_some_and(|name| PACKAGE_MANAGERS.contains(&name))
     };
     // Other wrappers take an operand first, as `flock` takes a file.
-    let runs_first =
+    let runs_first_word =
         SAME_DIRECTORY_WRAPPERS.contains(&program) || PACKAGE_MANAGERS.contains(&program);
-    let is_clear =
-        |end: &usize| runs_first && rest.get(..*end).unwrap_or_default().iter().all(leads);
-    let end = (0..rest.len()).find(|at| runs_none(*at)).filter(is_clear).unwrap_or(rest.len());
+    let is_direct = |end: &usize| {
+        runs_first_word && rest.get(..*end).unwrap_or_default().iter().all(can_precede)
+    };
+    let end = (0..rest.len()).find(|at| is_terminal(*at)).filter(is_direct).unwrap_or(rest.len());
     // The word directly follows a package manager that runs and is not the value of an option.
     let is_managed = |at: usize| match at
         .checked_sub(1)
         .map(|before| rest.split_at_checked(before).unwrap_or_default())
     {
         None => PACKAGE_MANAGERS.contains(&program),
-        Some((before, behind)) => {
+        Some((before, from_previous)) => {
             let is_value =
                 before.last().and_then(ShellWord::text).is_none_or(|text| text.starts_with('-'))
                     && !before.is_empty();
-            let name = behind.first().and_then(program_candidate);
-            runs_first
+            let name = from_previous.first().and_then(program_candidate);
+            runs_first_word
                 && name.is_some_and(|name| PACKAGE_MANAGERS.contains(&name))
                 && !is_value
-                && before.iter().all(stays)
+                && before.iter().all(keeps_directory)
         }
     };
     // The effect on files proves nothing if the program's position is not known, or if the word is
     // an operand.
-    let run_at = rest.iter().position(|word| !stays(word)).unwrap_or(rest.len());
+    let run_at = rest.iter().position(|word| !keeps_directory(word)).unwrap_or(rest.len());
     let has_options =
         rest.iter().take(run_at).any(|word| word.text().is_some_and(|text| text.starts_with('-')));
     let runs_any = PACKAGE_MANAGERS.contains(&program) || CONTAINER_TOOLS.contains(&program);
     let is_vague = |at: usize| {
-        let is_own = SAME_DIRECTORY_WRAPPERS.contains(&program) && !has_options && at > run_at;
-        runs_any || is_own || rest.get(at).is_some_and(bare)
+        let follows_operand =
+            SAME_DIRECTORY_WRAPPERS.contains(&program) && !has_options && at > run_at;
+        runs_any || follows_operand || rest.get(at).is_some_and(is_option_or_number)
     };
     // The word after `run` or `exec`, and after their options, is a program.
-    let is_run = |at: usize| {
+    let follows_run_verb = |at: usize| {
         let before = rest.get(..at).unwrap_or_default();
         let runs = |word: &ShellWord| matches!(word.text(), Some("exec" | "run"));
         let between = before.iter().rposition(runs).and_then(|run| before.get(run + 1..));
         let mut is_open = false;
-        let is_own = |word: &ShellWord| {
+        let is_option_part = |word: &ShellWord| {
             let is_option = word.text().is_some_and(|text| text.starts_with('-'));
             std::mem::replace(&mut is_open, is_option) || is_option
         };
-        between.is_some_and(|words| words.iter().all(is_own))
+        between.is_some_and(|words| words.iter().all(is_option_part))
     };
     for at in 0..rest.len().min(MAX_WRAPPED_WORDS) {
         let words = rest.get(at..).unwrap_or_default().to_vec();
-        let stands = command
+        let working_directory = command
             .working_directory
             .clone()
-            .filter(|_| at < near && SAME_DIRECTORY_WRAPPERS.contains(&program));
+            .filter(|_| at < same_directory_count && SAME_DIRECTORY_WRAPPERS.contains(&program));
         // The packages that a package manager installs are not files.
         let is_verb = words.first().and_then(ShellWord::text) == Some("install") && is_managed(at);
         let (unlikely, vague) = (at > end || is_verb, is_vague(at));
         let mut inner = ShellCommand {
             words,
             stdin: command.stdin.clone(),
-            working_directory: stands,
+            working_directory,
             is_unlikely: unlikely,
             is_vague: vague,
             ..ShellCommand::default()
@@ -218,11 +224,13 @@ pub(crate) fn unwrap_command(
         let is_package = |word: &ShellWord| {
             word.text().is_some_and(|text| text.starts_with('@') && text.contains('/'))
         };
-        let is_none = |word: &ShellWord| {
+        let is_skipped = |word: &ShellWord| {
             is_flag(word)
-                || (PACKAGE_MANAGERS.contains(&program) && is_package(word) && !is_run(at))
+                || (PACKAGE_MANAGERS.contains(&program)
+                    && is_package(word)
+                    && !follows_run_verb(at))
         };
-        if inner.words.first().is_some_and(|word| is_none(word) && !goes_up(word)) {
+        if inner.words.first().is_some_and(|word| is_skipped(word) && !has_parent_step(word)) {
             continue;
         }
         // Only certain wrappers start a shell that reads a file as commands. For others, `.` is a
@@ -232,19 +240,19 @@ pub(crate) fn unwrap_command(
         };
         let may_read =
             STDIN_SHELL_WRAPPERS.contains(&program) || rest.iter().take(at).any(is_reading);
-        let is_last = inner.words.len() == 1 && !feeds;
+        let is_last = inner.words.len() == 1 && !has_input_words;
         if (is_last || !may_read)
             && matches!(inner.words.first().and_then(ShellWord::text), Some("." | "source"))
         {
             continue;
         }
-        if feeds {
+        if has_input_words {
             inner.words.push(ShellWord::unknown(true));
             inner.stdin = None;
         }
         found.merge(analyze_subcommand(inner, depth, true));
     }
-    let own = find_terminal_program(program, rest, end);
+    let terminal_program = find_terminal_program(program, rest, end);
     let matches_files = is_file_pattern_search(program, rest);
     for (at, word) in rest.iter().enumerate().take(MAX_WRAPPED_WORDS) {
         let Some(text) = word.text() else { continue };
@@ -261,10 +269,10 @@ pub(crate) fn unwrap_command(
         {
             found.opaque_reasons.push("`env` splits a text into a command".to_owned());
         }
-        if feeds && text.contains("{}") && text.contains(' ') {
+        if has_input_words && text.contains("{}") && text.contains(' ') {
             found.opaque_reasons.push("the code that runs is only known when it runs".to_owned());
         }
-        if own.is_some_and(|own| at >= own) {
+        if terminal_program.is_some_and(|terminal_program| at >= terminal_program) {
             continue;
         }
         // `-c'…'`, `-qc'…'` and `--command=…` contain commands as well.
@@ -273,18 +281,19 @@ pub(crate) fn unwrap_command(
         let glued = (2..=10)
             .filter_map(|at| text.get(at..))
             .filter(|_| text.starts_with('-') && value.is_none());
-        let whole = Some(text).filter(|_| !text.starts_with('-'));
-        let mut known: Vec<&str> = Vec::new();
+        let whole_text = Some(text).filter(|_| !text.starts_with('-'));
+        let mut analyzed: Vec<&str> = Vec::new();
         // If a shell expands a file pattern again, the result may be a program's name.
-        let reads = |name: &str| EVALUATING_WRAPPERS.contains(&name);
-        let again = reads(program)
-            || rest.iter().take(at).filter_map(ShellWord::text).map(base_name).any(reads);
-        for code in glued.chain(value).chain(whole) {
+        let is_evaluating = |name: &str| EVALUATING_WRAPPERS.contains(&name);
+        let expands_patterns = is_evaluating(program)
+            || rest.iter().take(at).filter_map(ShellWord::text).map(base_name).any(is_evaluating);
+        for code in glued.chain(value).chain(whole_text) {
             let is_pattern = matches_files && !has_shell_syntax(code);
-            if ((can_expand(code) && !is_pattern) || (again && code.contains(['*', '?', '['])))
-                && !known.contains(&code.trim_start())
+            if ((can_expand(code) && !is_pattern)
+                || (expands_patterns && code.contains(['*', '?', '['])))
+                && !analyzed.contains(&code.trim_start())
             {
-                known.push(code.trim_start());
+                analyzed.push(code.trim_start());
                 found.merge(parse::analyze_text(code, depth.nested()));
             }
         }
@@ -377,10 +386,10 @@ fn replace_xargs_input(program: &str, rest: &[ShellWord]) -> (Vec<ShellWord>, us
     const XARGS_OPTIONS_WITH_VALUE: &[&str] =
         &["arg-file", "delimiter", "max-args", "max-chars", "max-procs", "process-slot-var"];
     let is_xargs = |word: &ShellWord| word.text().map(base_name) == Some("xargs");
-    let behind =
+    let start =
         if program == "xargs" { Some(0) } else { rest.iter().position(is_xargs).map(|at| at + 1) };
-    let Some(mut at) = behind else { return (rest.to_vec(), 0) };
-    let mut sign = None;
+    let Some(mut at) = start else { return (rest.to_vec(), 0) };
+    let mut placeholder = None;
     while let Some(text) =
         rest.get(at).and_then(ShellWord::text).filter(|text| text.starts_with('-'))
     {
@@ -389,7 +398,7 @@ fn replace_xargs_input(program: &str, rest: &[ShellWord]) -> (Vec<ShellWord>, us
         if let Some(long) = text.strip_prefix("--") {
             let (name, value) = split_name_value(long);
             if !name.is_empty() && "replace".starts_with(name) {
-                sign = Some(value.unwrap_or("{}"));
+                placeholder = Some(value.unwrap_or("{}"));
             }
             let is_valued = name.len() > 1
                 && XARGS_OPTIONS_WITH_VALUE.iter().any(|known| known.starts_with(name));
@@ -406,16 +415,15 @@ fn replace_xargs_input(program: &str, rest: &[ShellWord]) -> (Vec<ShellWord>, us
         let is_next = value.is_empty() && !["e", "i", "l"].contains(&flag);
         at += usize::from(is_next);
         match flag {
-            "I" | "J" => sign = Some(if is_next { next } else { value }),
-            "i" => sign = Some(if value.is_empty() { "{}" } else { value }),
+            "I" | "J" => placeholder = Some(if is_next { next } else { value }),
+            "i" => placeholder = Some(if value.is_empty() { "{}" } else { value }),
             _ => {}
         }
     }
     let fill = |(n, word): (usize, &ShellWord)| {
-        let (before, after) = word
-            .text()
-            .filter(|_| n >= at)
-            .and_then(|text| Some((text.split_once(sign?)?.0, text.rsplit_once(sign?)?.1)))?;
+        let (before, after) = word.text().filter(|_| n >= at).and_then(|text| {
+            Some((text.split_once(placeholder?)?.0, text.rsplit_once(placeholder?)?.1))
+        })?;
         Some(
             ShellWord::known(before)
                 .append(&ShellWord::unknown(false))
@@ -433,7 +441,7 @@ fn find_terminal_program(program: &str, rest: &[ShellWord], end: usize) -> Optio
     let text = |at: usize| rest.get(at).and_then(ShellWord::text);
     let before = |at: usize| at.checked_sub(1).and_then(text);
     // The word after these options of `xargs` is not their value.
-    let is_whole = |option: &str| {
+    let takes_no_value = |option: &str| {
         let glued = option.len() > 2
             && ["-I", "-L", "-P", "-d", "-n", "-s"].iter().any(|flag| option.starts_with(flag));
         glued || matches!(option, "-0" | "-r" | "-0r" | "-r0" | "--null" | "--no-run-if-empty")
@@ -443,12 +451,12 @@ fn find_terminal_program(program: &str, rest: &[ShellWord], end: usize) -> Optio
             .and_then(program_candidate)
             .is_some_and(|name| SIMPLE_PROGRAMS.contains(&name))
     };
-    let sooner = (0..end)
+    let xargs_program = (0..end)
         .filter(|_| program == "xargs")
         .filter(is_plain)
-        .find(|at| before(*at).is_some_and(is_whole));
-    let own = sooner.unwrap_or(end);
-    let passes = |at: usize| {
+        .find(|at| before(*at).is_some_and(takes_no_value));
+    let program_at = xargs_program.unwrap_or(end);
+    let is_transparent = |at: usize| {
         let is_bare = |text: &str| {
             text.starts_with('-')
                 || text.contains('=')
@@ -461,8 +469,10 @@ fn find_terminal_program(program: &str, rest: &[ShellWord], end: usize) -> Optio
         })
     };
     // A program that is also a wrapper runs its words.
-    let wraps = text(own).is_some_and(|text| WRAPPER_PROGRAMS.contains(&base_name(text)));
-    (TRANSPARENT_WRAPPERS.contains(&program) && !wraps && (0..own).all(passes)).then_some(own)
+    let is_wrapper =
+        text(program_at).is_some_and(|text| WRAPPER_PROGRAMS.contains(&base_name(text)));
+    (TRANSPARENT_WRAPPERS.contains(&program) && !is_wrapper && (0..program_at).all(is_transparent))
+        .then_some(program_at)
 }
 
 /// Returns whether a word makes `find` or `fd` run another program.
@@ -499,24 +509,28 @@ pub(crate) fn analyze_exec_options(
             .into_iter()
             .chain(after.iter().cloned())
             .collect();
-        let holds = |word: &ShellWord| {
+        let has_placeholder = |word: &ShellWord| {
             word.text().is_some_and(|text| {
-                ["{}", "{/}", "{//}", "{.}", "{/.}"].iter().any(|sign| text.contains(sign))
+                ["{}", "{/}", "{//}", "{.}", "{/.}"]
+                    .iter()
+                    .any(|placeholder| text.contains(placeholder))
             })
         };
-        let code_of_it = after
-            .iter()
-            .any(|word| holds(word) && word.text().is_some_and(|text| text.contains(' ')));
-        if after.first().is_none_or(holds) || code_of_it {
+        let has_code_placeholder = after.iter().any(|word| {
+            has_placeholder(word) && word.text().is_some_and(|text| text.contains(' '))
+        });
+        if after.first().is_none_or(has_placeholder) || has_code_placeholder {
             found.opaque_reasons.push("which program runs is only known when it runs".to_owned());
         }
         // The found file may be any file. Without a placeholder, `fd` appends the file to the
         // command.
         let mut words: Vec<ShellWord> = after
             .iter()
-            .map(|word| if holds(word) { ShellWord::unknown(false) } else { word.clone() })
+            .map(
+                |word| if has_placeholder(word) { ShellWord::unknown(false) } else { word.clone() },
+            )
             .collect();
-        if program != "find" && !after.iter().any(holds) {
+        if program != "find" && !after.iter().any(has_placeholder) {
             words.push(ShellWord::unknown(true));
         }
         found.merge(analyze_subcommand(
@@ -555,28 +569,31 @@ const WORK_TREE_SUBCOMMANDS: &[&str] =
 pub(crate) fn analyze_git(words: &[ShellWord], depth: NestingBudget<'_>) -> ShellAnalysis {
     let mut found = ShellAnalysis::default();
     let other = || "`git` is configured to run another program".to_owned();
-    let safe = |setting: &str| {
+    let is_safe_setting = |setting: &str| {
         let (key, value) = split_name_value(setting);
         let key = key.to_ascii_lowercase();
-        let shows =
+        let is_display_setting =
             ["color.", "advice."].iter().any(|of| key.starts_with(of)) && !key.contains('/');
         HARMLESS_GIT_SETTINGS.contains(&key.as_str())
-            || shows
+            || is_display_setting
             || (key == "core.pager"
                 && value.is_some_and(|value| HARMLESS_VARIABLE_VALUES.contains(&value)))
     };
     let texts: Vec<Option<&str>> = words.iter().map(ShellWord::text).collect();
-    let own = words.len() - skip_git_options(words).len();
-    let verb = texts.get(own).copied().flatten();
-    let may_be = |verbs: &[&str]| verb.is_none_or(|verb| verbs.contains(&verb));
+    let verb_at = words.len() - skip_git_options(words).len();
+    let verb = texts.get(verb_at).copied().flatten();
+    let can_be_verb = |verbs: &[&str]| verb.is_none_or(|verb| verbs.contains(&verb));
     // These options select the files of another repository, or another directory for its own files.
-    let is_elsewhere =
+    let selects_repository =
         |word: &&str| word.starts_with("--work-tree") || word.starts_with("--git-dir");
-    let takes = FILE_CHANGING_GIT_SUBCOMMANDS
+    let changes_files = FILE_CHANGING_GIT_SUBCOMMANDS
         .iter()
         .chain(WORK_TREE_SUBCOMMANDS)
-        .any(|taking| may_be(&[*taking]));
-    if takes && own < words.len() && texts.iter().take(own).flatten().any(is_elsewhere) {
+        .any(|verb| can_be_verb(&[*verb]));
+    if changes_files
+        && verb_at < words.len()
+        && texts.iter().take(verb_at).flatten().any(selects_repository)
+    {
         found.opaque_reasons.push(other());
     }
     // `git` copies the template directory, which may contain hooks.
@@ -584,48 +601,52 @@ pub(crate) fn analyze_git(words: &[ShellWord], depth: NestingBudget<'_>) -> Shel
         let (name, _) = split_name_value(known_prefix(word).0);
         name.len() > 2 && "--template".starts_with(name)
     };
-    if may_be(&["clone", "init"]) && words.iter().any(is_template) {
+    if can_be_verb(&["clone", "init"]) && words.iter().any(is_template) {
         found.opaque_reasons.push(other());
     }
     for (at, text) in texts.iter().enumerate() {
         let next = texts.get(at + 1).copied().flatten();
         let text = text.unwrap_or_default();
         // The result is the first letter of a cluster that takes a value.
-        let takes = |letters: &str| {
+        let valued_flag = |letters: &str| {
             let flags =
-                text.strip_prefix('-').filter(|flags| !flags.starts_with('-') && at > own)?;
+                text.strip_prefix('-').filter(|flags| !flags.starts_with('-') && at > verb_at)?;
             flags.chars().find(|flag| letters.contains(*flag))
         };
-        let sets = at < own || may_be(&["clone"]);
+        let accepts_setting = at < verb_at || can_be_verb(&["clone"]);
         match text {
-            "--config" if !next.is_some_and(safe) => found.opaque_reasons.push(other()),
-            "-c" if sets && !next.is_some_and(safe) => found.opaque_reasons.push(other()),
-            long if long.starts_with("--config=") && !safe(long.get(9..).unwrap_or_default()) => {
+            "--config" if !next.is_some_and(is_safe_setting) => found.opaque_reasons.push(other()),
+            "-c" if accepts_setting && !next.is_some_and(is_safe_setting) => {
+                found.opaque_reasons.push(other())
+            }
+            long if long.starts_with("--config=")
+                && !is_safe_setting(long.get(9..).unwrap_or_default()) =>
+            {
                 found.opaque_reasons.push(other())
             }
             glued
-                if sets
+                if accepts_setting
                     && glued.starts_with("-c")
                     && glued.len() > 2
-                    && !safe(glued.get(2..).unwrap_or_default()) =>
+                    && !is_safe_setting(glued.get(2..).unwrap_or_default()) =>
             {
                 found.opaque_reasons.push(other())
             }
             cluster
-                if may_be(&["clone"])
-                    && matches!(takes("bcjou"), Some('c' | 'u'))
+                if can_be_verb(&["clone"])
+                    && matches!(valued_flag("bcjou"), Some('c' | 'u'))
                     && !cluster.starts_with("-c") =>
             {
                 found.opaque_reasons.push(other())
             }
-            _ if may_be(&["grep"]) && takes("ABCOefm") == Some('O') => {
+            _ if can_be_verb(&["grep"]) && valued_flag("ABCOefm") == Some('O') => {
                 found.opaque_reasons.push(other())
             }
-            "-x" if may_be(&["difftool", "rebase"]) => match next {
+            "-x" if can_be_verb(&["difftool", "rebase"]) => match next {
                 Some(code) => found.merge(parse::analyze_text(code, depth.nested())),
                 None => found.opaque_reasons.push(other()),
             },
-            _ if may_be(&["difftool", "rebase"]) && takes("CSXsx") == Some('x') => {
+            _ if can_be_verb(&["difftool", "rebase"]) && valued_flag("CSXsx") == Some('x') => {
                 found.opaque_reasons.push(other())
             }
             "filter-branch" | "difftool" | "mergetool" | "for-each-repo" | "remote-ext"
@@ -663,7 +684,7 @@ pub(crate) fn analyze_git(words: &[ShellWord], depth: NestingBudget<'_>) -> Shel
                 let plain =
                     plain.clone().skip(usize::from(plain.clone().next().is_some_and(is_verb)));
                 let (count, key) = (plain.clone().count(), plain.clone().next().copied().flatten());
-                if count > 1 && !key.is_some_and(safe) {
+                if count > 1 && !key.is_some_and(is_safe_setting) {
                     found.opaque_reasons.push(other());
                 }
             }
@@ -683,11 +704,11 @@ fn is_env_option(program: &str, words: &[ShellWord], at: usize) -> bool {
         None if program == "env" => 0,
         None => return false,
     };
-    let mut takes = false;
+    let mut takes_value = false;
     before.skip(from).all(|word| {
         let Some(text) = word.text() else { return true };
-        let is_own = takes || text.starts_with('-');
-        takes = matches!(text, "-u" | "-C" | "-a" | "--unset" | "--chdir" | "--argv0");
-        is_own
+        let is_env_word = takes_value || text.starts_with('-');
+        takes_value = matches!(text, "-u" | "-C" | "-a" | "--unset" | "--chdir" | "--argv0");
+        is_env_word
     })
 }

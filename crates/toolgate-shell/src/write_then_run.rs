@@ -34,7 +34,7 @@ impl SyntaxAnalyzer<'_> {
                 self.analysis.written_names.contains(base_name(&normalize_path(text)))
             })
         };
-        let is_told = match command.program() {
+        let is_checked = match command.program() {
             Some("uniq") => true,
             Some("openssl") => command
                 .words
@@ -45,9 +45,12 @@ impl SyntaxAnalyzer<'_> {
                     && command.words.iter().any(is_packed)
             }
         };
-        let told =
-            if is_told { implicit_writes::implicitly_written_files(command) } else { Vec::new() };
-        for path in told
+        let files = if is_checked {
+            implicit_writes::implicitly_written_files(command)
+        } else {
+            Vec::new()
+        };
+        for path in files
             .iter()
             .filter_map(ShellWord::text)
             .chain(patched_files(command))
@@ -99,11 +102,11 @@ impl SyntaxAnalyzer<'_> {
                 || (for_git && base_name(program) == "git")
         };
         // These programs read files but do not run them.
-        let suspects =
+        let candidates =
             self.analysis.commands.iter().filter(|command| {
                 !matches!(command.program(), Some("sed" | "awk" | "gawk" | "find"))
             });
-        if suspects.clone().any(runs) {
+        if candidates.clone().any(runs) {
             self.add_doubt("it runs a file that it has just written");
         }
     }

@@ -122,40 +122,40 @@ async fn time_in_parallel<F: Future<Output = ()> + Send + 'static>(
     store: &Arc<SqliteStore>,
     times: usize,
     tasks: usize,
-    f: fn(Arc<SqliteStore>) -> F,
+    operation: fn(Arc<SqliteStore>) -> F,
 ) -> Vec<f64> {
     let mut handles = Vec::new();
     for _ in 0..tasks {
         let store = Arc::clone(store);
         handles.push(tokio::spawn(async move {
-            let mut took = Vec::with_capacity(times / tasks);
+            let mut durations = Vec::with_capacity(times / tasks);
             for _ in 0..times / tasks {
-                let begun = Instant::now();
-                f(Arc::clone(&store)).await;
-                took.push(begun.elapsed().as_nanos() as f64);
+                let started_at = Instant::now();
+                operation(Arc::clone(&store)).await;
+                durations.push(started_at.elapsed().as_nanos() as f64);
             }
-            took
+            durations
         }));
     }
-    let mut all = Vec::new();
+    let mut all_durations = Vec::new();
     for handle in handles {
-        all.extend(handle.await.unwrap());
+        all_durations.extend(handle.await.unwrap());
     }
-    all
+    all_durations
 }
 
 /// Measures the disk: the durations of a write with `fdatasync`, in nanoseconds.
 fn time_raw_writes(directory: &Path, bytes: usize, times: usize) -> Vec<f64> {
     let mut file = std::fs::File::create(directory.join("floor")).unwrap();
     let block = vec![7u8; bytes];
-    let mut took = Vec::new();
+    let mut durations = Vec::new();
     for _ in 0..times {
-        let begun = Instant::now();
+        let started_at = Instant::now();
         file.write_all(&block).unwrap();
         file.sync_data().unwrap();
-        took.push(begun.elapsed().as_nanos() as f64);
+        durations.push(started_at.elapsed().as_nanos() as f64);
     }
-    took
+    durations
 }
 
 /// Measures SQLite alone: rows per second in one table without an index, with the same batches.
@@ -172,7 +172,7 @@ fn bare_sqlite_rate(
     .unwrap();
     let body = "x".repeat(bytes);
     let mut insert = sql.prepare("INSERT INTO ledger (body) VALUES (?1)").unwrap();
-    let begun = Instant::now();
+    let started_at = Instant::now();
     for n in 0..transactions {
         sql.execute_batch("BEGIN IMMEDIATE").unwrap();
         // Distribute all rows evenly over the transactions.
@@ -181,7 +181,7 @@ fn bare_sqlite_rate(
         }
         sql.execute_batch("COMMIT").unwrap();
     }
-    rows as f64 / begun.elapsed().as_secs_f64()
+    rows as f64 / started_at.elapsed().as_secs_f64()
 }
 
 async fn commit_one_row(store: Arc<SqliteStore>) {
@@ -199,15 +199,15 @@ async fn measure_rows(directory: &Path, name: &str, tasks: usize, rows: usize) -
     time_in_parallel(&store, tasks * 4, tasks, commit_one_row).await;
     let (mut values, mut bares, mut floors, mut batch) = (Vec::new(), Vec::new(), Vec::new(), 0.0);
     let bytes = row(1, 1).to_canonical_bytes().unwrap().len();
-    let alone = rusqlite::Connection::open(directory.join(format!("bare-{tasks}.db"))).unwrap();
-    bare_sqlite_rate(&alone, bytes, tasks * 4, 4);
+    let bare_sqlite = rusqlite::Connection::open(directory.join(format!("bare-{tasks}.db"))).unwrap();
+    bare_sqlite_rate(&bare_sqlite, bytes, tasks * 4, 4);
     for _ in 0..3 {
         // Only the store is measured, so the rows are prepared before.
         let mut ready: Vec<Vec<Box<CommitRequest>>> = (0..tasks).map(|_| Vec::new()).collect();
         (0..rows)
             .for_each(|n| ready[n % tasks].push(commit_request(row(n % tasks, n % 10_000), true)));
         let before = store.transaction_count();
-        let begun = Instant::now();
+        let started_at = Instant::now();
         let callers = ready.into_iter().map(|rows| {
             let store = Arc::clone(&store);
             tokio::spawn(async move {
@@ -219,24 +219,24 @@ async fn measure_rows(directory: &Path, name: &str, tasks: usize, rows: usize) -
         for caller in callers.collect::<Vec<_>>() {
             caller.await.unwrap();
         }
-        values.push(rows as f64 / begun.elapsed().as_secs_f64());
+        values.push(rows as f64 / started_at.elapsed().as_secs_f64());
         let transactions = (store.transaction_count() - before) as usize;
         batch = rows as f64 / transactions as f64;
         let floor: f64 =
             time_raw_writes(directory, bytes * rows / transactions, transactions).iter().sum();
         floors.push(rows as f64 / (floor / 1e9));
-        bares.push(bare_sqlite_rate(&alone, bytes, rows, transactions));
+        bares.push(bare_sqlite_rate(&bare_sqlite, bytes, rows, transactions));
     }
     let note = format!(
         "durable rows of {bytes} bytes, {batch:.1} per transaction, {tasks} callers; floor: write and fdatasync of the same batches"
     );
     let (value, bare, floor) = (median(values), median(bares), median(floors));
-    let about = format!(
+    let bare_note = format!(
         "SQLite alone: one table without an index, {batch:.1} rows per transaction; same floor"
     );
     [
         line(name, "rows/s", value, floor, &note),
-        line(&format!("{name}_bare"), "rows/s", bare, floor, &about),
+        line(&format!("{name}_bare"), "rows/s", bare, floor, &bare_note),
     ]
 }
 
@@ -256,13 +256,13 @@ async fn measure_all_rows(directory: &Path) -> Vec<BenchLine> {
 async fn measure_claims(directory: &Path, tasks: usize, times: usize) -> BenchLine {
     let store = Arc::new(SqliteStore::open(directory.join(format!("claims-{tasks}.db"))).unwrap());
     time_in_parallel(&store, tasks * 20, tasks, begin_one_claim).await;
-    let took = time_in_parallel(&store, times, tasks, begin_one_claim).await;
+    let durations = time_in_parallel(&store, times, tasks, begin_one_claim).await;
     let bytes = row(1, 1).to_canonical_bytes().unwrap().len() + 500;
     let floor = time_raw_writes(directory, bytes, 500);
     let note = format!(
         "a durable claim with one limit, {tasks} in parallel; floor: write and fdatasync of one claim"
     );
-    line(&format!("claim_latency_c{tasks}"), "µs", median(took) / 1e3, median(floor) / 1e3, &note)
+    line(&format!("claim_latency_c{tasks}"), "µs", median(durations) / 1e3, median(floor) / 1e3, &note)
 }
 
 fn line(name: &str, unit: &str, value: f64, floor: f64, note: &str) -> BenchLine {
@@ -310,12 +310,12 @@ fn measure_query(path: &Path) -> BenchLine {
             newest_first: true,
             ..RowFilter::default()
         };
-        let begun = Instant::now();
+        let started_at = Instant::now();
         let found = ledger.find(&filter).unwrap();
-        values.push(begun.elapsed().as_nanos() as f64);
+        values.push(started_at.elapsed().as_nanos() as f64);
         assert_eq!(found.len(), 100);
         let seqs: Vec<i64> = found.iter().map(|entry| entry.seq as i64).collect();
-        let begun = Instant::now();
+        let started_at = Instant::now();
         for seq in seqs {
             let body: String = sql
                 .prepare_cached("SELECT body FROM ledger WHERE seq = ?1")
@@ -324,7 +324,7 @@ fn measure_query(path: &Path) -> BenchLine {
                 .unwrap();
             std::hint::black_box(body);
         }
-        floors.push(begun.elapsed().as_nanos() as f64);
+        floors.push(started_at.elapsed().as_nanos() as f64);
     }
     let note = "the newest 100 rows of one customer among 1,000,000, parsed; floor: the same rows by number, not parsed";
     line("query_by_customer_1m", "ms", median(values) / 1e6, median(floors) / 1e6, note)
@@ -365,18 +365,18 @@ fn measure_open_memory(path: &Path) -> f64 {
 async fn measure_open(path: &Path) -> BenchLine {
     let (mut values, mut floors, mut grown) = (Vec::new(), Vec::new(), Vec::new());
     for n in 0..11 {
-        let begun = Instant::now();
+        let started_at = Instant::now();
         let store = open_and_enter(path, n).await;
-        values.push(begun.elapsed().as_nanos() as f64);
+        values.push(started_at.elapsed().as_nanos() as f64);
         drop(store);
         grown.push(measure_open_memory(path));
         let session = format!("conversation-{}", n * 9_001);
-        let begun = Instant::now();
+        let started_at = Instant::now();
         let sql = rusqlite::Connection::open(path).unwrap();
         let _: i64 = sql
             .query_row("SELECT id FROM sessions WHERE session = ?1", [&*session], |row| row.get(0))
             .unwrap();
-        floors.push(begun.elapsed().as_nanos() as f64);
+        floors.push(started_at.elapsed().as_nanos() as f64);
     }
     let note = format!(
         "open a store of 100,000 sessions and 1,000,000 rows, and enter a session; {:.1} MB of memory; floor: open SQLite, and find a session",
@@ -401,13 +401,13 @@ async fn measure_calls(directory: std::path::PathBuf) -> BenchLine {
     let store = Arc::new(SqliteStore::open(directory.join("calls.db")).unwrap());
     let gate = Toolgate::builder().agent(agent).store(store).build().unwrap();
     let measure = async |session: &Session, from: usize| {
-        let mut took = Vec::new();
+        let mut durations = Vec::new();
         for n in from..from + 500 {
-            let begun = Instant::now();
+            let started_at = Instant::now();
             session.call("look", json!({"customer": format!("C-{n}")})).await;
-            took.push(begun.elapsed().as_nanos() as f64);
+            durations.push(started_at.elapsed().as_nanos() as f64);
         }
-        median(took)
+        median(durations)
     };
     let session = gate.session("desk", "alice", "one");
     let fresh = measure(&session, 0).await;
@@ -448,11 +448,11 @@ fn main() {
         lines.push(measure_claims(directory.path(), 64, 12_800).await);
         lines.push(tokio::spawn(measure_calls(directory.path().to_owned())).await.unwrap());
         let path = directory.path().join("million.db");
-        let begun = Instant::now();
+        let started_at = Instant::now();
         fill_ledger(&path, 1_000_000).await;
         println!(
             "wrote a million rows in {:.0} s, {:.0} MB",
-            begun.elapsed().as_secs_f64(),
+            started_at.elapsed().as_secs_f64(),
             std::fs::metadata(&path).unwrap().len() as f64 / 1e6
         );
         lines.push(measure_query(&path));

@@ -81,12 +81,13 @@ impl<'w> SequenceMatcher<'w> {
         }
         let mut matched = 0;
         let mut todo = vec![(0, name.len(), 0, self.word.len())];
-        while let Some((alo, ahi, blo, bhi)) = todo.pop() {
-            let (i, j, size) = self.find_longest_match(&name, alo, ahi, blo, bhi);
+        while let Some((name_start, name_end, word_start, word_end)) = todo.pop() {
+            let (i, j, size) =
+                self.find_longest_match(&name, name_start, name_end, word_start, word_end);
             if size > 0 {
                 matched += size;
-                todo.push((alo, i, blo, j));
-                todo.push((i + size, ahi, j + size, bhi));
+                todo.push((name_start, i, word_start, j));
+                todo.push((i + size, name_end, j + size, word_end));
             }
         }
         Some(2.0 * matched as f64 / total as f64)
@@ -97,17 +98,17 @@ impl<'w> SequenceMatcher<'w> {
     fn find_longest_match(
         &self,
         name: &[char],
-        alo: usize,
-        ahi: usize,
-        blo: usize,
-        bhi: usize,
+        name_start: usize,
+        name_end: usize,
+        word_start: usize,
+        word_end: usize,
     ) -> (usize, usize, usize) {
-        let mut best = (alo, blo, 0);
+        let mut best = (name_start, word_start, 0);
         let mut lengths: HashMap<usize, usize> = HashMap::new();
-        for (i, c) in name.iter().enumerate().take(ahi).skip(alo) {
+        for (i, c) in name.iter().enumerate().take(name_end).skip(name_start) {
             let mut next = HashMap::new();
             for &j in self.places.get(c).map(Vec::as_slice).unwrap_or_default() {
-                if !(blo..bhi).contains(&j) {
+                if !(word_start..word_end).contains(&j) {
                     continue;
                 }
                 let size = 1 + j

@@ -52,8 +52,8 @@ impl Policy for BenchCapPolicy {
     fn governs(&self, tool: &ToolSpec) -> bool {
         tool.name() == "refund"
     }
-    fn check(&self, ask: &PolicyInput<'_>) -> Result<Verdict, PolicyError> {
-        let amount = ask
+    fn check(&self, input: &PolicyInput<'_>) -> Result<Verdict, PolicyError> {
+        let amount = input
             .argument(&self.0)
             .and_then(decimal_of)
             .ok_or_else(|| PolicyError::new("no amount"))?;
@@ -71,8 +71,8 @@ struct BenchCustomerPolicy {
 }
 
 impl BenchCustomerPolicy {
-    fn customer<'a>(&self, ask: &PolicyInput<'a>) -> &'a Value {
-        ask.argument(&self.customer).unwrap_or(&Value::Null)
+    fn customer<'a>(&self, input: &PolicyInput<'a>) -> &'a Value {
+        input.argument(&self.customer).unwrap_or(&Value::Null)
     }
 }
 
@@ -83,11 +83,11 @@ impl Policy for BenchCustomerPolicy {
     fn governs(&self, tool: &ToolSpec) -> bool {
         tool.name() == "refund"
     }
-    fn request_facts(&self, ask: &PolicyInput<'_>, needs: &mut FactRequest) {
-        needs.evidence_of(&self.tool, Some((&self.entity, self.customer(ask))), false);
+    fn request_facts(&self, input: &PolicyInput<'_>, needs: &mut FactRequest) {
+        needs.evidence_of(&self.tool, Some((&self.entity, self.customer(input))), false);
     }
-    fn check(&self, ask: &PolicyInput<'_>) -> Result<Verdict, PolicyError> {
-        match ask.evidence_of(&self.tool, Some((&self.entity, self.customer(ask))), false)? {
+    fn check(&self, input: &PolicyInput<'_>) -> Result<Verdict, PolicyError> {
+        match input.evidence_of(&self.tool, Some((&self.entity, self.customer(input))), false)? {
             Some(_) => Ok(Verdict::allow()),
             None => Ok(Verdict::deny(ToolError::new(
                 ErrorCategory::Business,
@@ -139,11 +139,11 @@ fn gate(tools: usize) -> Toolgate {
         .policy(Sequence::new("order").after("refund", ["verify"]))
         .build()
         .unwrap();
-    let heard = AtomicU64::new(0);
+    let event_count = AtomicU64::new(0);
     Toolgate::builder()
         .agent(agent)
         .on_event(move |_| {
-            heard.fetch_add(1, Ordering::Relaxed);
+            event_count.fetch_add(1, Ordering::Relaxed);
         })
         .build()
         .unwrap()
@@ -234,11 +234,11 @@ fn main() {
     // On one thread the hop to a task costs the same for both sides. On several threads the hop
     // wakes an idle worker, so the result mostly measures the scheduler. It is shown for comparison
     // only.
-    let one = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    let mut lines = one.block_on(async { tokio::spawn(measure()).await.unwrap() });
-    let several =
+    let single_thread = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let mut lines = single_thread.block_on(async { tokio::spawn(measure()).await.unwrap() });
+    let two_threads =
         tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
-    let busy = several.block_on(async { tokio::spawn(measure()).await.unwrap() });
+    let busy = two_threads.block_on(async { tokio::spawn(measure()).await.unwrap() });
     lines.extend(busy.into_iter().take(1).map(|line| BenchLine {
         name: "governed_call_two_workers".into(),
         note: "the same on a runtime with two workers".into(),

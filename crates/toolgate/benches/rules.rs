@@ -29,15 +29,15 @@ const ROUNDS: usize = 21;
 const ADDED_RULES: usize = 40;
 const CONDITION: &str = "input.amount > 500 && input.currency == \"EUR\"";
 
-/// A rule that is written by hand in Rust.
+/// A rule that is implemented in Rust.
 struct BenchRustPolicy(String, Pointer);
 
 impl Policy for BenchRustPolicy {
     fn name(&self) -> &str {
         &self.0
     }
-    fn check(&self, ask: &PolicyInput<'_>) -> Result<Verdict, PolicyError> {
-        let amount = ask
+    fn check(&self, input: &PolicyInput<'_>) -> Result<Verdict, PolicyError> {
+        let amount = input
             .argument(&self.1)
             .and_then(decimal_of)
             .ok_or_else(|| PolicyError::new("no amount"))?;
@@ -233,6 +233,6 @@ fn main() {
     if std::env::args().any(|arg| arg == "--test") {
         return;
     }
-    let one = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    write_lines(one.block_on(async { tokio::spawn(measure()).await.unwrap() }));
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    write_lines(runtime.block_on(async { tokio::spawn(measure()).await.unwrap() }));
 }

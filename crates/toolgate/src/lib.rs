@@ -36,11 +36,14 @@ pub use ledger::row::{
     Decision, Gate, Latency, LazyReceipt, Receipt, ReceiptSigner, Row, Settlement,
 };
 pub use pipeline::{
-    AdmissionDecision, Backtest, BacktestPlace, DecisionChange, DeferredCall, Explanation,
-    GateExplanation, GateResult, Permit, PolicyEngine, PredictedOutcome, ReconcileOutcome, Replay,
-    ReplayComparison, RuleExplanation, Session, StateSnapshot, Toolgate, ToolgateBuilder,
+    DeferredCall, Explanation, GateExplanation, GateResult, Permit, PolicyEngine, PredictedOutcome,
+    ReconcileOutcome, RuleExplanation, Toolgate, ToolgateBuilder,
+};
+pub use replay::{
+    AdmissionDecision, Backtest, BacktestPlace, DecisionChange, Replay, ReplayComparison,
 };
 pub use rust_decimal::Decimal;
+pub use session::handle::{Session, StateSnapshot};
 pub use store::{MemoryStore, Store};
 pub use tool::context::{CallFiles, CallTransaction, RemainingBudget, ToolContext};
 pub use tool::{

@@ -61,30 +61,30 @@ pub(crate) fn run(args: &Args, store: Option<&Path>) -> io::Result<ExitCode> {
 ///
 /// The part must match no other approval in the ledger, answered ones included. Otherwise an
 /// attempt to answer an old approval again could answer another one.
-fn find_waiting(store: Option<&Path>, said: &str) -> io::Result<Approval> {
+fn find_waiting(store: Option<&Path>, text: &str) -> io::Result<Approval> {
     let ledger = open_ledger(store)?;
-    let mut known = ledger.approval_ids().map_err(io::Error::other)?;
-    match (known.iter().any(|id| id == said), PartialId::parse(id_digits(said))) {
-        (true, _) => known.retain(|id| id == said),
-        (false, Some(part)) => known.retain(|id| part.matches(id_digits(id))),
+    let mut ids = ledger.approval_ids().map_err(io::Error::other)?;
+    match (ids.iter().any(|id| id == text), PartialId::parse(id_digits(text))) {
+        (true, _) => ids.retain(|id| id == text),
+        (false, Some(part)) => ids.retain(|id| part.matches(id_digits(id))),
         (false, None) => {
-            let why = "is not an approval id, nor at least 6 digits at its beginning or end";
+            let problem = "is not an approval id, nor at least 6 digits at its beginning or end";
             return Err(io::Error::other(format!(
-                "`{}` {why}; list waiting approvals with `toolgate approvals list`",
-                sanitize(said)
+                "`{}` {problem}; list waiting approvals with `toolgate approvals list`",
+                sanitize(text)
             )));
         }
     }
-    let id = at_most_one(known, "approvals")?;
+    let id = at_most_one(ids, "approvals")?;
     let mut waiting =
         ledger.waiting_approvals(Timestamp::now()).map_err(io::Error::other)?.into_iter();
-    let missing = || {
+    let not_waiting = || {
         io::Error::other(format!(
             "`{}` is not waiting; list waiting approvals with `toolgate approvals list`",
-            sanitize(said)
+            sanitize(text)
         ))
     };
-    waiting.find(|approval| Some(&approval.id) == id.as_ref()).ok_or_else(missing)
+    waiting.find(|approval| Some(&approval.id) == id.as_ref()).ok_or_else(not_waiting)
 }
 
 /// Returns an id without its prefix.
@@ -109,16 +109,17 @@ fn list_waiting(store: Option<&Path>, as_json: bool) -> io::Result<ExitCode> {
             sanitize(&approval.shown.to_string())
         )?;
         writeln!(out, "  {}", sanitize(&approval.reason))?;
-        let by = approval.asked_by.join(", ");
-        let who: Vec<String> =
+        let askers = approval.asked_by.join(", ");
+        let approvers: Vec<String> =
             approval.approvers.iter().map(|people| people.join(" or ")).collect();
-        let who = if who.is_empty() { "anyone".to_owned() } else { who.join(", and ") };
+        let approvers =
+            if approvers.is_empty() { "anyone".to_owned() } else { approvers.join(", and ") };
         let (session, until) = (sanitize(&approval.key.session), format_time(approval.expires));
         writeln!(
             out,
             "  {DIM}asked by {}; to be answered by {} until {until}; session {session}{DIM:#}",
-            sanitize(&by),
-            sanitize(&who)
+            sanitize(&askers),
+            sanitize(&approvers)
         )?;
         let caller = format!("{} as {}", approval.key.principal, approval.key.agent);
         writeln!(
@@ -137,7 +138,7 @@ fn list_waiting(store: Option<&Path>, as_json: bool) -> io::Result<ExitCode> {
 fn answer_approval(
     store: Option<&Path>,
     answer: &ApprovalAnswerArgs,
-    yes: bool,
+    is_approved: bool,
 ) -> io::Result<ExitCode> {
     let name = answer.name.clone().unwrap_or_else(toolgate_hook::effective_config::local_user_name);
     let approval = find_waiting(store, &answer.id)?;
@@ -147,17 +148,17 @@ fn answer_approval(
             sanitize(&name)
         )));
     }
-    let opened = SqliteStore::open(ledger_path(store)?).map_err(io::Error::other)?;
+    let sqlite_store = SqliteStore::open(ledger_path(store)?).map_err(io::Error::other)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     if !runtime
-        .block_on(opened.answer_approval(&approval.id, yes, &name, Timestamp::now()))
+        .block_on(sqlite_store.answer_approval(&approval.id, is_approved, &name, Timestamp::now()))
         .map_err(io::Error::other)?
     {
         return Err(io::Error::other("the approval was answered meanwhile, or has expired"));
     }
     let mut out = anstream::stdout().lock();
-    let (style, word) = if yes { (GREEN, "approved") } else { (RED, "denied") };
+    let (style, verb) = if is_approved { (GREEN, "approved") } else { (RED, "denied") };
     let (shown, ledger) = (sanitize(&approval.shown.to_string()), ledger_path(store)?.display());
-    writeln!(out, "{style}{word}{style:#} {} {shown} in {ledger}", sanitize(&approval.tool))?;
+    writeln!(out, "{style}{verb}{style:#} {} {shown} in {ledger}", sanitize(&approval.tool))?;
     Ok(ExitCode::SUCCESS)
 }

@@ -61,19 +61,20 @@ struct BacktestTotals {
 pub(crate) fn run(args: &Args, store: Option<&Path>) -> io::Result<ExitCode> {
     let ledger = open_ledger(store)?;
     let name = resolve_agent_name(&ledger, args.agent.as_deref(), &args.config)?;
-    let new = CandidateConfig::load(&args.config, &name)?;
+    let candidate = CandidateConfig::load(&args.config, &name)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let tally = runtime.block_on(run_backtest(ledger_path(store)?, &ledger, &name, new, args))?;
+    let totals =
+        runtime.block_on(run_backtest(ledger_path(store)?, &ledger, &name, candidate, args))?;
     let mut out = IgnoreBrokenPipe(anstream::stdout().lock());
     if args.json {
         writeln!(
             out,
             "{}",
-            json!({ "summary": { "calls": tally.calls, "same": tally.same, "changed": tally.changed, "counterfactual": tally.counterfactual,
-                "undecidable": tally.undecidable, "circumstance": tally.circumstance } })
+            json!({ "summary": { "calls": totals.calls, "same": totals.same, "changed": totals.changed, "counterfactual": totals.counterfactual,
+                "undecidable": totals.undecidable, "circumstance": totals.circumstance } })
         )?;
     } else {
-        for (why, count) in &tally.undecidable_reasons {
+        for (why, count) in &totals.undecidable_reasons {
             writeln!(
                 out,
                 "{YELLOW}{} undecidable{YELLOW:#}: {}",
@@ -81,40 +82,40 @@ pub(crate) fn run(args: &Args, store: Option<&Path>) -> io::Result<ExitCode> {
                 sanitize(why)
             )?;
         }
-        let style = if tally.changed == 0 { GREEN } else { RED };
+        let style = if totals.changed == 0 { GREEN } else { RED };
         let mut parts = vec![
-            format!("{} would be decided the same", tally.same),
-            format!("{style}{} differently{style:#}", tally.changed),
+            format!("{} would be decided the same", totals.same),
+            format!("{style}{} differently{style:#}", totals.changed),
         ];
-        if tally.counterfactual > 0 {
-            parts.push(format!("{} of these counterfactual", tally.counterfactual));
+        if totals.counterfactual > 0 {
+            parts.push(format!("{} of these counterfactual", totals.counterfactual));
         }
-        if tally.undecidable > 0 {
-            parts.push(format!("{} undecidable", tally.undecidable));
+        if totals.undecidable > 0 {
+            parts.push(format!("{} undecidable", totals.undecidable));
         }
-        if tally.circumstance > 0 {
+        if totals.circumstance > 0 {
             parts.push(format!(
                 "{} not decided again (a pause, a lock or a timeout decided)",
-                tally.circumstance
+                totals.circumstance
             ));
         }
-        let gap = if tally.changed > 0 { "\n" } else { "" };
+        let gap = if totals.changed > 0 { "\n" } else { "" };
         writeln!(
             out,
             "{gap}{BOLD}{}{BOLD:#}: {}",
-            format_count(tally.calls, "call"),
+            format_count(totals.calls, "call"),
             parts.join(", ")
         )?;
     }
-    Ok(if tally.changed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(if totals.changed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 fn resolve_agent_name(
     ledger: &Ledger,
-    wanted: Option<&str>,
+    requested: Option<&str>,
     files: &[PathBuf],
 ) -> io::Result<String> {
-    if let Some(name) = wanted {
+    if let Some(name) = requested {
         return Ok(name.to_owned());
     }
     let mut names: Vec<String> = ledger
@@ -128,24 +129,25 @@ fn resolve_agent_name(
     names.retain(|name| name != toolgate_mcp::CANARY);
     if names.len() > 1 {
         // Calls of unknown agents have rows, too. Keep only agents with a configuration.
-        let mut real = Vec::new();
+        let mut configured = Vec::new();
         for name in names {
             let configs = ledger.config_digests(&name, None, None).map_err(io::Error::other)?;
-            real.extend(configs.iter().any(|config| *config != Digest::default()).then_some(name));
+            configured
+                .extend(configs.iter().any(|config| *config != Digest::default()).then_some(name));
         }
-        names = real;
+        names = configured;
     }
     // A complete configuration with one agent selects this agent.
     if let [file] = files
         && let config = Config::parse(&file.display().to_string(), &read_file(file)?)
         && config.has_tools()
-        && let [one] = config.agent_names().collect::<Vec<_>>().as_slice()
-        && names.iter().any(|name| name == one)
+        && let [only_name] = config.agent_names().collect::<Vec<_>>().as_slice()
+        && names.iter().any(|name| name == only_name)
     {
-        return Ok((*one).to_owned());
+        return Ok((*only_name).to_owned());
     }
     match names.as_slice() {
-        [one] => Ok(one.clone()),
+        [only_name] => Ok(only_name.clone()),
         [] => Err(io::Error::other("the ledger is empty")),
         several => Err(io::Error::other(format!(
             "the ledger has several agents; choose one with `--agent`: {}",
@@ -177,8 +179,8 @@ impl CandidateAgent {
         &self,
         recorded: &AgentDefinition,
     ) -> Result<AgentDefinition, CandidateError> {
-        let by_client = recorded.tools().all(ToolSpec::is_run_by_client);
-        let Some(config) = self.asking_config.as_ref().filter(|_| by_client) else {
+        let is_run_by_client = recorded.tools().all(ToolSpec::is_run_by_client);
+        let Some(config) = self.asking_config.as_ref().filter(|_| is_run_by_client) else {
             return Ok(self.definition.clone());
         };
         let tools: Vec<&str> = recorded.tools().map(ToolSpec::name).collect();
@@ -201,7 +203,7 @@ impl CandidateAgent {
 impl CandidateConfig {
     fn load(files: &[PathBuf], name: &str) -> io::Result<Self> {
         let colours = io::stderr().is_terminal();
-        let wrong =
+        let invalid_config =
             |why: String| io::Error::other(format!("the configuration does not load\n\n{why}"));
         let mut texts = Vec::new();
         for file in files {
@@ -214,25 +216,26 @@ impl CandidateConfig {
                 config
             };
             if let Err(error) = config.check() {
-                return Err(wrong(error.render(colours)));
+                return Err(invalid_config(error.render(colours)));
             }
             if !config.has_only_rules() {
-                let refused = match (config.has_tools(), files.len()) {
+                let problem = match (config.has_tools(), files.len()) {
                     (true, 1) => None,
                     (true, _) => Some("declares tools; pass it alone, or only policy files"),
                     (false, _) => Some(
                         "has more than rules, but no tools; pass a complete configuration, or only rules",
                     ),
                 };
-                if let Some(why) = refused {
+                if let Some(why) = problem {
                     return Err(io::Error::other(format!("{} {why}", file.display())));
                 }
-                let asks =
+                let asking_config =
                     (config.client.undeclared == FallbackDecision::Ask).then(|| config.clone());
                 // Include the known tools of upstreams.
                 let config = toolgate_hook::effective_config::with_pinned_tools(config, file)?;
-                let agents =
-                    config.build_agents(None).map_err(|error| wrong(error.render(colours)))?;
+                let agents = config
+                    .build_agents(None)
+                    .map_err(|error| invalid_config(error.render(colours)))?;
                 let names: Vec<&str> = agents.iter().map(Agent::name).collect();
                 let agent = agents.iter().find(|agent| agent.name() == name).ok_or_else(|| {
                     io::Error::other(format!(
@@ -242,10 +245,7 @@ impl CandidateConfig {
                     ))
                 })?;
                 let definition = AgentDefinition::parse(agent.definition())?;
-                return Ok(Self::Agent(Box::new(CandidateAgent {
-                    asking_config: asks,
-                    definition,
-                })));
+                return Ok(Self::Agent(Box::new(CandidateAgent { asking_config, definition })));
             }
             texts.push((file.display().to_string(), text));
             for file in included {
@@ -258,9 +258,9 @@ impl CandidateConfig {
     fn apply_to(&self, recorded: AgentDefinition) -> Result<AgentDefinition, CandidateError> {
         match self {
             Self::Rules(files) => Ok(recorded.with_policies(files.iter().cloned())),
-            Self::Agent(whole) => {
-                whole.for_recorded_tools(&recorded).map(|new| recorded.with_update(new))
-            }
+            Self::Agent(candidate) => candidate
+                .for_recorded_tools(&recorded)
+                .map(|definition| recorded.with_update(definition)),
         }
     }
 }
@@ -274,30 +274,30 @@ fn read_file(file: &Path) -> io::Result<String> {
 fn build_agents(
     ledger: &Ledger,
     config: Digest,
-    new: &CandidateConfig,
+    candidate: &CandidateConfig,
 ) -> Result<(Agent, Agent), CandidateError> {
     let text = ledger.definition(config).ok().flatten().ok_or(CandidateError::UnknownAgent)?;
     let definition = AgentDefinition::parse(&text).map_err(|_| CandidateError::UnknownAgent)?;
-    let then = definition.clone().build().map_err(|_| CandidateError::UnknownAgent)?;
-    let now = new
+    let recorded = definition.clone().build().map_err(|_| CandidateError::UnknownAgent)?;
+    let tested = candidate
         .apply_to(definition)?
         .build()
         .map_err(|error| CandidateError::InvalidRules(error.render(io::stderr().is_terminal())))?;
-    Ok((then, now))
+    Ok((recorded, tested))
 }
 
 /// Returns how far back the recorded and the new rules look; `None` means to the first row.
 fn lookback_window(
     ledger: &Ledger,
     name: &str,
-    new: &CandidateConfig,
+    candidate: &CandidateConfig,
     args: &Args,
 ) -> io::Result<Option<SignedDuration>> {
     let mut longest = SignedDuration::ZERO;
     for config in ledger.config_digests(name, args.since, args.until).map_err(io::Error::other)? {
-        let Ok((then, now)) = build_agents(ledger, config, new) else { continue };
-        match (then.lookback_window(), now.lookback_window()) {
-            (Some(then), Some(now)) => longest = longest.max(then).max(now),
+        let Ok((recorded, tested)) = build_agents(ledger, config, candidate) else { continue };
+        match (recorded.lookback_window(), tested.lookback_window()) {
+            (Some(recorded), Some(tested)) => longest = longest.max(recorded).max(tested),
             _ => return Ok(None),
         }
     }
@@ -314,7 +314,7 @@ async fn run_backtest(
     path: &Path,
     ledger: &Ledger,
     name: &str,
-    new: CandidateConfig,
+    candidate: CandidateConfig,
     args: &Args,
 ) -> io::Result<BacktestTotals> {
     // If the rules do not load with the newest recorded configuration, report an error instead of
@@ -322,14 +322,14 @@ async fn run_backtest(
     let newest =
         RowFilter { agent: Some(name.to_owned()), newest_first: true, ..RowFilter::default() };
     let mut config = None;
-    let look = |entry: LedgerEntry| {
+    let read_config = |entry: LedgerEntry| {
         config = Some(entry.row.config);
         Ok(entry.row.config == Digest::default())
     };
-    ledger.query(&newest, look).map_err(io::Error::other)?;
+    ledger.query(&newest, read_config).map_err(io::Error::other)?;
     let config = config
         .ok_or_else(|| io::Error::other(format!("the ledger has no calls of an agent `{name}`")))?;
-    match build_agents(ledger, config, &new) {
+    match build_agents(ledger, config, &candidate) {
         Ok(_) => {}
         Err(CandidateError::InvalidRules(why)) => {
             return Err(io::Error::other(format!("the configuration does not load\n\n{why}")));
@@ -341,9 +341,9 @@ async fn run_backtest(
         }
     }
     let from = args.since.unwrap_or(Timestamp::MIN);
-    let warm =
-        lookback_window(ledger, name, &new, args)?.and_then(|back| from.checked_sub(back).ok());
-    let rows = ledger.backtest_places(name, warm, args.until).map_err(io::Error::other)?;
+    let warm_up_start = lookback_window(ledger, name, &candidate, args)?
+        .and_then(|window| from.checked_sub(window).ok());
+    let rows = ledger.backtest_places(name, warm_up_start, args.until).map_err(io::Error::other)?;
     let first = RowFilter {
         agent: Some(name.to_owned()),
         since: args.since,
@@ -355,18 +355,19 @@ async fn run_backtest(
     else {
         return Err(io::Error::other("no calls in this period; check `--since` and `--until`"));
     };
-    let own = Ledger::open(path).map_err(io::Error::other)?;
-    let mut backtest = Backtest::new(move |config| match build_agents(&own, config, &new) {
-        Ok(both) => Ok(both),
-        Err(CandidateError::UnknownAgent) => {
-            Err("cannot read the recorded configuration".to_owned())
-        }
-        Err(CandidateError::InvalidRules(_)) => {
-            Err("the new rules do not load with the recorded tools".to_owned())
-        }
-    });
+    let replay_ledger = Ledger::open(path).map_err(io::Error::other)?;
+    let mut backtest =
+        Backtest::new(move |config| match build_agents(&replay_ledger, config, &candidate) {
+            Ok(agents) => Ok(agents),
+            Err(CandidateError::UnknownAgent) => {
+                Err("cannot read the recorded configuration".to_owned())
+            }
+            Err(CandidateError::InvalidRules(_)) => {
+                Err("the new rules do not load with the recorded tools".to_owned())
+            }
+        });
     let bar = progress_bar(2 * rows.len() as u64, "backtesting");
-    let (mut tally, mut out) =
+    let (mut totals, mut out) =
         (BacktestTotals::default(), IgnoreBrokenPipe(anstream::stdout().lock()));
     let fetch = |seq| {
         bar.inc(1);
@@ -381,17 +382,17 @@ async fn run_backtest(
             if row.at < from {
                 return Ok(());
             }
-            tally.calls += 1;
+            totals.calls += 1;
             match &change.now {
-                ReplayComparison::Same => tally.same += 1,
+                ReplayComparison::Same => totals.same += 1,
                 ReplayComparison::Undecidable(why) => {
-                    tally.undecidable += 1;
-                    *tally.undecidable_reasons.entry(why.clone()).or_default() += 1;
+                    totals.undecidable += 1;
+                    *totals.undecidable_reasons.entry(why.clone()).or_default() += 1;
                 }
-                ReplayComparison::Circumstance(_) => tally.circumstance += 1,
+                ReplayComparison::Circumstance(_) => totals.circumstance += 1,
                 ReplayComparison::Differs(_) => {
-                    tally.changed += 1;
-                    tally.counterfactual += u64::from(change.counterfactual);
+                    totals.changed += 1;
+                    totals.counterfactual += u64::from(change.counterfactual);
                 }
             }
             if args.json && change.now != ReplayComparison::Same {
@@ -403,19 +404,19 @@ async fn run_backtest(
         })
         .await?;
     bar.finish_and_clear();
-    Ok(tally)
+    Ok(totals)
 }
 
 fn print_change(out: &mut impl Write, row: &Row, change: &DecisionChange) -> io::Result<()> {
-    let ReplayComparison::Differs(now) = &change.now else { return Ok(()) };
-    let maybe = if change.counterfactual {
+    let ReplayComparison::Differs(decision) = &change.now else { return Ok(()) };
+    let mark = if change.counterfactual {
         format!(" {YELLOW}counterfactual{YELLOW:#}")
     } else {
         String::new()
     };
     writeln!(
         out,
-        "{DIM}{}{DIM:#} {BOLD}{}{BOLD:#} {} {DIM}session {} call {}{DIM:#}{maybe}",
+        "{DIM}{}{DIM:#} {BOLD}{}{BOLD:#} {} {DIM}session {} call {}{DIM:#}{mark}",
         format_time(change.at),
         sanitize(&change.tool),
         super::audit::describe_arguments(row),
@@ -423,9 +424,9 @@ fn print_change(out: &mut impl Write, row: &Row, change: &DecisionChange) -> io:
         change.call
     )?;
     writeln!(out, "  was {}", sanitize(&change.was.to_string()))?;
-    let message = match now {
+    let message = match decision {
         toolgate::AdmissionDecision::Refused { message, .. } => format!(": {}", sanitize(message)),
         _ => String::new(),
     };
-    writeln!(out, "  now {RED}{}{RED:#}{message}", sanitize(&now.to_string()))
+    writeln!(out, "  now {RED}{}{RED:#}{message}", sanitize(&decision.to_string()))
 }

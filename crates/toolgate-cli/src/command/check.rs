@@ -129,8 +129,8 @@ impl CheckHarness {
         }
         // Without a home directory, there is no user configuration and no state.
         let Ok(state) = UserStateDir::without_opening() else { return Self::open(None) };
-        let found = EffectiveConfig::load_untrusted(&state)?;
-        Self::open_with_built_in_rules(Arc::new((found, state)), None)
+        let effective = EffectiveConfig::load_untrusted(&state)?;
+        Self::open_with_built_in_rules(Arc::new((effective, state)), None)
     }
 
     /// Opens the configuration in force with the built-in rules and the given undeclared tool.
@@ -138,40 +138,43 @@ impl CheckHarness {
         in_force: Arc<(EffectiveConfig, UserStateDir)>,
         undeclared: Option<(&str, &str)>,
     ) -> io::Result<Self> {
-        let (found, state) = &*in_force;
+        let (effective, state) = &*in_force;
         // Report a configuration that does not load without changing it.
-        if found.config.check().is_err() {
-            return Self::from_config(found.config.clone());
+        if effective.config.check().is_err() {
+            return Self::from_config(effective.config.clone());
         }
         // The user may be in a subdirectory of the project.
-        let here = effective_config::project_dir()?;
-        let project = effective_config::find_project_config(&here)
+        let directory = effective_config::project_dir()?;
+        let project = effective_config::find_project_config(&directory)
             .and_then(|file| Some(file.parent()?.to_owned()))
-            .unwrap_or(here);
-        let protected = ProtectedPaths::collect(found, state, &project);
+            .unwrap_or(directory);
+        let protected = ProtectedPaths::collect(effective, state, &project);
         let config = match undeclared {
-            Some((agent, tool)) => found.config.clone().with_undeclared_tools(agent, &[tool]),
-            None => found.config.clone(),
+            Some((agent, tool)) => effective.config.clone().with_undeclared_tools(agent, &[tool]),
+            None => effective.config.clone(),
         };
         // Use the built-in rules of the entry point for these tools: a hook, or the gateway.
         let config = config.with_policies("(built in)", |tools| {
             let is_served = tools.iter().any(|tool| !tool.is_run_by_client());
             protected.render_rules(tools, is_served.then_some(project.as_path()))
         });
-        let desk = Self::from_config(config)?;
-        Ok(Self { in_force: Some(in_force), ..desk })
+        let harness = Self::from_config(config)?;
+        Ok(Self { in_force: Some(in_force), ..harness })
     }
 
     /// Returns a desk with an undeclared tool, if the configuration asks about such tools.
     fn with_undeclared_tool(&self, agent: &str, tool: &str) -> io::Result<Option<Self>> {
-        let lacks = !tool.is_empty()
+        let is_undeclared = !tool.is_empty()
             && self
                 .gate
                 .agent(agent)
                 .is_some_and(|agent| agent.tools().all(|spec| spec.name() != tool));
         match &self.in_force {
-            Some(here) if lacks && here.0.config.client.undeclared == FallbackDecision::Ask => {
-                Self::open_with_built_in_rules(Arc::clone(here), Some((agent, tool))).map(Some)
+            Some(in_force)
+                if is_undeclared
+                    && in_force.0.config.client.undeclared == FallbackDecision::Ask =>
+            {
+                Self::open_with_built_in_rules(Arc::clone(in_force), Some((agent, tool))).map(Some)
             }
             _ => Ok(None),
         }
@@ -195,19 +198,19 @@ impl CheckHarness {
                 .map(|tool| (name.clone(), tool.name().to_owned()))
                 .collect::<Vec<_>>()
         };
-        let external = agents.iter().flat_map(run_by_client).collect();
+        let client_tools = agents.iter().flat_map(run_by_client).collect();
         let gate = agents
             .into_iter()
             .fold(Toolgate::builder(), toolgate::ToolgateBuilder::agent)
             .build()?;
-        Ok(Self { gate, script, names, client_tools: external, rules, in_force: None })
+        Ok(Self { gate, script, names, client_tools, rules, in_force: None })
     }
 
     /// Returns the agent of a call.
-    fn resolve_agent(&self, wanted: Option<&String>) -> Result<String, String> {
-        match (wanted, self.names.as_slice()) {
+    fn resolve_agent(&self, requested: Option<&String>) -> Result<String, String> {
+        match (requested, self.names.as_slice()) {
             (Some(agent), _) => Ok(agent.clone()),
-            (None, [one]) => Ok(one.clone()),
+            (None, [only_name]) => Ok(only_name.clone()),
             (None, several) => Err(format!(
                 "the configuration has several agents; set `agent` to one of {}",
                 several.join(", ")
@@ -215,10 +218,10 @@ impl CheckHarness {
         }
     }
 
-    async fn decide(&self, agent: &str, tried: &CallToCheck) -> Answer {
-        let by_client =
-            self.client_tools.iter().any(|(of, tool)| *of == agent && *tool == tried.tool);
-        decide(&self.gate, &self.script, agent, tried, by_client).await
+    async fn decide(&self, agent: &str, call: &CallToCheck) -> Answer {
+        let is_run_by_client =
+            self.client_tools.iter().any(|(owner, tool)| *owner == agent && *tool == call.tool);
+        decide(&self.gate, &self.script, agent, call, is_run_by_client).await
     }
 }
 
@@ -226,16 +229,16 @@ pub(crate) fn run(args: &Args) -> io::Result<ExitCode> {
     if !args.tests.is_empty() {
         return run_tests(args);
     }
-    let desk = CheckHarness::open_effective(args.config.as_ref())?;
+    let harness = CheckHarness::open_effective(args.config.as_ref())?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let (mut out, mut is_empty) = (anstream::stdout().lock(), true);
-    for given in read_calls(args) {
-        let (place, line) = given?;
+    for numbered_line in read_calls(args) {
+        let (place, line) = numbered_line?;
         if !line.trim().is_empty() {
             is_empty = false;
             print_decision(
                 &mut out,
-                &desk,
+                &harness,
                 &runtime,
                 (place.as_str(), line.as_str()),
                 args.explain,
@@ -254,29 +257,29 @@ pub(crate) fn run(args: &Args) -> io::Result<ExitCode> {
 /// Decides a call and prints the decision, with an explanation if `explains` is true.
 pub(super) fn print_decision(
     out: &mut impl Write,
-    desk: &CheckHarness,
+    harness: &CheckHarness,
     runtime: &Runtime,
     (place, line): (&str, &str),
     explains: bool,
     json: bool,
 ) -> io::Result<()> {
-    let placed = |why: String| io::Error::other(format!("{place}: {why}"));
-    let tried = parse_call(line).map_err(placed)?;
-    let agent = desk.resolve_agent(tried.agent.as_ref()).map_err(placed)?;
-    let undeclared = desk.with_undeclared_tool(&agent, &tried.tool)?;
-    let desk = undeclared.as_ref().unwrap_or(desk);
+    let with_place = |why: String| io::Error::other(format!("{place}: {why}"));
+    let call = parse_call(line).map_err(with_place)?;
+    let agent = harness.resolve_agent(call.agent.as_ref()).map_err(with_place)?;
+    let undeclared = harness.with_undeclared_tool(&agent, &call.tool)?;
+    let harness = undeclared.as_ref().unwrap_or(harness);
     let explained =
-        if explains { Some(runtime.block_on(explain(&desk.gate, &agent, &tried))) } else { None };
-    let answer = runtime.block_on(desk.decide(&agent, &tried));
+        if explains { Some(runtime.block_on(explain(&harness.gate, &agent, &call))) } else { None };
+    let answer = runtime.block_on(harness.decide(&agent, &call));
     let verdict = decision_of(&answer);
     if json {
-        let mut told = json!(verdict);
-        if let (Some(explained), Some(told)) = (explained, told.as_object_mut()) {
-            told.insert("explanation".to_owned(), json!(explained));
+        let mut output = json!(verdict);
+        if let (Some(explained), Some(output)) = (explained, output.as_object_mut()) {
+            output.insert("explanation".to_owned(), json!(explained));
         }
-        return writeln!(out, "{told}");
+        return writeln!(out, "{output}");
     }
-    print_check(out, &tried, &answer, &verdict)?;
+    print_check(out, &call, &answer, &verdict)?;
     match explained {
         Some(explained) => print_steps(out, &explained),
         None => Ok(()),
@@ -284,9 +287,9 @@ pub(super) fn print_decision(
 }
 
 /// Prints the results of gates and rules.
-pub(super) fn print_steps(out: &mut impl Write, why: &Explanation) -> io::Result<()> {
+pub(super) fn print_steps(out: &mut impl Write, explanation: &Explanation) -> io::Result<()> {
     let mut text = String::new();
-    for line in why.format_steps().lines() {
+    for line in explanation.format_steps().lines() {
         let line = format!("    {}", sanitize(line));
         text.push_str(line.trim_end());
         text.push('\n');
@@ -298,10 +301,10 @@ pub(super) fn print_steps(out: &mut impl Write, why: &Explanation) -> io::Result
 fn read_calls(args: &Args) -> Box<dyn Iterator<Item = io::Result<(String, String)>> + '_> {
     fn number_lines<'l>(
         lines: impl Iterator<Item = io::Result<String>> + 'l,
-        of: String,
+        prefix: String,
     ) -> Box<dyn Iterator<Item = io::Result<(String, String)>> + 'l> {
         Box::new(lines.enumerate().map(move |(number, line)| -> io::Result<(String, String)> {
-            let place = format!("{of}line {}", number + 1);
+            let place = format!("{prefix}line {}", number + 1);
             let line =
                 line.map_err(|error| io::Error::new(error.kind(), format!("{place}: {error}")))?;
             // Some programs begin a file with a byte order mark.
@@ -320,37 +323,37 @@ fn read_calls(args: &Args) -> Box<dyn Iterator<Item = io::Result<(String, String
         }
         return number_lines(io::stdin().lock().lines(), String::new());
     }
-    let one = |given: &String| {
-        if given.trim_start().starts_with('{') {
-            return number_lines(std::iter::once(Ok(given.clone())), String::new());
+    let open_argument = |argument: &String| {
+        if argument.trim_start().starts_with('{') {
+            return number_lines(std::iter::once(Ok(argument.clone())), String::new());
         }
-        match std::fs::File::open(given) {
-            Ok(file) if !Path::new(given).is_dir() => {
-                number_lines(io::BufReader::new(file).lines(), format!("{given}, "))
+        match std::fs::File::open(argument) {
+            Ok(file) if !Path::new(argument).is_dir() => {
+                number_lines(io::BufReader::new(file).lines(), format!("{argument}, "))
             }
             Ok(_) => Box::new(std::iter::once(Err(io::Error::other(format!(
-                "{given}: is a directory; name a file"
+                "{argument}: is a directory; name a file"
             ))))),
             Err(error) => Box::new(std::iter::once(Err(io::Error::new(
                 error.kind(),
-                format!("{given}: {error}"),
+                format!("{argument}: {error}"),
             )))),
         }
     };
-    Box::new(args.calls.iter().flat_map(one))
+    Box::new(args.calls.iter().flat_map(open_argument))
 }
 
 /// Parses a line. Arguments stay text, so that the pipeline detects duplicate keys.
 fn parse_call(line: &str) -> Result<CallToCheck, String> {
-    let mut tried: CallToCheck = serde_json::from_str(line).map_err(|e| {
-        let how = if e.is_eof() { "write one object per line, like" } else { "like" };
-        format!("not a call: {e}; {how} {{\"tool\": \"…\", \"arguments\": {{…}}}}")
+    let mut call: CallToCheck = serde_json::from_str(line).map_err(|e| {
+        let hint = if e.is_eof() { "write one object per line, like" } else { "like" };
+        format!("not a call: {e}; {hint} {{\"tool\": \"…\", \"arguments\": {{…}}}}")
     })?;
     // The name may be a client's name for the tool.
-    if !toolgate::tool::name::is_tool_name(&tried.tool) {
-        tried.tool = toolgate::tool::name::tool_name_from_client(&tried.tool);
+    if !toolgate::tool::name::is_tool_name(&call.tool) {
+        call.tool = toolgate::tool::name::tool_name_from_client(&call.tool);
     }
-    Ok(tried)
+    Ok(call)
 }
 
 impl CallToCheck {
@@ -367,28 +370,28 @@ impl CallToCheck {
     }
 }
 
-async fn explain(gate: &Toolgate, agent: &str, tried: &CallToCheck) -> Explanation {
-    tried.session(gate, agent).explain(&tried.tool, tried.arguments()).await
+async fn explain(gate: &Toolgate, agent: &str, call: &CallToCheck) -> Explanation {
+    call.session(gate, agent).explain(&call.tool, call.arguments()).await
 }
 
 async fn decide(
     gate: &Toolgate,
     script: &ScriptedHandler,
     agent: &str,
-    tried: &CallToCheck,
-    by_client: bool,
+    call: &CallToCheck,
+    is_run_by_client: bool,
 ) -> Answer {
-    let session = tried.session(gate, agent);
-    if by_client {
-        return match session.admit(&tried.tool, tried.arguments()).await {
+    let session = call.session(gate, agent);
+    if is_run_by_client {
+        return match session.admit(&call.tool, call.arguments()).await {
             Ok(deferred) => {
-                session.report(&deferred, tried.result.clone().ok_or_else(no_result_failure)).await
+                session.report(&deferred, call.result.clone().ok_or_else(no_result_failure)).await
             }
             Err(answer) => answer,
         };
     }
-    *script.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = tried.result.clone();
-    session.call(&tried.tool, tried.arguments()).await
+    *script.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = call.result.clone();
+    session.call(&call.tool, call.arguments()).await
 }
 
 /// The decision about a call. An error after the tool was allowed does not count.
@@ -417,26 +420,26 @@ fn decision_of(answer: &Answer) -> CheckDecision<'_> {
 
 fn print_check(
     out: &mut impl Write,
-    tried: &CallToCheck,
+    call: &CallToCheck,
     answer: &Answer,
-    verdict: &CheckDecision<'_>,
+    decision: &CheckDecision<'_>,
 ) -> io::Result<()> {
-    let (style, word) = match verdict.decision {
+    let (style, word) = match decision.decision {
         "allow" => (GREEN, "allow"),
         "ask" => (YELLOW, "ask"),
         _ => (RED, "deny"),
     };
-    let rule = verdict.rule.map(|rule| format!(" · {}", sanitize(rule))).unwrap_or_default();
-    let place = if word == "allow" {
+    let rule = decision.rule.map(|rule| format!(" · {}", sanitize(rule))).unwrap_or_default();
+    let gate_text = if word == "allow" {
         String::new()
     } else {
         format!(" {DIM}at{DIM:#} {}{rule}", answer.gate)
     };
     writeln!(
         out,
-        "{style}{word:<5}{style:#} {BOLD}{}{BOLD:#} {}{place}",
-        sanitize(&tried.tool),
-        sanitize(&tried.arguments())
+        "{style}{word:<5}{style:#} {BOLD}{}{BOLD:#} {}{gate_text}",
+        sanitize(&call.tool),
+        sanitize(&call.arguments())
     )?;
     if let Some(error) = answer.outcome.error().filter(|_| word != "allow") {
         print_error(out, error)?;
@@ -471,25 +474,26 @@ pub(super) fn print_error(out: &mut impl Write, error: &ToolError) -> io::Result
 
 /// Returns why a test failed.
 fn test_failure(test: &PolicyTest, answer: &Answer) -> Option<String> {
-    let told = decision_of(answer);
-    let (decision, rule, code) = (told.decision, told.rule, told.error.map(|error| &*error.code));
+    let actual = decision_of(answer);
+    let (decision, rule, code) =
+        (actual.decision, actual.rule, actual.error.map(|error| &*error.code));
     let expect = &test.expect;
     let differs = decision != expect.decision
-        || expect.rule.as_deref().is_some_and(|wanted| Some(wanted) != rule)
-        || expect.code.as_deref().is_some_and(|wanted| Some(wanted) != code);
+        || expect.rule.as_deref().is_some_and(|expected| Some(expected) != rule)
+        || expect.code.as_deref().is_some_and(|expected| Some(expected) != code);
     let by = |rule: Option<&str>, code: Option<&str>| match (rule, code) {
         (Some(rule), Some(code)) => format!(" by `{rule}` ({code})"),
         (Some(rule), None) => format!(" by `{rule}`"),
         (None, Some(code)) => format!(" ({code})"),
         (None, None) => String::new(),
     };
-    let wanted =
+    let expected =
         format!("{}{}", expect.decision, by(expect.rule.as_deref(), expect.code.as_deref()));
     if differs {
-        return Some(format!("expected {wanted}, but got {}{}", decision, by(rule, code)));
+        return Some(format!("expected {expected}, but got {}{}", decision, by(rule, code)));
     }
     // An invalid call is refused in any case, so the test would not test the rules.
-    let error = told.error.filter(|_| told.gate <= Gate::Validate && expect.code.is_none())?;
+    let error = actual.error.filter(|_| actual.gate <= Gate::Validate && expect.code.is_none())?;
     Some(format!(
         "the call is refused before any rule: {}: {}; if this is intended, add `code = \"{}\"`",
         error.code,
@@ -535,7 +539,7 @@ impl From<&PolicyTestCall> for CallToCheck {
 /// Runs the tests. Each starts with an empty history.
 fn run_tests(args: &Args) -> io::Result<ExitCode> {
     let colours = io::stdout().is_terminal();
-    let (mut passed, mut failed, mut spoke) = (0_u64, 0_u64, BTreeSet::new());
+    let (mut passed, mut failed, mut decided_rules) = (0_u64, 0_u64, BTreeSet::new());
     let mut rules: BTreeSet<String> = BTreeSet::new();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let mut out = IgnoreBrokenPipe(anstream::stdout().lock());
@@ -551,24 +555,24 @@ fn run_tests(args: &Args) -> io::Result<ExitCode> {
             ))
         })?;
         for test in &tests {
-            let desk = CheckHarness::open(args.config.as_ref())?;
-            rules.extend(desk.rules.iter().cloned());
-            let (mut last, mut broken) = (None, None);
+            let harness = CheckHarness::open(args.config.as_ref())?;
+            rules.extend(harness.rules.iter().cloned());
+            let (mut last_answer, mut mismatch) = (None, None);
             for (number, call) in test.given.iter().chain([&test.call]).enumerate() {
-                let agent = desk
+                let agent = harness
                     .resolve_agent(call.agent.as_ref())
                     .map_err(|why| io::Error::other(format!("test `{}`: {why}", test.name)))?;
-                let answer = runtime.block_on(desk.decide(&agent, &CallToCheck::from(call)));
-                let told = decision_of(&answer);
-                spoke.extend(told.rule.map(str::to_owned));
+                let answer = runtime.block_on(harness.decide(&agent, &CallToCheck::from(call)));
+                let decision = decision_of(&answer);
+                decided_rules.extend(decision.rule.map(str::to_owned));
                 // If a `given` call ends differently, the test would pass for the wrong reason.
                 if number < test.given.len() {
-                    broken = broken.or_else(|| given_call_mismatch(number + 1, call, &answer));
+                    mismatch = mismatch.or_else(|| given_call_mismatch(number + 1, call, &answer));
                 }
-                last = Some(answer);
+                last_answer = Some(answer);
             }
-            let Some(why) =
-                broken.or_else(|| last.as_ref().and_then(|answer| test_failure(test, answer)))
+            let Some(why) = mismatch
+                .or_else(|| last_answer.as_ref().and_then(|answer| test_failure(test, answer)))
             else {
                 passed += 1;
                 continue;
@@ -594,12 +598,12 @@ fn run_tests(args: &Args) -> io::Result<ExitCode> {
             "the files contain no tests, so nothing was checked; a test begins with `[[test]]`",
         ));
     }
-    let silent: Vec<&String> = rules.difference(&spoke).collect();
+    let silent_rules: Vec<&String> = rules.difference(&decided_rules).collect();
     if args.json {
         writeln!(
             out,
             "{}",
-            json!({ "summary": { "passed": passed, "failed": failed, "rules": rules.len(), "never_spoke": silent } })
+            json!({ "summary": { "passed": passed, "failed": failed, "rules": rules.len(), "never_spoke": silent_rules } })
         )?;
     } else {
         let style = if failed == 0 { GREEN } else { RED };
@@ -607,14 +611,14 @@ fn run_tests(args: &Args) -> io::Result<ExitCode> {
             out,
             "{style}{} passed, {failed} failed{style:#}; {} of {} refused or asked at least once",
             format_count(passed, "test"),
-            rules.len() - silent.len(),
+            rules.len() - silent_rules.len(),
             format_count(rules.len() as u64, "rule")
         )?;
-        if !silent.is_empty() {
+        if !silent_rules.is_empty() {
             writeln!(
                 out,
                 "{YELLOW}never decided{YELLOW:#}: {}",
-                silent.iter().map(|rule| sanitize(rule)).collect::<Vec<_>>().join(", ")
+                silent_rules.iter().map(|rule| sanitize(rule)).collect::<Vec<_>>().join(", ")
             )?;
         }
     }

@@ -40,10 +40,10 @@ pub(crate) struct PartialId {
 
 impl PartialId {
     pub(crate) fn parse(text: &str) -> Option<Self> {
-        let said = text.trim_start_matches('…').trim_end_matches('…');
-        let digits = said.replace('-', "").to_ascii_lowercase();
-        let right = digits.len() >= 6 && digits.bytes().all(|byte| byte.is_ascii_hexdigit());
-        right.then(|| Self { text: said.to_owned(), digits })
+        let trimmed = text.trim_start_matches('…').trim_end_matches('…');
+        let digits = trimmed.replace('-', "").to_ascii_lowercase();
+        let is_valid = digits.len() >= 6 && digits.bytes().all(|byte| byte.is_ascii_hexdigit());
+        is_valid.then(|| Self { text: trimmed.to_owned(), digits })
     }
 
     /// Returns true if an id begins or ends with these digits.
@@ -54,11 +54,14 @@ impl PartialId {
 }
 
 /// Returns the only match, or `None`. Several matches are an error, so that the user chooses.
-pub(crate) fn at_most_one<T: ToString>(mut found: Vec<T>, what: &str) -> io::Result<Option<T>> {
+pub(crate) fn at_most_one<T: ToString>(mut found: Vec<T>, noun: &str) -> io::Result<Option<T>> {
     if found.len() > 1 {
         let names: Vec<String> = found.iter().take(5).map(ToString::to_string).collect();
-        let more = if found.len() > names.len() { ", …" } else { "" };
-        return Err(io::Error::other(format!("several {what} match: {}{more}", names.join(", "))));
+        let ellipsis = if found.len() > names.len() { ", …" } else { "" };
+        return Err(io::Error::other(format!(
+            "several {noun} match: {}{ellipsis}",
+            names.join(", ")
+        )));
     }
     Ok(found.pop())
 }
@@ -161,17 +164,17 @@ impl RowFilterArgs {
 
     /// Returns the message for no matching rows. Lists the known entities if the name is unknown.
     pub(crate) fn no_rows_message(&self, ledger: &Ledger) -> String {
-        let nothing = "no matching rows".to_owned();
-        let Some((name, _)) = &self.entity else { return nothing };
+        let message = "no matching rows".to_owned();
+        let Some((name, _)) = &self.entity else { return message };
         match ledger.entity_names() {
             Ok(names) if !names.is_empty() && !names.contains(name) => {
                 format!(
-                    "{nothing}; no row has the entity `{}`, known entities: {}",
+                    "{message}; no row has the entity `{}`, known entities: {}",
                     sanitize(name),
                     sanitize(&names.join(", "))
                 )
             }
-            _ => nothing,
+            _ => message,
         }
     }
 }
@@ -269,23 +272,28 @@ impl TextTable {
     }
 
     pub(crate) fn print(&self, out: &mut impl Write) -> io::Result<()> {
-        let length = |text: &str| text.chars().count();
-        let mut widths: Vec<usize> = self.head.iter().map(|head| length(head)).collect();
+        let char_count = |text: &str| text.chars().count();
+        let mut widths: Vec<usize> = self.head.iter().map(|head| char_count(head)).collect();
         for row in &self.rows {
             for (width, (cell, _)) in widths.iter_mut().zip(row) {
-                *width = (*width).max(length(cell));
+                *width = (*width).max(char_count(cell));
             }
         }
-        let room = if io::stdout().is_terminal() { terminal_width() } else { usize::MAX };
+        let available_width =
+            if io::stdout().is_terminal() { terminal_width() } else { usize::MAX };
         for (column, least) in self.cut_columns.iter().rev() {
-            let all: usize = widths.iter().sum::<usize>() + 2 * widths.len().saturating_sub(1);
+            let total_width: usize =
+                widths.iter().sum::<usize>() + 2 * widths.len().saturating_sub(1);
             if let Some(width) = widths.get_mut(*column) {
-                *width = width.saturating_sub(all.saturating_sub(room)).max((*least).min(*width));
+                *width = width
+                    .saturating_sub(total_width.saturating_sub(available_width))
+                    .max((*least).min(*width));
             }
         }
         for (column, _) in self.cut_columns.iter().rev() {
-            let all: usize = widths.iter().filter(|width| **width > 0).map(|width| width + 2).sum();
-            if all > room.saturating_add(2)
+            let total_width: usize =
+                widths.iter().filter(|width| **width > 0).map(|width| width + 2).sum();
+            if total_width > available_width.saturating_add(2)
                 && let Some(width) = widths.get_mut(*column)
             {
                 *width = 0;
@@ -294,15 +302,15 @@ impl TextTable {
         let mut line = |cells: &mut dyn Iterator<Item = (&str, Style)>| {
             let mut text = String::new();
             for ((cell, style), width) in cells.zip(&widths).filter(|(_, width)| **width > 0) {
-                let cell = if length(cell) > *width {
+                let cell = if char_count(cell) > *width {
                     cell.chars().take(width.saturating_sub(1)).chain(['…']).collect()
                 } else {
                     cell.to_owned()
                 };
-                let pad = " ".repeat(width.saturating_sub(length(&cell)) + 2);
+                let padding = " ".repeat(width.saturating_sub(char_count(&cell)) + 2);
                 let _ = std::fmt::Write::write_fmt(
                     &mut text,
-                    format_args!("{style}{cell}{style:#}{pad}"),
+                    format_args!("{style}{cell}{style:#}{padding}"),
                 );
             }
             writeln!(out, "{}", text.trim_end())
@@ -333,17 +341,17 @@ pub(crate) fn sanitize(text: &str) -> String {
 /// Formats untrusted JSON for people. Control and format characters are written as JSON escapes.
 pub(crate) fn to_safe_json(value: &impl Serialize) -> io::Result<String> {
     let text = serde_json::to_string_pretty(value)?;
-    let mut shown = String::with_capacity(text.len());
+    let mut escaped = String::with_capacity(text.len());
     for c in text.chars() {
         if c == '\n' || !(c.is_control() || is_format_char(c)) {
-            shown.push(c);
+            escaped.push(c);
             continue;
         }
         for unit in c.encode_utf16(&mut [0; 2]) {
-            let _ = std::fmt::Write::write_fmt(&mut shown, format_args!("\\u{unit:04x}"));
+            let _ = std::fmt::Write::write_fmt(&mut escaped, format_args!("\\u{unit:04x}"));
         }
     }
-    Ok(shown)
+    Ok(escaped)
 }
 
 /// Returns true for characters that change the text direction, break lines or are invisible.
@@ -409,18 +417,18 @@ pub(crate) fn format_nanos(nanos: u64) -> String {
 }
 
 /// Creates a progress bar, which is hidden with `--quiet` and without a terminal.
-pub(crate) fn progress_bar(length: u64, what: &'static str) -> ProgressBar {
+pub(crate) fn progress_bar(length: u64, label: &'static str) -> ProgressBar {
     if crate::is_quiet() {
         return ProgressBar::hidden();
     }
     let style = ProgressStyle::with_template("{msg} {bar:40} {human_pos}/{human_len} {eta}")
         .unwrap_or_else(|_| ProgressStyle::default_bar());
-    ProgressBar::new(length).with_style(style).with_message(what)
+    ProgressBar::new(length).with_style(style).with_message(label)
 }
 
 /// Formats a count with its noun in singular or plural.
-pub(crate) fn format_count(count: u64, what: &str) -> String {
-    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
+pub(crate) fn format_count(count: u64, noun: &str) -> String {
+    format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
 }
 
 /// Indents each line by two spaces.

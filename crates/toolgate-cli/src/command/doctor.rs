@@ -69,14 +69,14 @@ impl DoctorFindings {
 pub(crate) fn run(args: &Args) -> io::Result<ExitCode> {
     // Hooks must not inherit open files of this process.
     let _ = toolgate_process::sandbox::close_inherited_files();
-    let mut found = DoctorFindings::default();
-    run_checks(args, &mut found)?;
-    let ok = found.0.iter().all(|finding| finding.state != FindingState::Ill);
+    let mut findings = DoctorFindings::default();
+    run_checks(args, &mut findings)?;
+    let ok = findings.0.iter().all(|finding| finding.state != FindingState::Ill);
     let mut out = IgnoreBrokenPipe(anstream::stdout().lock());
     if args.json {
-        writeln!(out, "{}", json!({"ok": ok, "findings": found.0}))?;
+        writeln!(out, "{}", json!({"ok": ok, "findings": findings.0}))?;
     } else {
-        for DoctorFinding { check, state, says } in &found.0 {
+        for DoctorFinding { check, state, says } in &findings.0 {
             let (style, sign) = match state {
                 FindingState::Well => (GREEN, "✓"),
                 FindingState::Note => (YELLOW, "!"),
@@ -98,22 +98,22 @@ pub(crate) fn run(args: &Args) -> io::Result<ExitCode> {
     Ok(if ok { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-fn run_checks(args: &Args, found: &mut DoctorFindings) -> io::Result<()> {
+fn run_checks(args: &Args, findings: &mut DoctorFindings) -> io::Result<()> {
     let project = effective_config::project_dir()?;
     let state = match UserStateDir::open() {
         Ok(state) => state,
         Err(error) => {
-            found.add("state", FindingState::Ill, error.to_string());
+            findings.add("state", FindingState::Ill, error.to_string());
             return Ok(());
         }
     };
-    found.add("state", FindingState::Well, format!("{} is private", state.path().display()));
-    let own = std::env::current_exe()?;
+    findings.add("state", FindingState::Well, format!("{} is private", state.path().display()));
+    let current_program = std::env::current_exe()?;
     let mut declared: Vec<String> = Vec::new();
     // If rows cannot be written, every call is denied. Report this once, and skip the canary.
-    let (mut serves, mut records) = (false, true);
+    let (mut has_gateway, mut is_ledger_writable) = (false, true);
     match EffectiveConfig::find(args.config.as_deref(), &project, &state) {
-        Err(error) => found.add("configuration", FindingState::Ill, error.to_string()),
+        Err(error) => findings.add("configuration", FindingState::Ill, error.to_string()),
         Ok(in_force) => {
             // Programs of upstreams are not part of the configuration, though changes to them are
             // detected.
@@ -129,18 +129,18 @@ fn run_checks(args: &Args, found: &mut DoctorFindings) -> io::Result<()> {
                 .map(|file| file.display().to_string());
             let files = files.collect::<Vec<_>>().join(", ");
             if let Some(notice) = &in_force.notice {
-                found.add("trust", FindingState::Ill, notice.clone());
+                findings.add("trust", FindingState::Ill, notice.clone());
             }
-            let (store, kept) = (in_force.store.clone(), in_force.retention());
-            serves = !in_force.config.upstreams.is_empty()
+            let (store, retention) = (in_force.store.clone(), in_force.retention());
+            has_gateway = !in_force.config.upstreams.is_empty()
                 || in_force.config.gateway.is_declared
                 || is_server_registered(&project)?;
-            if serves {
-                check_gateway(args, found)?;
+            if has_gateway {
+                check_gateway(args, findings)?;
             }
             let names: Vec<String> = in_force.config.agent_names().map(str::to_owned).collect();
             match in_force.config.for_client().build_agents(None) {
-                Err(error) => found.add(
+                Err(error) => findings.add(
                     "configuration",
                     FindingState::Ill,
                     format!("the configuration does not load\n{}", error.render(false)),
@@ -148,7 +148,7 @@ fn run_checks(args: &Args, found: &mut DoctorFindings) -> io::Result<()> {
                 Ok(agents) => {
                     let rules: usize =
                         agents.iter().map(|agent| agent.enforced_rules().count()).sum();
-                    found.add(
+                    findings.add(
                         "configuration",
                         FindingState::Well,
                         format!(
@@ -157,86 +157,103 @@ fn run_checks(args: &Args, found: &mut DoctorFindings) -> io::Result<()> {
                         ),
                     );
                     let tools = || agents.iter().flat_map(|agent| agent.tools());
-                    let asked = find_canary_call(tools(), state.path());
+                    let canary_call = find_canary_call(tools(), state.path());
                     declared = tools().map(|tool| tool.name().to_owned()).collect();
-                    records = check_ledger(&store, kept, &state, found);
-                    if !serves && records {
-                        check_canary(args, &names, &own, asked.as_ref(), found);
+                    is_ledger_writable = check_ledger(&store, retention, &state, findings);
+                    if !has_gateway && is_ledger_writable {
+                        check_canary(
+                            args,
+                            &names,
+                            &current_program,
+                            canary_call.as_ref(),
+                            findings,
+                        );
                     }
                 }
             }
         }
     }
-    match toolgate_process::sandbox::test_sandbox(&own) {
-        Ok(None) => found.add("sandbox", FindingState::Well, "command tools run in a sandbox"),
-        Ok(Some(gap)) => found.add("sandbox", FindingState::Note, gap),
-        Err(why) => found.add(
+    match toolgate_process::sandbox::test_sandbox(&current_program) {
+        Ok(None) => findings.add("sandbox", FindingState::Well, "command tools run in a sandbox"),
+        Ok(Some(gap)) => findings.add("sandbox", FindingState::Note, gap),
+        Err(why) => findings.add(
             "sandbox",
             FindingState::Note,
             format!("command tools cannot run here: {why}"),
         ),
     }
-    check_clients(&project, &state, &declared, (serves, records), &own, found)
+    check_clients(
+        &project,
+        &state,
+        &declared,
+        (has_gateway, is_ledger_writable),
+        &current_program,
+        findings,
+    )
 }
 
 /// Checks that the ledger is writable and private. Returns true if it is writable.
 fn check_ledger(
     store: &Path,
-    kept: Option<toolgate::SignedDuration>,
+    retention: Option<toolgate::SignedDuration>,
     state: &UserStateDir,
-    found: &mut DoctorFindings,
+    findings: &mut DoctorFindings,
 ) -> bool {
     match toolgate_hook::open_store(store, state) {
         Err(error) => {
-            found.add("ledger", FindingState::Ill, error.to_string());
+            findings.add("ledger", FindingState::Ill, error.to_string());
             false
         }
-        Ok(opened) => {
+        Ok(opened_store) => {
             let runtime = tokio::runtime::Builder::new_current_thread().build();
             if let Err(why) = runtime.map_err(|error| error.to_string()).and_then(|runtime| {
-                runtime.block_on(opened.check_writable()).map_err(|error| error.to_string())
+                runtime.block_on(opened_store.check_writable()).map_err(|error| error.to_string())
             }) {
-                found.add(
+                findings.add(
                     "ledger",
                     FindingState::Ill,
                     format!("cannot write to the ledger: {why}"),
                 );
                 return false;
             }
-            drop(opened);
+            drop(opened_store);
             let keys = PathBuf::from(format!("{}.state/keys", store.display()));
-            let open = [store.to_owned(), keys.clone()]
+            let private_paths = [store.to_owned(), keys.clone()]
                 .into_iter()
                 .chain(fs::read_dir(&keys).into_iter().flatten().flatten().map(|file| file.path()));
-            let loose: Vec<String> = open
+            let exposed_paths: Vec<String> = private_paths
                 .filter(|path| fs::metadata(path).is_ok_and(|file| file.mode() & 0o077 != 0))
                 .map(|path| path.display().to_string())
                 .collect();
-            let them = if loose.len() == 1 { "it" } else { "them" };
-            match loose.first() {
-                Some(_) => found.add(
+            let pronoun = if exposed_paths.len() == 1 { "it" } else { "them" };
+            match exposed_paths.first() {
+                Some(_) => findings.add(
                     "ledger",
                     FindingState::Ill,
                     format!(
-                        "other users can read {}; run `chmod go-rwx` on {them}",
-                        loose.join(", ")
+                        "other users can read {}; run `chmod go-rwx` on {pronoun}",
+                        exposed_paths.join(", ")
                     ),
                 ),
                 None => {
-                    let kept = toolgate_hook::retention::describe_retention(store, kept)
-                        .map(|told| format!("\n{told}"))
+                    let retention = toolgate_hook::retention::describe_retention(store, retention)
+                        .map(|text| format!("\n{text}"))
                         .unwrap_or_default();
-                    found.add("ledger", FindingState::Well, format!("{}{kept}", store.display()));
+                    findings.add(
+                        "ledger",
+                        FindingState::Well,
+                        format!("{}{retention}", store.display()),
+                    );
                 }
             }
-            check_clock(store, found);
+            check_clock(store, findings);
             true
         }
     }
 }
 
 /// Checks the clock, on which limits and evidence depend.
-fn check_clock(store: &Path, found: &mut DoctorFindings) {
+fn check_clock(store: &Path, findings: &mut DoctorFindings) {
     let now = jiff::Timestamp::now();
     let newest = toolgate_store::Ledger::open(store)
         .ok()
@@ -244,7 +261,7 @@ fn check_clock(store: &Path, found: &mut DoctorFindings) {
         .map(|row| row.at);
     match newest {
         Some(last) if last.duration_since(now) > jiff::SignedDuration::from_mins(5) => {
-            found.add(
+            findings.add(
                 "clock",
                 FindingState::Ill,
                 format!(
@@ -253,9 +270,13 @@ fn check_clock(store: &Path, found: &mut DoctorFindings) {
             );
         }
         _ if now.as_second() < 1_767_225_600 => {
-            found.add("clock", FindingState::Ill, format!("the clock is wrong: it is at {now}"))
+            findings.add("clock", FindingState::Ill, format!("the clock is wrong: it is at {now}"))
         }
-        _ => found.add("clock", FindingState::Well, now.strftime("%Y-%m-%d %H:%M:%SZ").to_string()),
+        _ => findings.add(
+            "clock",
+            FindingState::Well,
+            now.strftime("%Y-%m-%d %H:%M:%SZ").to_string(),
+        ),
     }
 }
 
@@ -263,19 +284,19 @@ fn check_clock(store: &Path, found: &mut DoctorFindings) {
 fn check_canary(
     args: &Args,
     agents: &[String],
-    own: &Path,
-    asked: Option<&(String, Value)>,
-    found: &mut DoctorFindings,
+    program: &Path,
+    canary_call: Option<&(String, Value)>,
+    findings: &mut DoctorFindings,
 ) {
-    let Some((tool, input)) = asked else {
-        found.add(
+    let Some((tool, input)) = canary_call else {
+        findings.add(
             "canary",
             FindingState::Note,
             "no declared tool can be asked for a file, so the canary cannot run",
         );
         return;
     };
-    let mut command = Command::new(own);
+    let mut command = Command::new(program);
     command
         .arg("hook")
         .args(args.config.iter().flat_map(|path| ["--config".as_ref(), path.as_os_str()]));
@@ -288,11 +309,11 @@ fn check_canary(
         command.args(agents.first().map(|agent| format!("--agent={agent}")));
     }
     match check_refusal(command, "PreToolUse", tool, input) {
-        Err(why) => found.add("canary", FindingState::Ill, why),
-        Ok(took) => found.add(
+        Err(why) => findings.add("canary", FindingState::Ill, why),
+        Ok(duration) => findings.add(
             "canary",
             FindingState::Well,
-            format!("a call that must be refused was refused, in {took:?}"),
+            format!("a call that must be refused was refused, in {duration:?}"),
         ),
     }
 }
@@ -305,21 +326,25 @@ fn find_canary_call<'t>(
     state: &Path,
 ) -> Option<(String, Value)> {
     let key = state.join("key").display().to_string();
-    let asks = |tool: &ToolSpec| {
+    let arguments_for = |tool: &ToolSpec| {
         let Some(schema) = tool.input_schema() else {
             return Some(json!({"command": format!("cat {key}"), "file_path": key}));
         };
         let required =
             schema.get("required").and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
-        let is_text = |name: &String, one: &Value| {
-            let free = ["enum", "const", "pattern", "format", "maxLength"]
+        let is_text = |name: &String, property: &Value| {
+            let is_unrestricted = ["enum", "const", "pattern", "format", "maxLength"]
                 .iter()
-                .all(|word| one.get(word).is_none());
-            free && one.get("type").and_then(Value::as_str) == Some("string")
+                .all(|keyword| property.get(keyword).is_none());
+            is_unrestricted
+                && property.get("type").and_then(Value::as_str) == Some("string")
                 && required.iter().all(|other| other.as_str() == Some(name))
         };
-        let (name, _) =
-            schema.get("properties")?.as_object()?.iter().find(|(name, one)| is_text(name, one))?;
+        let (name, _) = schema
+            .get("properties")?
+            .as_object()?
+            .iter()
+            .find(|(name, property)| is_text(name, property))?;
         let value =
             if tool.shell_argument().is_some() { format!("cat {key}") } else { key.clone() };
         Some(json!({name.as_str(): value}))
@@ -327,13 +352,13 @@ fn find_canary_call<'t>(
     // Skip names with a digest: the client calls such a tool by another name.
     let tools = tools
         .filter(|tool| toolgate::tool::name::tool_name_from_client(tool.name()) == tool.name());
-    let mut all: Vec<(String, Value, bool)> = tools
+    let mut candidates: Vec<(String, Value, bool)> = tools
         .filter_map(|tool| {
-            Some((tool.name().to_owned(), asks(tool)?, tool.input_schema().is_some()))
+            Some((tool.name().to_owned(), arguments_for(tool)?, tool.input_schema().is_some()))
         })
         .collect();
-    all.sort_by_key(|(_, _, closed)| *closed);
-    all.into_iter().next().map(|(tool, input, _)| (tool, input))
+    candidates.sort_by_key(|(_, _, has_schema)| *has_schema);
+    candidates.into_iter().next().map(|(tool, input, _)| (tool, input))
 }
 
 /// Checks that a hook refuses a call for toolgate's own state by the rule `own_state`.
@@ -347,7 +372,7 @@ fn check_refusal(
 ) -> Result<Duration, String> {
     let session = format!("toolgate-doctor-{}", jiff::Timestamp::now().as_millisecond());
     let event = json!({"hook_event_name": event, "session_id": session, "tool_use_id": "canary", "tool_name": tool, "tool_input": input});
-    let begun = Instant::now();
+    let started = Instant::now();
     let mut run = || -> io::Result<std::process::Output> {
         let mut child =
             command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
@@ -356,7 +381,7 @@ fn check_refusal(
             let _ = stdin.write_all(event.to_string().as_bytes());
         }
         while child.try_wait()?.is_none() {
-            if begun.elapsed() > Duration::from_secs(10) {
+            if started.elapsed() > Duration::from_secs(10) {
                 child.kill()?;
                 return Err(io::Error::other("no answer within 10 seconds"));
             }
@@ -366,41 +391,41 @@ fn check_refusal(
     };
     let output =
         run().map_err(|error| format!("a call that must be refused got no answer: {error}"))?;
-    let took =
-        Duration::from_micros(u64::try_from(begun.elapsed().as_micros()).unwrap_or(u64::MAX));
-    let (answer, said) =
+    let duration =
+        Duration::from_micros(u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX));
+    let (stdout, stderr) =
         (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     let denied =
-        output.status.success() && answer.contains("\"deny\"") && answer.contains("own_state");
-    if denied || (output.status.code() == Some(2) && said.contains("own_state")) {
-        return Ok(took);
+        output.status.success() && stdout.contains("\"deny\"") && stdout.contains("own_state");
+    if denied || (output.status.code() == Some(2) && stderr.contains("own_state")) {
+        return Ok(duration);
     }
-    let read: Value = serde_json::from_str(&answer).unwrap_or_default();
-    let told =
-        |name: &str| read.pointer(&format!("/hookSpecificOutput/{name}")).and_then(Value::as_str);
-    let why = told("permissionDecisionReason").unwrap_or(if answer.trim().is_empty() {
-        said.trim()
+    let reply: Value = serde_json::from_str(&stdout).unwrap_or_default();
+    let reply_field =
+        |name: &str| reply.pointer(&format!("/hookSpecificOutput/{name}")).and_then(Value::as_str);
+    let why = reply_field("permissionDecisionReason").unwrap_or(if stdout.trim().is_empty() {
+        stderr.trim()
     } else {
-        answer.trim()
+        stdout.trim()
     });
     let why: String = why.lines().next().unwrap_or("no output").chars().take(300).collect();
-    if output.status.code() == Some(2) || (output.status.success() && answer.contains("\"deny\"")) {
+    if output.status.code() == Some(2) || (output.status.success() && stdout.contains("\"deny\"")) {
         return Err(format!(
             "a call that must be refused was refused, but not by the rule that protects toolgate: {why}"
         ));
     }
     Err(format!(
         "a call that must be refused got {}: {why}",
-        told("permissionDecision").unwrap_or("no decision")
+        reply_field("permissionDecision").unwrap_or("no decision")
     ))
 }
 
 /// Starts the gateway, and checks that its upstreams answer and that it refuses the canary.
-fn check_gateway(args: &Args, found: &mut DoctorFindings) -> io::Result<()> {
-    let served = ServedConfigSource::new(args.config.clone(), None)?;
+fn check_gateway(args: &Args, findings: &mut DoctorFindings) -> io::Result<()> {
+    let source = ServedConfigSource::new(args.config.clone(), None)?;
     let program = std::env::current_exe()?;
-    let in_force = served.find()?;
-    let starting = UpstreamOptions {
+    let in_force = source.find()?;
+    let upstream_options = UpstreamOptions {
         pin_dir: Some(config_pins_dir(&UserStateDir::open()?, &in_force)),
         launcher: Some(program.clone()),
     };
@@ -408,7 +433,7 @@ fn check_gateway(args: &Args, found: &mut DoctorFindings) -> io::Result<()> {
     let options = GatewayOptions {
         built_in_rules: None,
         store: std::sync::Arc::new(toolgate::MemoryStore::default()),
-        upstreams: starting,
+        upstreams: upstream_options,
         upstream_start_timeout: Duration::from_secs(15),
         launcher: Some(program),
         principal: effective_config::local_user_name(),
@@ -423,61 +448,71 @@ fn check_gateway(args: &Args, found: &mut DoctorFindings) -> io::Result<()> {
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     runtime.block_on(async {
-        let opened = Gateway::open(move || Ok(served.find()?.config), options).await;
+        let opened = Gateway::open(move || Ok(source.find()?.config), options).await;
         match opened {
-            Err(error) => found.add("gateway", FindingState::Ill, error.to_string()),
+            Err(error) => findings.add("gateway", FindingState::Ill, error.to_string()),
             Ok(gateway) => {
-                found.add("canary", FindingState::Well, "a call that must be refused was refused");
-                for one in gateway.health() {
-                    match &one.status {
-                        UpstreamStatus::Up { .. } if one.held.is_empty() => found.add(
+                findings.add(
+                    "canary",
+                    FindingState::Well,
+                    "a call that must be refused was refused",
+                );
+                for upstream in gateway.health() {
+                    match &upstream.status {
+                        UpstreamStatus::Up { .. } if upstream.held.is_empty() => findings.add(
                             "upstream",
                             FindingState::Well,
-                            format!("{}: {}", one.name, format_count(one.tools as u64, "tool")),
+                            format!(
+                                "{}: {}",
+                                upstream.name,
+                                format_count(upstream.tools as u64, "tool")
+                            ),
                         ),
                         UpstreamStatus::Up { .. } => {
-                            let held = format_count(one.held.len() as u64, "tool");
-                            let (health, why) =
-                                match (one.pin_write_error(), one.unusable_tools().count()) {
-                                    (Some(why), _) => (
-                                        FindingState::Ill,
-                                        format!(": new definitions cannot be stored: {why}"),
-                                    ),
-                                    (None, 0) => (
+                            let quarantined = format_count(upstream.held.len() as u64, "tool");
+                            let (health, why) = match (
+                                upstream.pin_write_error(),
+                                upstream.unusable_tools().count(),
+                            ) {
+                                (Some(why), _) => (
+                                    FindingState::Ill,
+                                    format!(": new definitions cannot be stored: {why}"),
+                                ),
+                                (None, 0) => (
+                                    FindingState::Note,
+                                    "; review with `toolgate upstream diff`".to_owned(),
+                                ),
+                                (None, unusable_count) => {
+                                    let reasons = upstream.unusable_tools().map(|(tool, why)| {
+                                        format!("\n{tool} does not fit the configuration: {why}")
+                                    });
+                                    let rest = if unusable_count < upstream.held.len() {
+                                        "; review with `toolgate upstream diff`"
+                                    } else {
+                                        ""
+                                    };
+                                    (
                                         FindingState::Note,
-                                        "; review with `toolgate upstream diff`".to_owned(),
-                                    ),
-                                    (None, unfit) => {
-                                        let whys = one.unusable_tools().map(|(tool, why)| {
-                                            format!(
-                                                "\n{tool} does not fit the configuration: {why}"
-                                            )
-                                        });
-                                        let rest = if unfit < one.held.len() {
-                                            "; review with `toolgate upstream diff`"
-                                        } else {
-                                            ""
-                                        };
-                                        (
-                                            FindingState::Note,
-                                            format!("{rest}{}", whys.collect::<String>()),
-                                        )
-                                    }
-                                };
-                            found.add(
+                                        format!("{rest}{}", reasons.collect::<String>()),
+                                    )
+                                }
+                            };
+                            findings.add(
                                 "upstream",
                                 health,
-                                format!("{}: {held} quarantined{why}", one.name),
+                                format!("{}: {quarantined} quarantined{why}", upstream.name),
                             );
                         }
-                        UpstreamStatus::Starting => found.add(
+                        UpstreamStatus::Starting => findings.add(
                             "upstream",
                             FindingState::Ill,
-                            format!("{}: no answer", one.name),
+                            format!("{}: no answer", upstream.name),
                         ),
-                        UpstreamStatus::Down { why, .. } => {
-                            found.add("upstream", FindingState::Ill, format!("{}: {why}", one.name))
-                        }
+                        UpstreamStatus::Down { why, .. } => findings.add(
+                            "upstream",
+                            FindingState::Ill,
+                            format!("{}: {why}", upstream.name),
+                        ),
                     }
                 }
                 gateway.shut_down().await;

@@ -73,18 +73,23 @@ pub(crate) fn run(args: &Args, store: Option<&Path>) -> io::Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     // Open the ledger and the configuration only if a call needs them.
     let ledger = if args.is_offline() { None } else { Some(open_ledger(store)?) };
-    let tries = args.calls.iter().any(|call| matches!(call, ExplainTarget::Hypothetical(_)));
-    let desk = if tries { Some(CheckHarness::open_effective(args.config.as_ref())?) } else { None };
+    let has_hypothetical =
+        args.calls.iter().any(|call| matches!(call, ExplainTarget::Hypothetical(_)));
+    let harness = if has_hypothetical {
+        Some(CheckHarness::open_effective(args.config.as_ref())?)
+    } else {
+        None
+    };
     let mut out = anstream::stdout().lock();
     for (number, call) in args.calls.iter().enumerate() {
         let place = format!("call {}", number + 1);
-        match (call, &ledger, &desk) {
+        match (call, &ledger, &harness) {
             (ExplainTarget::Recorded(call), Some(ledger), _) => {
                 explain_recorded(&mut out, ledger, &runtime, call, args.json)?
             }
-            (ExplainTarget::Hypothetical(line), _, Some(desk)) => check::print_decision(
+            (ExplainTarget::Hypothetical(line), _, Some(harness)) => check::print_decision(
                 &mut out,
-                desk,
+                harness,
                 &runtime,
                 (place.as_str(), line.as_str()),
                 true,
@@ -105,27 +110,28 @@ fn explain_recorded(
     json: bool,
 ) -> io::Result<()> {
     let row = find_row(call, ledger)?;
-    let unexplained = |why: String| io::Error::other(format!("cannot explain {}: {why}", row.call));
-    let replay = build_replay(ledger, row.config)?.map_err(unexplained)?;
+    let cannot_explain =
+        |why: String| io::Error::other(format!("cannot explain {}: {why}", row.call));
+    let replay = build_replay(ledger, row.config)?.map_err(cannot_explain)?;
     let (now, why) =
         runtime.block_on(async { (replay.decide(&row).await, replay.explain(&row).await) });
     let why = why.ok_or_else(|| {
-        unexplained("the row is not a call; show it with `toolgate audit show`".to_owned())
+        cannot_explain("the row is not a call; show it with `toolgate audit show`".to_owned())
     })?;
     if json {
         let was = AdmissionDecision::from_row(&row);
-        let told = json!({
+        let output = json!({
             "call": row.call, "turn": row.turn, "tool": row.tool, "at": row.at, "was": was, "now": now, "explanation": why,
         });
-        return writeln!(out, "{told}");
+        return writeln!(out, "{output}");
     }
     let (style, error) = (decision_style(row.decision), row.outcome.error());
     let rule = row.rule.as_deref().map(|rule| format!(" · {}", sanitize(rule))).unwrap_or_default();
-    let place =
+    let gate_text =
         if error.is_some() { format!(" {DIM}at{DIM:#} {}{rule}", row.gate) } else { String::new() };
     writeln!(
         out,
-        "{style}{}{style:#} {BOLD}{}{BOLD:#} {}{place}",
+        "{style}{}{style:#} {BOLD}{}{BOLD:#} {}{gate_text}",
         row.decision,
         sanitize(&row.tool),
         sanitize(&row.arguments.to_string())

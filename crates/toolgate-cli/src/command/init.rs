@@ -87,20 +87,21 @@ pub(crate) fn init(args: &InitArgs, store: Option<&Path>) -> io::Result<ExitCode
             let path = client.settings_file((!args.user).then_some(&*project))?;
             let program = std::env::current_exe()?.display().to_string();
             let before = read_or_empty(&path)?;
-            let named = |why: String| io::Error::other(format!("{}: {why}", path.display()));
+            let with_path_name =
+                |why: String| io::Error::other(format!("{}: {why}", path.display()));
             let after = match client {
                 SupportedClient::ClaudeDesktop => client_mcp_servers::add_toolgate_server(
                     &before,
                     &program,
                     &config.display().to_string(),
                 )
-                .map_err(named)?,
+                .map_err(with_path_name)?,
                 _ => client
                     .with_hooks(
                         &before,
                         &toolgate_hook::client_hooks::find_hook_program()?.display().to_string(),
                     )
-                    .map_err(named)?,
+                    .map_err(with_path_name)?,
             };
             Some((path, before, after))
         }
@@ -108,48 +109,50 @@ pub(crate) fn init(args: &InitArgs, store: Option<&Path>) -> io::Result<ExitCode
     };
     let is_new = !config.exists();
     // The MCP servers of the client run behind toolgate from now on.
-    let behind = settings.as_ref().filter(|(_, _, after)| {
+    let upstream_settings = settings.as_ref().filter(|(_, _, after)| {
         args.client == Some(SupportedClient::ClaudeDesktop)
             && after.contains(client_mcp_servers::UPSTREAM_SERVERS_KEY)
     });
-    let import = match (&args.import, behind) {
+    let import = match (&args.import, upstream_settings) {
         (Some(file), _) => {
-            let named = |why: String| io::Error::other(format!("{}: {why}", file.display()));
-            let text = fs::read_to_string(file).map_err(|error| named(error.to_string()))?;
-            toolgate_config::parse_mcp_servers(&text).map_err(named)?;
+            let with_path_name =
+                |why: String| io::Error::other(format!("{}: {why}", file.display()));
+            let text =
+                fs::read_to_string(file).map_err(|error| with_path_name(error.to_string()))?;
+            toolgate_config::parse_mcp_servers(&text).map_err(with_path_name)?;
             // A relative path keeps working if the directory moves.
-            let beside = config.parent().and_then(|directory| {
+            let relative = config.parent().and_then(|directory| {
                 std::path::absolute(file).ok()?.strip_prefix(directory).ok().map(Path::to_owned)
             });
-            Some(beside.map_or_else(|| std::path::absolute(file), Ok)?)
+            Some(relative.map_or_else(|| std::path::absolute(file), Ok)?)
         }
         (None, Some((path, ..))) => Some(path.clone()),
         (None, None) => None,
     };
     // A file that this command creates is trusted. An existing one must be reviewed first.
-    let accepted = if is_new {
+    let is_trusted = if is_new {
         let text = render_template(args.client, args.user, store, import.as_deref());
         apply_change(&mut out, &config, "", &text, args.dry_run)?;
         // Only the nearest configuration is in force.
-        if let Some(above) =
+        if let Some(parent_config) =
             project.parent().and_then(effective_config::find_project_config).filter(|_| !args.user)
         {
             writeln!(
                 out,
                 "this file replaces {} in this directory; to use that one, remove this file and run `toolgate init` there",
-                above.display()
+                parent_config.display()
             )?;
         }
         true
     } else {
         extend_config(&mut out, args, &config)?
     };
-    let unread =
+    let missing_import =
         import.as_ref().map(|import| format!("mcp_servers = [{}]", serde_json::json!(import)));
-    let unread = if is_new { None } else { unread };
-    let unread =
-        unread.filter(|line| read_or_empty(&config).is_ok_and(|text| !text.contains(line)));
-    print_missing_import(&mut out, &config, unread.as_deref())?;
+    let missing_import = if is_new { None } else { missing_import };
+    let missing_import =
+        missing_import.filter(|line| read_or_empty(&config).is_ok_and(|text| !text.contains(line)));
+    print_missing_import(&mut out, &config, missing_import.as_deref())?;
     if let Some((path, before, after)) = &settings {
         apply_change(&mut out, path, before, after, args.dry_run)?;
         if let Some((client, why)) =
@@ -163,7 +166,7 @@ pub(crate) fn init(args: &InitArgs, store: Option<&Path>) -> io::Result<ExitCode
     }
     let state = UserStateDir::open()?;
     if !args.user {
-        if accepted {
+        if is_trusted {
             state.trust(&config)?;
         } else if !state.is_trusted(&config)? {
             writeln!(
@@ -207,7 +210,7 @@ pub(crate) fn init(args: &InitArgs, store: Option<&Path>) -> io::Result<ExitCode
         }
     }
     // Without this line the client has no tools, so it is repeated at the end of the output.
-    print_missing_import(&mut out, &config, unread.as_deref())?;
+    print_missing_import(&mut out, &config, missing_import.as_deref())?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -226,19 +229,19 @@ fn print_missing_import(out: &mut impl Write, config: &Path, line: Option<&str>)
 /// Adds the tools of a client to an existing configuration, and returns whether it is trusted.
 fn extend_config(out: &mut impl Write, args: &InitArgs, config: &Path) -> io::Result<bool> {
     let text = read_or_empty(config)?;
-    let hooked = args.client.filter(|client| SupportedClient::ALL_WITH_HOOKS.contains(client));
-    let lack = hooked.map_or(MissingTools::NothingMissing, |client| {
+    let hook_client = args.client.filter(|client| SupportedClient::ALL_WITH_HOOKS.contains(client));
+    let missing = hook_client.map_or(MissingTools::NothingMissing, |client| {
         MissingTools::determine(client, config, &text, load_user_config(args.user).as_ref())
     });
-    let name = hooked.map(SupportedClient::name).unwrap_or_default();
-    if let MissingTools::Extended(after) = &lack {
+    let name = hook_client.map(SupportedClient::name).unwrap_or_default();
+    if let MissingTools::Extended(after) = &missing {
         // If the file was trusted, the added part is trusted too.
-        let accepted = !args.user && !args.dry_run && UserStateDir::open()?.is_trusted(config)?;
+        let is_trusted = !args.user && !args.dry_run && UserStateDir::open()?.is_trusted(config)?;
         apply_change(out, config, &text, after, args.dry_run)?;
-        return Ok(accepted);
+        return Ok(is_trusted);
     }
     writeln!(out, "{DIM}{} exists and is unchanged{DIM:#}", config.display())?;
-    match &lack {
+    match &missing {
         MissingTools::NothingMissing | MissingTools::Extended(_) => {}
         MissingTools::ManualShellTool(text) => {
             writeln!(
@@ -258,9 +261,10 @@ fn extend_config(out: &mut impl Write, args: &InitArgs, config: &Path) -> io::Re
 }
 
 /// Returns the user's own configuration if it applies together with that of a project.
-fn load_user_config(is_own: bool) -> Option<Config> {
-    let own = effective_config::user_config_path().filter(|own| !is_own && own.is_file())?;
-    Config::load(own).ok()
+fn load_user_config(is_user_config: bool) -> Option<Config> {
+    let path =
+        effective_config::user_config_path().filter(|path| !is_user_config && path.is_file())?;
+    Config::load(path).ok()
 }
 
 pub(crate) fn eject(args: &EjectArgs) -> io::Result<ExitCode> {
@@ -279,12 +283,12 @@ pub(crate) fn eject(args: &EjectArgs) -> io::Result<ExitCode> {
     for client in clients.iter().copied() {
         let path = client.settings_file((!args.user).then_some(&*project))?;
         let before = read_or_empty(&path)?;
-        let why = |why: String| io::Error::other(format!("{}: {why}", path.display()));
+        let add_path = |why: String| io::Error::other(format!("{}: {why}", path.display()));
         let is_server = client == SupportedClient::ClaudeDesktop;
         let registered = match is_server {
             _ if before.is_empty() => false,
-            true => client_mcp_servers::find_toolgate_server(&before).map_err(why)?.is_some(),
-            false => !SupportedClient::find_hook_entries(&before).map_err(why)?.is_empty(),
+            true => client_mcp_servers::find_toolgate_server(&before).map_err(add_path)?.is_some(),
+            false => !SupportedClient::find_hook_entries(&before).map_err(add_path)?.is_empty(),
         };
         if !registered {
             continue;
@@ -295,7 +299,7 @@ pub(crate) fn eject(args: &EjectArgs) -> io::Result<ExitCode> {
         } else {
             SupportedClient::without_hooks(&before)
         }
-        .map_err(why)?;
+        .map_err(add_path)?;
         // A symbolic link is not removed, because that would leave the hooks in its target.
         let after =
             if toolgate_hook::client_hooks::is_settings_file_empty(&after) && !path.is_symlink() {
@@ -307,13 +311,13 @@ pub(crate) fn eject(args: &EjectArgs) -> io::Result<ExitCode> {
     }
     found |= remove_managed_blocks(&mut out, args, &project, &clients)?;
     if !found {
-        let above = find_parent_with_hooks(&project).filter(|_| !args.user);
-        let above = above
-            .map(|above| {
-                format!("; it is in the settings of {}: run this command there", above.display())
+        let parent = find_parent_with_hooks(&project).filter(|_| !args.user);
+        let hint = parent
+            .map(|parent| {
+                format!("; it is in the settings of {}: run this command there", parent.display())
             })
             .unwrap_or_default();
-        writeln!(out, "no settings with toolgate found{above}")?;
+        writeln!(out, "no settings with toolgate found{hint}")?;
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -340,18 +344,18 @@ fn remove_managed_blocks(
             others.push(other);
         }
     }
-    let (own, before) = (load_user_config(args.user), read_or_empty(&config)?);
+    let (user_config, before) = (load_user_config(args.user), read_or_empty(&config)?);
     let (mut after, mut found) = (before.clone(), false);
     for client in clients {
         match crate::command::init::managed_block::remove_managed_block(
             *client,
             &config,
             &after,
-            own.as_ref(),
+            user_config.as_ref(),
             &others,
         ) {
             Ok(None) => continue,
-            Ok(Some(left)) => after = left,
+            Ok(Some(remaining)) => after = remaining,
             Err(why) => writeln!(
                 out,
                 "cannot remove from {} what was added for {}: {why}",
@@ -363,9 +367,10 @@ fn remove_managed_blocks(
     }
     if after != before {
         // If the file was trusted, the rest is trusted too.
-        let accepted = !args.user && !args.dry_run && UserStateDir::open()?.is_trusted(&config)?;
+        let was_trusted =
+            !args.user && !args.dry_run && UserStateDir::open()?.is_trusted(&config)?;
         apply_change(out, &config, &before, &after, args.dry_run)?;
-        if accepted {
+        if was_trusted {
             UserStateDir::open()?.trust(&config)?;
         }
     }
@@ -380,17 +385,17 @@ pub(crate) fn trust(args: &TrustArgs) -> io::Result<ExitCode> {
         Some(path) => path.clone(),
         None => effective_config::find_project_config(&directory)
             .or_else(|| {
-                effective_config::user_config_path().filter(|own| args.new_ledger && own.exists())
+                effective_config::user_config_path().filter(|path| args.new_ledger && path.exists())
             })
             .ok_or_else(effective_config::missing_config_error)?,
     };
     if args.revoke {
-        let was = state.distrust(&config)?;
+        let was_trusted = state.distrust(&config)?;
         writeln!(
             out,
             "{} {}",
             config.display(),
-            if was { "is no longer trusted" } else { "was not trusted" }
+            if was_trusted { "is no longer trusted" } else { "was not trusted" }
         )?;
         return Ok(ExitCode::SUCCESS);
     }
@@ -398,7 +403,7 @@ pub(crate) fn trust(args: &TrustArgs) -> io::Result<ExitCode> {
         let store = match &args.config {
             Some(path) => EffectiveConfig::find(Some(path), &directory, &state)?.store,
             None => match effective_config::requested_store() {
-                Some(named) => std::path::absolute(named)?,
+                Some(requested) => std::path::absolute(requested)?,
                 None => {
                     effective_config::find_store_for_reading(&effective_config::project_dir()?)?
                         .unwrap_or_else(|| state.ledger_path())
@@ -441,31 +446,31 @@ pub(crate) fn trust(args: &TrustArgs) -> io::Result<ExitCode> {
 
 /// Creates a ledger if no part of another one exists, and cleans up if that fails.
 fn create_ledger(store: &Path, state: &UserStateDir) -> io::Result<()> {
-    let beside = toolgate_store::state_dir_for(store);
-    if let Some(left) = [store, beside.as_path()].into_iter().find(|path| path.exists()) {
-        return Err(io::Error::other(format!("{} exists; move it away first", left.display())));
+    let state_dir = toolgate_store::state_dir_for(store);
+    if let Some(existing) = [store, state_dir.as_path()].into_iter().find(|path| path.exists()) {
+        return Err(io::Error::other(format!("{} exists; move it away first", existing.display())));
     }
-    let begun = SqliteStore::open(store)
+    let created = SqliteStore::open(store)
         .map_err(io::Error::other)
-        .and_then(|new| state.record_ledger_id(store, new.id()));
-    if begun.is_err() {
-        let _ = (fs::remove_file(store), fs::remove_dir_all(beside));
+        .and_then(|opened| state.record_ledger_id(store, opened.id()));
+    if created.is_err() {
+        let _ = (fs::remove_file(store), fs::remove_dir_all(state_dir));
     }
-    begun
+    created
 }
 
 /// Returns the parent directory whose configuration is in force here and whose clients have hooks.
 pub(super) fn find_parent_with_hooks(directory: &Path) -> Option<PathBuf> {
-    let above = effective_config::find_project_config(directory)?.parent()?.to_owned();
+    let parent = effective_config::find_project_config(directory)?.parent()?.to_owned();
     let is_hooked = |client: SupportedClient| {
         let text = client
-            .settings_file(Some(&above))
+            .settings_file(Some(&parent))
             .and_then(|path| read_or_empty(&path))
             .unwrap_or_default();
         SupportedClient::find_hook_entries(&text).is_ok_and(|entries| !entries.is_empty())
     };
-    (above != directory && SupportedClient::ALL_WITH_HOOKS.into_iter().any(is_hooked))
-        .then_some(above)
+    (parent != directory && SupportedClient::ALL_WITH_HOOKS.into_iter().any(is_hooked))
+        .then_some(parent)
 }
 
 /// Reads a file, and returns an empty text if it does not exist.
@@ -529,9 +534,9 @@ fn remove_file(path: &Path) -> io::Result<()> {
     if let Some(directory) = path.parent()
         && fs::remove_dir(directory).is_ok()
         && directory.ends_with("hooks")
-        && let Some(around) = directory.parent()
+        && let Some(grandparent) = directory.parent()
     {
-        let _ = fs::remove_dir(around);
+        let _ = fs::remove_dir(grandparent);
     }
     Ok(())
 }
@@ -544,16 +549,16 @@ pub(crate) fn write_atomically(path: &Path, text: &str) -> io::Result<()> {
         if let Some(parent) = path.parent() {
             fs::create_dir_all(parent)?;
         }
-        let beside = target
+        let directory = target
             .parent()
             .filter(|parent| !parent.as_os_str().is_empty())
             .unwrap_or(Path::new("."));
         // The temporary name is random: a link at a predictable name would lead to another file.
         let mut draft = tempfile::Builder::new()
             .permissions(fs::Permissions::from_mode(0o666))
-            .tempfile_in(beside)?;
-        if let Ok(old) = fs::metadata(&target) {
-            draft.as_file().set_permissions(old.permissions())?;
+            .tempfile_in(directory)?;
+        if let Ok(metadata) = fs::metadata(&target) {
+            draft.as_file().set_permissions(metadata.permissions())?;
         }
         draft.write_all(text.as_bytes())?;
         draft.as_file().sync_all()?;
@@ -581,7 +586,7 @@ const fn client_template(client: SupportedClient) -> &'static str {
 /// Renders a new configuration for a project, or for the user if `is_own`.
 fn render_template(
     client: Option<SupportedClient>,
-    is_own: bool,
+    is_user_config: bool,
     store: Option<&Path>,
     import: Option<&Path>,
 ) -> String {
@@ -591,11 +596,11 @@ fn render_template(
         None => include_str!("init/bare.toml"),
     };
     // The user's own configuration needs no `toolgate trust`.
-    let whom = match is_own {
+    let audience = match is_user_config {
         false => "the agent in this project. Run `toolgate trust` after every change.",
         true => "your agents in all projects. Every change is in force at once.",
     };
-    let text = text.replace("#WHOM#", whom);
+    let text = text.replace("#WHOM#", audience);
     let line = import.map_or_else(
         || "# mcp_servers = [\".mcp.json\"]".to_owned(),
         |path| format!("mcp_servers = [{}]", serde_json::json!(path)),

@@ -131,11 +131,12 @@ pub(crate) fn resume(args: &ResumeArgs, store: Option<&Path>) -> io::Result<Exit
         (args.target.target()?, open_ledger(store)?.paused_targets().map_err(io::Error::other)?);
     let is_paused = |target: &PauseTarget| paused.iter().any(|(paused, _)| paused == target);
     // The tool may have been paused by the given name instead of the toolgate name.
-    if let Some(given) = args.target.tool.as_deref().map(|tool| PauseTarget::Tool(tool.into()))
+    if let Some(literal_target) =
+        args.target.tool.as_deref().map(|tool| PauseTarget::Tool(tool.into()))
         && !is_paused(&target)
-        && is_paused(&given)
+        && is_paused(&literal_target)
     {
-        target = given;
+        target = literal_target;
     }
     if !is_paused(&target) {
         return Err(io::Error::other(format!(

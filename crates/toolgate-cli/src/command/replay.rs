@@ -98,14 +98,14 @@ pub(crate) fn run(args: &Args, store: Option<&Path>) -> io::Result<ExitCode> {
 
 async fn replay_rows(ledger: &Ledger, entries: &[LedgerEntry], args: &Args) -> io::Result<bool> {
     let mut by_config: HashMap<Digest, Result<Replay, String>> = HashMap::new();
-    let (mut same, mut differ, mut unknown, mut moment) = (0, 0, 0, 0);
+    let (mut same, mut differ, mut undecidable, mut circumstances) = (0, 0, 0, 0);
     let mut out = IgnoreBrokenPipe(anstream::stdout().lock());
     // A row without a turn belongs to the turn before it.
-    let (tells_turns, mut at) = (entries.iter().any(|entry| entry.row.turn.is_some()), 0);
+    let (has_turns, mut position) = (entries.iter().any(|entry| entry.row.turn.is_some()), 0);
     for entry in entries {
         let row = &entry.row;
-        at = if tells_turns { row.turn.unwrap_or(at) } else { entry.n };
-        if args.until.is_some_and(|until| at > until) {
+        position = if has_turns { row.turn.unwrap_or(position) } else { entry.n };
+        if args.until.is_some_and(|until| position > until) {
             continue;
         }
         let replay = match by_config.entry(row.config) {
@@ -121,9 +121,9 @@ async fn replay_rows(ledger: &Ledger, entries: &[LedgerEntry], args: &Args) -> i
         match &compared {
             ReplayComparison::Same => same += 1,
             ReplayComparison::Differs(_) => differ += 1,
-            ReplayComparison::Undecidable(_) => unknown += 1,
+            ReplayComparison::Undecidable(_) => undecidable += 1,
             ReplayComparison::Circumstance(_) if row.settles.is_some() => {}
-            ReplayComparison::Circumstance(_) => moment += 1,
+            ReplayComparison::Circumstance(_) => circumstances += 1,
         }
         let was = AdmissionDecision::from_row(row);
         if args.json {
@@ -145,7 +145,7 @@ async fn replay_rows(ledger: &Ledger, entries: &[LedgerEntry], args: &Args) -> i
             )?;
             continue;
         }
-        let (style, mark, more) = match &compared {
+        let (style, mark, detail) = match &compared {
             ReplayComparison::Same => (GREEN, "=", String::new()),
             ReplayComparison::Differs(now) => {
                 (RED, "≠", format!("\n      {RED}now {}{RED:#}", sanitize(&now.to_string())))
@@ -157,16 +157,20 @@ async fn replay_rows(ledger: &Ledger, entries: &[LedgerEntry], args: &Args) -> i
                 (DIM, "·", format!(" {DIM}not decided again: {}{DIM:#}", sanitize(why)))
             }
         };
-        let turn = if tells_turns {
+        let turn = if has_turns {
             row.turn.map_or_else(String::new, |turn| turn.to_string())
         } else {
             entry.n.to_string()
         };
-        let about = super::audit::describe_arguments(row);
-        let about = if about.is_empty() { about } else { format!(" {DIM}{about}{DIM:#}") };
+        let arguments_text = super::audit::describe_arguments(row);
+        let arguments_text = if arguments_text.is_empty() {
+            arguments_text
+        } else {
+            format!(" {DIM}{arguments_text}{DIM:#}")
+        };
         writeln!(
             out,
-            "{turn:>4}  {style}{mark}{style:#} {DIM}{}{DIM:#} {BOLD}{}{BOLD:#} {}{about}{more}",
+            "{turn:>4}  {style}{mark}{style:#} {DIM}{}{DIM:#} {BOLD}{}{BOLD:#} {}{arguments_text}{detail}",
             format_time(row.at),
             sanitize(&row.tool),
             sanitize(&was.to_string())
@@ -176,13 +180,13 @@ async fn replay_rows(ledger: &Ledger, entries: &[LedgerEntry], args: &Args) -> i
         writeln!(
             out,
             "{}",
-            json!({ "summary": { "same": same, "differ": differ, "undecidable": unknown, "circumstance": moment } })
+            json!({ "summary": { "same": same, "differ": differ, "undecidable": undecidable, "circumstance": circumstances } })
         )?;
     } else {
         let style = if differ == 0 { GREEN } else { RED };
         writeln!(
             out,
-            "\n{style}{same} the same, {differ} differ{style:#}, {unknown} undecidable, {moment} not decided again"
+            "\n{style}{same} the same, {differ} differ{style:#}, {undecidable} undecidable, {circumstances} not decided again"
         )?;
     }
     Ok(differ > 0)

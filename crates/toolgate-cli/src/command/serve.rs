@@ -70,8 +70,8 @@ pub(crate) struct ServedConfigSource {
 }
 
 impl ServedConfigSource {
-    pub(crate) fn new(given: Option<PathBuf>, agent: Option<String>) -> io::Result<Self> {
-        Ok(Self { path: given, agent, state: UserStateDir::open()? })
+    pub(crate) fn new(path: Option<PathBuf>, agent: Option<String>) -> io::Result<Self> {
+        Ok(Self { path, agent, state: UserStateDir::open()? })
     }
 
     pub(crate) fn find(&self) -> io::Result<EffectiveConfig> {
@@ -87,17 +87,21 @@ impl ServedConfigSource {
     }
 }
 
-pub(crate) fn run(args: &Args, store: Option<&Path>, telling: LogConfig) -> io::Result<ExitCode> {
+pub(crate) fn run(
+    args: &Args,
+    store: Option<&Path>,
+    log_config: LogConfig,
+) -> io::Result<ExitCode> {
     // Programs that run as hooks must not inherit open files of the caller.
     let _ = toolgate_process::sandbox::close_inherited_files();
     // Each connected client needs an open file.
     toolgate_mcp::raise_open_file_limit();
-    let served = Arc::new(ServedConfigSource::new(args.config.clone(), args.agent.clone())?);
-    let found = served.find()?;
+    let source = Arc::new(ServedConfigSource::new(args.config.clone(), args.agent.clone())?);
+    let found = source.find()?;
     let telemetry = Telemetry::start(found.config.gateway.otlp.as_ref())?;
-    telling.install(Some(&telemetry));
+    log_config.install(Some(&telemetry));
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    let code = runtime.block_on(serve(args, store, served, found))?;
+    let code = runtime.block_on(serve(args, store, source, found))?;
     // The task that reads standard input may be blocked in a read.
     runtime.shutdown_timeout(Duration::from_millis(100));
     Ok(code)
@@ -106,16 +110,16 @@ pub(crate) fn run(args: &Args, store: Option<&Path>, telling: LogConfig) -> io::
 async fn serve(
     args: &Args,
     store: Option<&Path>,
-    served: Arc<ServedConfigSource>,
+    source: Arc<ServedConfigSource>,
     found: EffectiveConfig,
 ) -> io::Result<ExitCode> {
     // Signal handlers are installed before the start message is printed.
-    let mut ending = TerminationSignals::new()?;
+    let mut signals = TerminationSignals::new()?;
     // If the parent ignored `SIGCHLD`, that is inherited, and the exit of child processes would be
     // missed.
-    let _ends = signal(SignalKind::child())?;
+    let _child_exits = signal(SignalKind::child())?;
     // A `SIGHUP` during the start must not end the process. It is handled once the gateway serves.
-    let hang_up = signal(SignalKind::hangup())?;
+    let hangup = signal(SignalKind::hangup())?;
     if let Some(notice) = &found.notice {
         print_stderr(notice);
     }
@@ -132,30 +136,37 @@ async fn serve(
         )));
     }
     // Settings that the command line overrides.
-    let given: Vec<&str> =
+    let overridden: Vec<&str> =
         store.map(|_| "store").into_iter().chain(args.listen.map(|_| "listen")).collect();
     let path = store.map_or_else(|| found.store.clone(), Path::to_owned);
     if let Some(parent) = path.parent() {
         std::fs::create_dir_all(parent)?;
     }
     // The checked open is short. `SqliteStore::open` also cleans up the ledger.
-    drop(toolgate_hook::open_store(&path, &served.state)?);
+    drop(toolgate_hook::open_store(&path, &source.state)?);
     let store = Arc::new(SqliteStore::open(&path).map_err(io::Error::other)?);
     // A reloaded configuration may name another ledger. Its retention does not apply to the open
     // one.
-    let (kept, ledger) = (Arc::clone(&served), std::path::absolute(&path)?);
-    let kept = move || {
-        kept.find().ok().filter(|found| found.store == ledger).and_then(|found| found.retention())
+    let (retention_source, ledger) = (Arc::clone(&source), std::path::absolute(&path)?);
+    let current_retention = move || {
+        retention_source
+            .find()
+            .ok()
+            .filter(|found| found.store == ledger)
+            .and_then(|found| found.retention())
     };
-    let keeping =
-        toolgate_hook::retention::prune_daily(Arc::clone(&store), kept, crate::print_note);
+    let pruning = toolgate_hook::retention::prune_daily(
+        Arc::clone(&store),
+        current_retention,
+        crate::print_note,
+    );
     let program = std::env::current_exe()?;
     // The rules follow the current files, or the files at the start if those do not load.
-    let (looks, project) = (Arc::clone(&served), effective_config::project_dir()?);
-    let protected = ProtectedPaths::collect(&found, &served.state, &project);
-    let own = protected.paths().chain([path.clone()]).collect();
-    let rules = move |tools: &[&toolgate::ToolSpec]| match looks.find() {
-        Ok(found) => ProtectedPaths::collect(&found, &looks.state, &project)
+    let (rule_source, project) = (Arc::clone(&source), effective_config::project_dir()?);
+    let protected = ProtectedPaths::collect(&found, &source.state, &project);
+    let own_paths = protected.paths().chain([path.clone()]).collect();
+    let rules = move |tools: &[&toolgate::ToolSpec]| match rule_source.find() {
+        Ok(found) => ProtectedPaths::collect(&found, &rule_source.state, &project)
             .render_rules(tools, Some(&project)),
         Err(_) => protected.render_rules(tools, Some(&project)),
     };
@@ -163,38 +174,43 @@ async fn serve(
         built_in_rules: Some(Arc::new(rules)),
         store,
         upstreams: UpstreamOptions {
-            pin_dir: Some(config_pins_dir(&served.state, &found)),
+            pin_dir: Some(config_pins_dir(&source.state, &found)),
             launcher: Some(program.clone()),
         },
         upstream_start_timeout: Duration::try_from(args.patience)
             .unwrap_or(Duration::from_secs(10)),
         launcher: Some(program),
         principal: effective_config::local_user_name(),
-        own_paths: own,
+        own_paths,
     };
     let listen = found.config.gateway.listen.as_deref().and_then(|address| address.parse().ok());
     let address = args.listen.or(listen).unwrap_or(DEFAULT_LISTEN_ADDRESS);
-    let reader = Arc::clone(&served);
+    let reader = Arc::clone(&source);
     let gateway = tokio::select! {
         opened = Gateway::open(move || reader.load(), options) => opened?,
         // Upstreams that were started meanwhile end with this process.
-        () = ending.wait() => return Ok(ExitCode::SUCCESS),
+        () = signals.wait() => return Ok(ExitCode::SUCCESS),
     };
     // Restoring files of agents needs rows, so pruning starts after that.
-    let retention = tokio::spawn(keeping);
+    let retention = tokio::spawn(pruning);
     tokio::spawn({
         let gateway = gateway.clone();
         async move { gateway.run_periodic_checks(Duration::from_secs(60)).await }
     });
-    let begun = (found.watched_files(), startup_settings(&found, &given));
-    let keeper =
-        tokio::spawn(reload_on_change(gateway.clone(), Arc::clone(&served), begun, given, hang_up));
-    let ended = if args.stdio {
+    let initial = (found.watched_files(), startup_settings(&found, &overridden));
+    let reload_task = tokio::spawn(reload_on_change(
+        gateway.clone(),
+        Arc::clone(&source),
+        initial,
+        overridden,
+        hangup,
+    ));
+    let result = if args.stdio {
         crate::print_note("toolgate serves on standard input and output");
         let mut serving = std::pin::pin!(gateway.serve_stdio(args.agent.clone()));
         tokio::select! {
-            ended = &mut serving => ended,
-            () = ending.wait() => {
+            result = &mut serving => result,
+            () = signals.wait() => {
                 // Let calls in progress end first.
                 gateway.start_shutdown();
                 serving.await
@@ -209,7 +225,7 @@ async fn serve(
                     listening.address,
                     found.config.gateway.tls.is_some(),
                 )?;
-                ending.wait().await;
+                signals.wait().await;
                 gateway.start_shutdown();
                 listening.wait_stopped().await;
                 Ok(())
@@ -220,8 +236,8 @@ async fn serve(
     retention.abort();
     gateway.shut_down().await;
     // The reload task has stopped by now.
-    keeper.abort();
-    ended.map(|()| ExitCode::SUCCESS)
+    reload_task.abort();
+    result.map(|()| ExitCode::SUCCESS)
 }
 
 /// Prints the address, and the agents and upstreams unless `--quiet` was given.
@@ -251,16 +267,18 @@ fn print_startup_report(gateway: &Gateway, address: SocketAddr, tls: bool) -> io
             UpstreamStatus::Down { .. } => format!("  {RED}✗{RED:#} {}: unavailable", health.name),
         });
         if !health.held.is_empty() {
-            let held = format_count(health.held.len() as u64, "tool");
+            let quarantined = format_count(health.held.len() as u64, "tool");
             print_stderr(&match health.pin_write_error() {
                 Some(why) => {
-                    format!("    {held} quarantined: cannot save the pins of new tools: {why}")
+                    format!(
+                        "    {quarantined} quarantined: cannot save the pins of new tools: {why}"
+                    )
                 }
                 // The reason was logged when it was detected.
                 None if health.unusable_tools().count() == health.held.len() => {
-                    format!("    {held} quarantined; see `toolgate upstream list`")
+                    format!("    {quarantined} quarantined; see `toolgate upstream list`")
                 }
-                None => format!("    {held} quarantined; see `toolgate upstream diff`"),
+                None => format!("    {quarantined} quarantined; see `toolgate upstream diff`"),
             });
         }
     }
@@ -307,7 +325,7 @@ fn only_pins_changed(
 type StartupSettings = Vec<(&'static str, String)>;
 
 /// Returns these settings of a configuration, except those that the command line overrides.
-fn startup_settings(found: &EffectiveConfig, given: &[&str]) -> StartupSettings {
+fn startup_settings(found: &EffectiveConfig, overridden: &[&str]) -> StartupSettings {
     let gateway = &found.config.gateway;
     let all = [
         ("store", format!("{:?}", found.store)),
@@ -318,28 +336,28 @@ fn startup_settings(found: &EffectiveConfig, given: &[&str]) -> StartupSettings 
         ("tls", format!("{:?}", gateway.tls)),
         ("otlp", format!("{:?}", gateway.otlp)),
     ];
-    all.into_iter().filter(|(name, _)| !given.contains(name)).collect()
+    all.into_iter().filter(|(name, _)| !overridden.contains(name)).collect()
 }
 
 /// Reloads the configuration when it changes, and on `SIGHUP`.
 async fn reload_on_change(
     gateway: Gateway,
-    served: Arc<ServedConfigSource>,
-    (files, begun): (Vec<(PathBuf, Option<FileMetadataFingerprint>)>, StartupSettings),
-    given: Vec<&'static str>,
-    mut hang_up: Signal,
+    source: Arc<ServedConfigSource>,
+    (files, initial_settings): (Vec<(PathBuf, Option<FileMetadataFingerprint>)>, StartupSettings),
+    overridden: Vec<&'static str>,
+    mut hangup: Signal,
 ) {
     let with_pins = |files: Vec<(PathBuf, Option<FileMetadataFingerprint>)>| {
         let pins = gateway.pin_files().into_iter().map(|file| (file.clone(), fingerprint(&file)));
         files.into_iter().chain(pins).collect::<Vec<_>>()
     };
-    let (mut files, mut told) = (with_pins(files), begun.clone());
-    let mut look = tokio::time::interval(Duration::from_millis(500));
+    let (mut files, mut reported_settings) = (with_pins(files), initial_settings.clone());
+    let mut poll = tokio::time::interval(Duration::from_millis(500));
     loop {
         let mut only_pins = false;
-        let because = tokio::select! {
-            _ = hang_up.recv() => "SIGHUP",
-            _ = look.tick() => {
+        let trigger = tokio::select! {
+            _ = hangup.recv() => "SIGHUP",
+            _ = poll.tick() => {
                 let Some(pins) = only_pins_changed(&files, &gateway.pin_files()) else { continue };
                 only_pins = pins;
                 // The file may be only partly written.
@@ -352,48 +370,49 @@ async fn reload_on_change(
         for (file, was) in &mut files {
             *was = fingerprint(file);
         }
-        let now = served
+        let now = source
             .find()
-            .map(|found| (with_pins(found.watched_files()), startup_settings(&found, &given)));
+            .map(|found| (with_pins(found.watched_files()), startup_settings(&found, &overridden)));
         match gateway.reload().await {
             // A tool definition has changed, or was accepted.
             Ok(()) if only_pins => {
                 let health = gateway.health();
                 // The gateway itself logs tools that do not fit their declaration.
-                let fits = |one: &toolgate_mcp::UpstreamHealth, tool: &str| {
-                    one.unusable_tools().all(|(unfit, _)| unfit != tool)
+                let fits = |upstream: &toolgate_mcp::UpstreamHealth, tool: &str| {
+                    upstream.unusable_tools().all(|(unusable, _)| unusable != tool)
                 };
-                let held = health
-                    .iter()
-                    .flat_map(|one| one.held.iter().filter(move |change| fits(one, &change.tool)));
-                let held = held.map(|change| format!("{} {}", change.upstream, change.tool));
-                let held: Vec<String> =
-                    held.map(|tool| crate::command::common::sanitize(&tool)).collect();
-                match held.is_empty() {
+                let quarantined = health.iter().flat_map(|upstream| {
+                    upstream.held.iter().filter(move |change| fits(upstream, &change.tool))
+                });
+                let quarantined =
+                    quarantined.map(|change| format!("{} {}", change.upstream, change.tool));
+                let quarantined: Vec<String> =
+                    quarantined.map(|tool| crate::command::common::sanitize(&tool)).collect();
+                match quarantined.is_empty() {
                     true => crate::print_note("all tools of upstreams match their pins"),
                     false => print_stderr(&format!(
                         "quarantined: {}; see `toolgate upstream diff`",
-                        held.join(", ")
+                        quarantined.join(", ")
                     )),
                 }
                 files = now.map_or(files, |(files, _)| files);
             }
             Ok(()) => {
-                crate::print_note(&format!("reloaded the configuration: {because}"));
+                crate::print_note(&format!("reloaded the configuration: {trigger}"));
                 let Ok((watched, now)) = now else { continue };
-                let other = now
+                let changed = now
                     .iter()
-                    .zip(&begun)
-                    .filter(|(now, begun)| now != begun)
+                    .zip(&initial_settings)
+                    .filter(|(now, initial)| now != initial)
                     .map(|((name, _), _)| format!("`{name}`"));
-                let other: Vec<String> = other.collect();
-                if !other.is_empty() && now != told {
+                let changed: Vec<String> = changed.collect();
+                if !changed.is_empty() && now != reported_settings {
                     print_stderr(&format!(
                         "changed settings need a restart of `toolgate serve`: {}",
-                        other.join(", ")
+                        changed.join(", ")
                     ));
                 }
-                (files, told) = (watched, now);
+                (files, reported_settings) = (watched, now);
             }
             Err(_) if gateway.is_shutting_down() => return,
             Err(error) => {

@@ -59,8 +59,8 @@ enum UpstreamCommand {
 }
 
 pub(crate) fn run(args: &Args) -> io::Result<ExitCode> {
-    let served = ServedConfigSource::new(args.config.clone(), None)?;
-    let found = served.find()?;
+    let source = ServedConfigSource::new(args.config.clone(), None)?;
+    let found = source.find()?;
     let pins = config_pins_dir(&UserStateDir::open()?, &found);
     let config = found.config;
     match &args.verb {
@@ -75,23 +75,26 @@ pub(crate) fn run(args: &Args) -> io::Result<ExitCode> {
 }
 
 fn list_upstreams(config: Config, pins: &Path, as_json: bool) -> io::Result<ExitCode> {
-    let starting = UpstreamOptions {
+    let options = UpstreamOptions {
         pin_dir: Some(pins.to_owned()),
         launcher: Some(std::env::current_exe()?),
     };
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     let (health, exposed) = runtime.block_on(async {
-        let upstreams = Upstreams::start(&config, &starting, Duration::from_secs(20)).await?;
-        let undeclared: Vec<(String, UndeclaredToolPolicy)> =
-            config.upstreams.iter().map(|one| (one.name.clone(), one.undeclared)).collect();
+        let upstreams = Upstreams::start(&config, &options, Duration::from_secs(20)).await?;
+        let undeclared: Vec<(String, UndeclaredToolPolicy)> = config
+            .upstreams
+            .iter()
+            .map(|upstream| (upstream.name.clone(), upstream.undeclared))
+            .collect();
         let offers: Vec<(String, Vec<String>)> = config
             .upstreams
             .iter()
-            .map(|one| {
+            .map(|upstream| {
                 (
-                    one.name.clone(),
-                    toolgate_config::Backend::accepted_tools(&upstreams, &one.name)
+                    upstream.name.clone(),
+                    toolgate_config::Backend::accepted_tools(&upstreams, &upstream.name)
                         .unwrap_or_default()
                         .into_iter()
                         .map(|tool| tool.name)
@@ -102,68 +105,80 @@ fn list_upstreams(config: Config, pins: &Path, as_json: bool) -> io::Result<Exit
         let connected = config.with_backend(&upstreams);
         let exposed = connected.exposed_tools().to_vec();
         // `check` and `lint` report problems of the configuration itself.
-        let unfit =
-            connected.build_with_upstreams(None).map(|(_, unfit)| unfit).unwrap_or_default();
-        let health = upstreams.health_with_unusable(&unfit);
+        let unusable =
+            connected.build_with_upstreams(None).map(|(_, unusable)| unusable).unwrap_or_default();
+        let health = upstreams.health_with_unusable(&unusable);
         upstreams.stop_all().await;
         Ok::<_, io::Error>((health, (undeclared, offers, exposed)))
     })?;
     let (undeclared, offers, exposed) = exposed;
-    let hides = |upstream: &str| {
-        undeclared.iter().any(|(name, how)| name == upstream && *how == UndeclaredToolPolicy::Deny)
+    let hides_undeclared = |upstream: &str| {
+        undeclared
+            .iter()
+            .any(|(name, policy)| name == upstream && *policy == UndeclaredToolPolicy::Deny)
     };
     let mut out = anstream::stdout().lock();
     if as_json {
         let tools = |name: &str| {
             offers
                 .iter()
-                .find(|(own, _)| own == name)
+                .find(|(owner, _)| owner == name)
                 .map(|(_, tools)| tools.clone())
                 .unwrap_or_default()
         };
         let all: Vec<Value> = health
             .iter()
-            .map(|one| {
-                let mut shown = json!(one);
-                let offered: Vec<Value> = tools(&one.name)
+            .map(|upstream| {
+                let mut object = json!(upstream);
+                let offered: Vec<Value> = tools(&upstream.name)
                     .into_iter()
-                    .map(|tool| json!({"tool": tool, "as": exposed.iter().filter(|e| e.upstream == one.name && e.tool == tool).map(|e| json!({"agent": e.agent, "name": e.name, "effect": e.effect, "declared": e.is_declared})).collect::<Vec<_>>()}))
+                    .map(|tool| json!({"tool": tool, "as": exposed.iter().filter(|e| e.upstream == upstream.name && e.tool == tool).map(|e| json!({"agent": e.agent, "name": e.name, "effect": e.effect, "declared": e.is_declared})).collect::<Vec<_>>()}))
                     .collect();
-                if let Some(fields) = shown.as_object_mut() {
+                if let Some(fields) = object.as_object_mut() {
                     fields.insert("offers".to_owned(), json!(offered));
                 }
-                shown
+                object
             })
             .collect();
         writeln!(out, "{}", json!(all))?;
     } else {
-        for one in &health {
-            match &one.status {
+        for upstream in &health {
+            match &upstream.status {
                 UpstreamStatus::Up { .. } => {
-                    writeln!(out, "{GREEN}✓{GREEN:#} {BOLD}{}{BOLD:#}", one.name)?
+                    writeln!(out, "{GREEN}✓{GREEN:#} {BOLD}{}{BOLD:#}", upstream.name)?
                 }
                 UpstreamStatus::Starting => writeln!(
                     out,
                     "{YELLOW}…{YELLOW:#} {BOLD}{}{BOLD:#} has not answered yet",
-                    one.name
+                    upstream.name
                 )?,
-                UpstreamStatus::Down { why, .. } => {
-                    writeln!(out, "{RED}✗{RED:#} {BOLD}{}{BOLD:#} {}", one.name, sanitize(why))?
-                }
+                UpstreamStatus::Down { why, .. } => writeln!(
+                    out,
+                    "{RED}✗{RED:#} {BOLD}{}{BOLD:#} {}",
+                    upstream.name,
+                    sanitize(why)
+                )?,
             }
-            let undeclared =
-                match undeclared.iter().find(|(name, _)| *name == one.name).map(|(_, how)| how) {
-                    Some(UndeclaredToolPolicy::Ask) => "undeclared: ask",
-                    Some(UndeclaredToolPolicy::Open) => "undeclared: allow",
-                    _ => "undeclared: treated as a read",
-                };
+            let undeclared = match undeclared
+                .iter()
+                .find(|(name, _)| *name == upstream.name)
+                .map(|(_, policy)| policy)
+            {
+                Some(UndeclaredToolPolicy::Ask) => "undeclared: ask",
+                Some(UndeclaredToolPolicy::Open) => "undeclared: allow",
+                _ => "undeclared: treated as a read",
+            };
             let mut table =
                 TextTable::new(&["  tool", "offered as", "agent", "effect"]).with_cut_column(1, 12);
-            for tool in
-                offers.iter().filter(|(own, _)| *own == one.name).flat_map(|(_, tools)| tools)
+            for tool in offers
+                .iter()
+                .filter(|(owner, _)| *owner == upstream.name)
+                .flat_map(|(_, tools)| tools)
             {
-                let found: Vec<_> =
-                    exposed.iter().filter(|e| e.upstream == one.name && e.tool == *tool).collect();
+                let found: Vec<_> = exposed
+                    .iter()
+                    .filter(|e| e.upstream == upstream.name && e.tool == *tool)
+                    .collect();
                 if found.is_empty() {
                     table.push_plain([
                         format!("  {}", sanitize(tool)),
@@ -186,12 +201,12 @@ fn list_upstreams(config: Config, pins: &Path, as_json: bool) -> io::Result<Exit
                     ]);
                 }
             }
-            if offers.iter().any(|(own, tools)| *own == one.name && !tools.is_empty()) {
+            if offers.iter().any(|(owner, tools)| *owner == upstream.name && !tools.is_empty()) {
                 table.print(&mut out)?;
             } else {
                 writeln!(out, "  {DIM}no tools known{DIM:#}")?;
             }
-            for change in &one.held {
+            for change in &upstream.held {
                 writeln!(
                     out,
                     "  {RED}quarantined{RED:#} {}: {}",
@@ -199,19 +214,21 @@ fn list_upstreams(config: Config, pins: &Path, as_json: bool) -> io::Result<Exit
                     describe_suspicions(change)
                 )?;
             }
-            if hides(&one.name) {
-                let hidden =
-                    offers.iter().filter(|(own, _)| *own == one.name).flat_map(|(_, tools)| tools);
+            if hides_undeclared(&upstream.name) {
+                let hidden = offers
+                    .iter()
+                    .filter(|(owner, _)| *owner == upstream.name)
+                    .flat_map(|(_, tools)| tools);
                 let hidden = hidden
                     .filter(|tool| {
-                        !exposed.iter().any(|e| e.upstream == one.name && e.tool == **tool)
+                        !exposed.iter().any(|e| e.upstream == upstream.name && e.tool == **tool)
                     })
                     .count();
                 if hidden > 0 {
                     writeln!(
                         out,
                         "  {DIM}declare one with `[tools.{}_…]`, `kind = \"mcp\"`, `upstream = \"{}\"`{DIM:#}",
-                        one.name, one.name
+                        upstream.name, upstream.name
                     )?;
                 }
             }
@@ -221,7 +238,7 @@ fn list_upstreams(config: Config, pins: &Path, as_json: bool) -> io::Result<Exit
             writeln!(out, "the configuration has no upstreams; add one with `[upstreams.NAME]`")?;
         }
     }
-    let all_up = health.iter().all(|one| matches!(one.status, UpstreamStatus::Up { .. }));
+    let all_up = health.iter().all(|upstream| matches!(upstream.status, UpstreamStatus::Up { .. }));
     Ok(if all_up { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
@@ -229,7 +246,7 @@ fn describe_suspicions(change: &QuarantinedTool) -> String {
     if change.why.is_empty() {
         return "the definition changed since it was accepted".to_owned();
     }
-    let one = |suspicion: &QuarantineReason| match suspicion {
+    let describe = |suspicion: &QuarantineReason| match suspicion {
         QuarantineReason::Invisible { part } => format!("invisible characters in its {part}"),
         QuarantineReason::Instruction { part, words } => {
             format!("instructions to the model in its {part}: “{}”", sanitize(words))
@@ -244,23 +261,24 @@ fn describe_suspicions(change: &QuarantinedTool) -> String {
             format!("it does not fit the configuration: {}", sanitize(why))
         }
     };
-    change.why.iter().map(one).collect::<Vec<_>>().join("; ")
+    change.why.iter().map(describe).collect::<Vec<_>>().join("; ")
 }
 
 fn find_upstreams<'c>(
     config: &'c Config,
-    wanted: Option<&str>,
+    name: Option<&str>,
 ) -> io::Result<Vec<&'c UpstreamConfig>> {
     let found: Vec<&UpstreamConfig> = config
         .upstreams
         .iter()
-        .filter(|one| wanted.is_none_or(|wanted| wanted == one.name))
+        .filter(|upstream| name.is_none_or(|name| name == upstream.name))
         .collect();
-    match wanted {
-        Some(wanted) if found.is_empty() => {
-            let names: Vec<&str> = config.upstreams.iter().map(|one| one.name.as_str()).collect();
+    match name {
+        Some(name) if found.is_empty() => {
+            let names: Vec<&str> =
+                config.upstreams.iter().map(|upstream| upstream.name.as_str()).collect();
             Err(io::Error::other(format!(
-                "there is no upstream `{wanted}`; {}",
+                "there is no upstream `{name}`; {}",
                 effective_config::list_known_names(&names)
             )))
         }
@@ -271,28 +289,28 @@ fn find_upstreams<'c>(
 fn print_quarantined(
     config: &Config,
     pins: &Path,
-    wanted: Option<&str>,
+    name: Option<&str>,
     as_json: bool,
 ) -> io::Result<ExitCode> {
-    let is_wanted = |one: &UpstreamConfig| wanted.is_none_or(|wanted| wanted == one.name);
-    find_upstreams(config, wanted)?;
+    let is_selected = |upstream: &UpstreamConfig| name.is_none_or(|name| name == upstream.name);
+    find_upstreams(config, name)?;
     let mut all: Vec<(&UpstreamConfig, Pins)> = Vec::new();
-    for one in &config.upstreams {
-        match Pins::open(Some(pins), one) {
-            Ok(pins) => all.push((one, pins)),
-            Err(error) if is_wanted(one) => return Err(error),
+    for upstream in &config.upstreams {
+        match Pins::open(Some(pins), upstream) {
+            Ok(pins) => all.push((upstream, pins)),
+            Err(error) if is_selected(upstream) => return Err(error),
             // Only the tool names of other upstreams are needed.
             Err(error) => print_stderr(&format!(
                 "warning: cannot check whether a tool mentions one of `{}`: {error}",
-                one.name
+                upstream.name
             )),
         }
     }
     // A changed definition may mention tools of other upstreams. The user must see this before
     // accepting the tool.
-    toolgate_mcp::quarantine_shadowing_tools(config, &all, wanted);
+    toolgate_mcp::quarantine_shadowing_tools(config, &all, name);
     let mut changes = Vec::new();
-    for (_, pins) in all.iter().filter(|(one, _)| is_wanted(one)) {
+    for (_, pins) in all.iter().filter(|(upstream, _)| is_selected(upstream)) {
         changes.extend(pins.show_quarantined()?);
     }
     let mut out = anstream::stdout().lock();
@@ -319,10 +337,10 @@ fn print_quarantined(
                 .iter_all_changes()
                 .filter(|line| line.tag() != similar::ChangeTag::Equal)
             {
-                let said = sanitize(line.value().trim_end_matches('\n'));
+                let content = sanitize(line.value().trim_end_matches('\n'));
                 match line.tag() {
-                    similar::ChangeTag::Delete => writeln!(out, "  {RED}-{said}{RED:#}")?,
-                    _ => writeln!(out, "  {GREEN}+{said}{GREEN:#}")?,
+                    similar::ChangeTag::Delete => writeln!(out, "  {RED}-{content}{RED:#}")?,
+                    _ => writeln!(out, "  {GREEN}+{content}{GREEN:#}")?,
                 }
             }
         }
@@ -338,59 +356,61 @@ fn accept_tools(
     tool: Option<&str>,
     as_json: bool,
 ) -> io::Result<ExitCode> {
-    let (mut done, mut held, mut unseen, mut names) =
+    let (mut accepted_tools, mut quarantined, mut not_shown, mut names) =
         (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     for upstream in find_upstreams(config, Some(upstream))? {
         let pins = Pins::open(Some(pins), upstream)?;
-        held.extend(pins.quarantined().into_iter().map(|change| change.tool));
+        quarantined.extend(pins.quarantined().into_iter().map(|change| change.tool));
         names.extend(pins.tool_names());
         let accepted = pins.accept(tool)?;
-        done.extend(accepted.tools);
-        unseen.extend(accepted.not_shown);
+        accepted_tools.extend(accepted.tools);
+        not_shown.extend(accepted.not_shown);
     }
     // The upstream may have changed a tool after `diff` showed it.
-    if !unseen.is_empty() {
+    if !not_shown.is_empty() {
         return Err(io::Error::other(format!(
             "{}: the current definition was not shown yet{}; run `toolgate upstream diff`, then accept it",
-            sanitize(&unseen.join(", ")),
-            if done.is_empty() {
+            sanitize(&not_shown.join(", ")),
+            if accepted_tools.is_empty() {
                 String::new()
             } else {
-                format!(" (accepted: {})", sanitize(&done.join(", ")))
+                format!(" (accepted: {})", sanitize(&accepted_tools.join(", ")))
             }
         )));
     }
     // The user may have passed the exposed name instead of the upstream's name.
     if let Some(tool) = tool
-        && done.is_empty()
-        && !held.is_empty()
+        && accepted_tools.is_empty()
+        && !quarantined.is_empty()
     {
         return Err(io::Error::other(format!(
             "`{}` is not quarantined; of `{upstream}`, these are: {}",
             sanitize(tool),
-            sanitize(&held.join(", "))
+            sanitize(&quarantined.join(", "))
         )));
     }
     if let Some(tool) = tool.filter(|tool| names.iter().all(|name| name != tool)) {
-        let says =
+        let hint =
             match toolgate_text::suggest::find_closest(tool, names.iter().map(String::as_str)) {
-                Some(meant) => format!("did you mean `{}`?", sanitize(meant)),
+                Some(closest) => format!("did you mean `{}`?", sanitize(closest)),
                 None => "list its tools with `toolgate upstream list`".to_owned(),
             };
         return Err(io::Error::other(format!(
-            "`{upstream}` has no tool `{}`; {says}",
+            "`{upstream}` has no tool `{}`; {hint}",
             sanitize(tool)
         )));
     }
     let mut out = anstream::stdout().lock();
-    match (as_json, done.is_empty()) {
-        (true, _) => writeln!(out, "{}", json!({"upstream": upstream, "accepted": done}))?,
+    match (as_json, accepted_tools.is_empty()) {
+        (true, _) => {
+            writeln!(out, "{}", json!({"upstream": upstream, "accepted": accepted_tools}))?
+        }
         (false, true) => writeln!(out, "no matching tool is quarantined")?,
         (false, false) => writeln!(
             out,
             "{GREEN}accepted{GREEN:#} {}: {}",
-            format_count(done.len() as u64, "tool"),
-            sanitize(&done.join(", "))
+            format_count(accepted_tools.len() as u64, "tool"),
+            sanitize(&accepted_tools.join(", "))
         )?,
     }
     Ok(ExitCode::SUCCESS)

@@ -1,4 +1,4 @@
-//! Surroundings that are not in order: whatever they are, a call is answered, or refused.
+//! Tests that every call is answered or refused in a broken environment.
 
 use std::io::{Read, Write};
 use std::os::unix::ffi::OsStrExt;
@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use crate::hook::{CONFIG, TestProject, decision, hook_event};
 
-/// What comes of a line for the shell that has this on its standard input.
+/// Runs a shell line with this standard input, and returns exit code, stdout and stderr.
 fn run_shell(project: &TestProject, line: &str, input: &str) -> (i32, String, String) {
     let mut command = std::process::Command::new("sh");
     project.set_environment(&mut command);
@@ -29,8 +29,10 @@ fn quoted_program_path(name: &str) -> String {
     format!("'{}'", assert_cmd::cargo::cargo_bin(name).display())
 }
 
-/// Copies a program. Another one does it: what is open for writing here may be so in a child that
-/// another test has just begun, and cannot be run.
+/// Copies a program with `install`.
+///
+/// A child of another test may inherit a file that this process has open for writing, and such a
+/// file cannot be executed.
 fn install_program(name: &str, project: &TestProject, to: &str) {
     assert_eq!(
         run_shell(
@@ -62,62 +64,62 @@ fn hook_sets_exit_code_if_stdout_is_closed() {
         std::fs::Permissions::from_mode(0o755),
     )
     .unwrap();
-    let small = format!("{} --config toolgate.toml", quoted_program_path("toolgate-hook"));
-    let large = format!("{} hook --config toolgate.toml", quoted_program_path("toolgate"));
+    let hook_binary = format!("{} --config toolgate.toml", quoted_program_path("toolgate-hook"));
+    let hook_verb = format!("{} hook --config toolgate.toml", quoted_program_path("toolgate"));
     let mut count = 0;
     for (hook, closed) in
-        [(&small, ">&-"), (&small, "> /dev/null"), (&large, ">&-"), (&large, "> /dev/null")]
+        [(&hook_binary, ">&-"), (&hook_binary, "> /dev/null"), (&hook_verb, ">&-"), (&hook_verb, "> /dev/null")]
     {
         count += 1;
-        let plain = |command: &str| {
+        let plain_event = |command: &str| {
             json!({"tool_name": "bash", "tool_input": {"command": format!("{command} {count}")}})
                 .to_string()
         };
-        let named = |name: &str, tool: &str, input: Value| {
+        let event_of_tool = |name: &str, tool: &str, input: Value| {
             hook_event("PreToolUse", &format!("{name}{count}"), tool, input).to_string()
         };
-        let command = |name: &str, command: &str| {
-            named(name, "Bash", json!({"command": format!("{command} {count}")}))
+        let bash_command = |name: &str, command: &str| {
+            event_of_tool(name, "Bash", json!({"command": format!("{command} {count}")}))
         };
-        for (what, event, code) in [
-            ("a pass", command("a", "ls"), 0),
-            ("a refusal", command("b", "git push"), 2),
-            ("a question", command("c", "rm"), 2),
-            ("other arguments", named("d", "lookup", json!({"id": count})), 2),
-            ("a yes", named("e", "Read", json!({"file_path": format!("/tmp/{count}")})), 0),
-            ("a plain yes", plain("pwd"), 0),
-            ("a plain refusal", plain("git push"), 2),
+        for (title, event, code) in [
+            ("pass", bash_command("a", "ls"), 0),
+            ("deny", bash_command("b", "git push"), 2),
+            ("ask", bash_command("c", "rm"), 2),
+            ("changed arguments", event_of_tool("d", "lookup", json!({"id": count})), 2),
+            ("allow", event_of_tool("e", "Read", json!({"file_path": format!("/tmp/{count}")})), 0),
+            ("plain allow", plain_event("pwd"), 0),
+            ("plain deny", plain_event("git push"), 2),
             (
-                "a result that was never admitted",
+                "result of a call that was not admitted",
                 hook_event("PostToolUse", "never", "Bash", json!({"command": "id"})).to_string(),
                 2,
             ),
         ] {
-            let (said, _, stderr) = run_shell(&project, &format!("{hook} {closed}"), &event);
-            assert_eq!(said, code, "{what} {closed}: {stderr}");
+            let (exit_code, _, stderr) = run_shell(&project, &format!("{hook} {closed}"), &event);
+            assert_eq!(exit_code, code, "{title} {closed}: {stderr}");
         }
-        // Both closed, and nothing to read.
+        // Both output streams are closed, then standard input.
         assert_eq!(
-            run_shell(&project, &format!("{hook} >&- 2>&-"), &command("f", "git push -q")).0,
+            run_shell(&project, &format!("{hook} >&- 2>&-"), &bash_command("f", "git push -q")).0,
             2
         );
         assert_eq!(run_shell(&project, &format!("{hook} <&-"), "").0, 2);
     }
-    // Nor does it take /proc to know, where a test may hide that.
-    let hidden = |what: &str| format!("unshare -rm sh -c \"mount -t tmpfs none /proc && {what}\"");
-    if run_shell(&project, &hidden("true"), "").0 == 0 {
-        for hook in [&small, &large] {
-            let (said, _, stderr) = run_shell(
+    // The hook must detect this without /proc, which the test hides if the system permits.
+    let with_hidden_proc = |line: &str| format!("unshare -rm sh -c \"mount -t tmpfs none /proc && {line}\"");
+    if run_shell(&project, &with_hidden_proc("true"), "").0 == 0 {
+        for hook in [&hook_binary, &hook_verb] {
+            let (exit_code, _, stderr) = run_shell(
                 &project,
-                &hidden(&format!("{hook} >&-")),
+                &with_hidden_proc(&format!("{hook} >&-")),
                 &bash_event("h", "git push -v"),
             );
-            assert_eq!(said, 2, "{hook}: {stderr}");
+            assert_eq!(exit_code, 2, "{hook}: {stderr}");
         }
     } else {
-        eprintln!("SKIPPED: nobody may hide /proc here");
+        eprintln!("SKIPPED: /proc cannot be hidden here");
     }
-    // The client of a service does not read what it passes on.
+    // The client of a service forwards the answer without parsing it.
     for (reply, code) in [
         ("0{}\n", 0),
         ("0{\"permission\":\"allow\"}\n", 0),
@@ -131,7 +133,7 @@ fn hook_sets_exit_code_if_stdout_is_closed() {
             stream.read_to_end(&mut Vec::new()).unwrap();
             stream.write_all(reply.as_bytes()).unwrap();
         });
-        let (said, ..) = run_shell(
+        let (exit_code, ..) = run_shell(
             &project,
             &format!(
                 "{} --socket '{}' >&-",
@@ -141,7 +143,7 @@ fn hook_sets_exit_code_if_stdout_is_closed() {
             &bash_event("g", "ls"),
         );
         serving.join().unwrap();
-        assert_eq!(said, code, "{reply}");
+        assert_eq!(exit_code, code, "{reply}");
     }
     assert_eq!(
         run_shell(
@@ -157,7 +159,7 @@ fn hook_sets_exit_code_if_stdout_is_closed() {
 #[test]
 fn hook_exits_if_client_does_not_read_answer() {
     let project = TestProject::with_config(CONFIG);
-    // More than fits into a pipe.
+    // The answer is larger than the buffer of a pipe.
     let result: serde_json::Map<String, Value> =
         (0..20_000).map(|n| (format!("key_{n}"), json!("text"))).collect();
     let mut event = hook_event("PostToolUse", "never", "Bash", json!({"command": "ls"}));
@@ -169,26 +171,26 @@ fn hook_exits_if_client_does_not_read_answer() {
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::null());
-    let (begun, mut child) = (Instant::now(), command.spawn().unwrap());
+    let (started_at, mut child) = (Instant::now(), command.spawn().unwrap());
     child.stdin.take().unwrap().write_all(event.to_string().as_bytes()).unwrap();
-    let ended = loop {
+    let status = loop {
         match child.try_wait().unwrap() {
-            Some(ended) => break ended,
-            None if begun.elapsed() > Duration::from_secs(30) => {
+            Some(status) => break status,
+            None if started_at.elapsed() > Duration::from_secs(30) => {
                 let _ = child.kill();
-                panic!("it waits for somebody who does not read");
+                panic!("the hook waits for a client that does not read");
             }
             None => std::thread::sleep(Duration::from_millis(20)),
         }
     };
-    assert_eq!(ended.code(), Some(2));
+    assert_eq!(status.code(), Some(2));
 }
 
 #[test]
 fn relative_home_directory_is_ignored() {
     let project = TestProject::new();
     let open = "[tools.bash]\nkind = \"client\"\npolicy = \"open\"\n";
-    // What a project has there would be the user's own word.
+    // A file at these paths must not count as the user's own configuration.
     project.write("project/.config/toolgate/toolgate.toml", open);
     project.write("project/home/.config/toolgate/toolgate.toml", open);
     for state in ["project/.local/state/toolgate", "project/home/.local/state/toolgate"] {
@@ -196,7 +198,7 @@ fn relative_home_directory_is_ignored() {
         std::fs::set_permissions(project.path(state), std::fs::Permissions::from_mode(0o700))
             .unwrap();
     }
-    // Where it is empty, the system knows better.
+    // If `HOME` is empty, the hook uses the passwd entry, so that case is absent.
     for home in [".", "home"] {
         let (code, stdout, stderr) =
             project.run_with(&[("HOME", home)], &["hook"], &bash_event("t1", "ls"));
@@ -258,14 +260,14 @@ fn symlink_target_of_own_file_is_protected() {
     .into_iter()
     .enumerate()
     {
-        let said = ask(&format!("t1{n}"), tool, input.clone());
-        assert!(said.contains(code), "{input}: {said}");
+        let answer = ask(&format!("t1{n}"), tool, input.clone());
+        assert!(answer.contains(code), "{input}: {answer}");
     }
     assert_eq!(
         ask("t2", "Write", json!({"file_path": at("dotfiles/another.toml"), "content": ""})),
         "{}"
     );
-    // Settings that lead nowhere do not make that toolgate's.
+    // A settings file that links to /dev/null does not protect /dev/null.
     project.write(".claude/nothing", "");
     symlink("/dev/null", project.path(".claude/settings.json")).unwrap();
     assert_eq!(ask("t3", "Bash", json!({"command": "ls > /dev/null"})), "{}");
@@ -298,8 +300,8 @@ fn hook_denies_in_broken_environment() {
     let hook = quoted_program_path("toolgate-hook");
     let push = bash_event("t1", "git push");
     for line in [
-        // A directory that is gone, a state or a ledger that cannot be, few files at a time, a
-        // configuration that is none.
+        // A removed directory, an unusable state directory or ledger, few file descriptors, and an
+        // unusable configuration.
         format!("mkdir gone; cd gone; rmdir ../gone; {hook} --config ../toolgate.toml"),
         format!("mkdir gone2; cd gone2; rmdir ../gone2; {hook}"),
         format!("ulimit -n 4; {hook} --config toolgate.toml"),
@@ -312,7 +314,7 @@ fn hook_denies_in_broken_environment() {
         format!("env CLAUDE_PROJECT_DIR=/nowhere {hook}"),
         format!("{hook} --config /dev/null"),
         format!("{hook} --config ."),
-        format!("{hook} --agent nobody --config toolgate.toml"),
+        format!("{hook} --agent absent --config toolgate.toml"),
     ] {
         let (code, stdout, stderr) = run_shell(&project, &line, &push);
         let answer: Value = serde_json::from_str(&stdout).unwrap_or_default();
@@ -321,7 +323,7 @@ fn hook_denies_in_broken_environment() {
             "{line}: {code} {stdout}{stderr}"
         );
     }
-    // More than is read, and more than one event.
+    // Input above the size limit, and two events in one input.
     for input in [" ".repeat((32 << 20) + 1), format!("{push}{push}")] {
         assert_eq!(run_shell(&project, &format!("{hook} --config toolgate.toml"), &input).0, 2);
     }
@@ -355,7 +357,7 @@ fn inherited_file_descriptors_are_closed_in_children() {
             "{hook}"
         );
     }
-    // The way into an upstream.
+    // The launcher of upstreams.
     let line = format!(
         "exec 9< secret; exec {} __toolgate_child {}",
         quoted_program_path("toolgate"),
@@ -369,9 +371,9 @@ fn inherited_file_descriptors_are_closed_in_children() {
 #[test]
 fn user_without_passwd_entry_is_denied() {
     let project = TestProject::with_config(CONFIG);
-    // Only root can be somebody else.
+    // Only root can change its user id.
     if run_shell(&project, "test \"$(id -u)\" = 0 && command -v setpriv", "").0 != 0 {
-        eprintln!("SKIPPED: this is tried as root, with `setpriv`");
+        eprintln!("SKIPPED: needs root and `setpriv`");
         return;
     }
     install_program("toolgate-hook", &project, "hook");
@@ -398,7 +400,7 @@ fn demo_with_unwritable_ledger_prints_one_error() {
     assert_eq!((code, stdout.as_str()), (2, ""), "{stderr}");
     let errors = stderr.lines().filter(|line| line.starts_with("error: ")).count();
     assert!(errors == 1 && stderr.lines().count() < 10, "{stderr}");
-    // Half of a session is nothing to look back at.
+    // An incomplete session cannot be replayed when the project is dropped.
     std::fs::remove_file(project.path("project/ledger.db")).unwrap();
 }
 
@@ -406,7 +408,7 @@ fn demo_with_unwritable_ledger_prints_one_error() {
 fn unreadable_ledger_is_not_reported_as_tampered() {
     let project = crate::output_snapshots::demo_project();
     if run_shell(&project, "test \"$(id -u)\" = 0 && command -v setpriv", "").0 != 0 {
-        eprintln!("SKIPPED: this is tried as root, with `setpriv`");
+        eprintln!("SKIPPED: needs root and `setpriv`");
         return;
     }
     install_program("toolgate", &project, "toolgate");
@@ -421,7 +423,7 @@ fn unreadable_ledger_is_not_reported_as_tampered() {
     let (code, stdout, stderr) = as_other("audit verify");
     assert_eq!((code, stdout.as_str()), (2, ""), "{stderr}");
     assert!(stderr.contains("cannot check the ledger") && !stderr.contains("file:/"), "{stderr}");
-    // Who may read it and write nothing beside it reads it.
+    // A user who can read the ledger, but cannot write beside it, can query it.
     std::fs::set_permissions(
         project.path("project/ledger.db"),
         std::fs::Permissions::from_mode(0o644),

@@ -1,4 +1,4 @@
-//! Calls against a configuration.
+//! Tests `check`, `explain` and `check --tests` with a configuration.
 
 use assert_cmd::Command;
 use serde_json::{Value, json};
@@ -62,20 +62,20 @@ const CALLS: &str = r#"
 {"tool": "calc", "arguments": {"expression": "1 + 1"}}
 "#;
 
-fn check(config: &str, calls: &str, more: &[&str]) -> (i32, String, String) {
-    run_verb("check", config, calls, more)
+fn check(config: &str, calls: &str, extra_args: &[&str]) -> (i32, String, String) {
+    run_verb("check", config, calls, extra_args)
 }
 
-fn run_verb(verb: &str, config: &str, calls: &str, more: &[&str]) -> (i32, String, String) {
+fn run_verb(verb: &str, config: &str, calls: &str, extra_args: &[&str]) -> (i32, String, String) {
     let directory = tempfile::tempdir().unwrap();
     std::fs::write(directory.path().join("toolgate.toml"), config).unwrap();
     let output = Command::cargo_bin("toolgate")
         .unwrap()
         .arg(verb)
-        .args(more)
+        .args(extra_args)
         .current_dir(directory.path())
         .env_clear()
-        // By itself, whatever else would hold here.
+        // The file applies alone, without files of the user.
         .env("TOOLGATE_CONFIG", "toolgate.toml")
         .write_stdin(calls)
         .output()
@@ -96,17 +96,17 @@ fn check_reads_calls_from_arguments_files_or_stdin() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("calls.jsonl");
     std::fs::write(&file, CALLS).unwrap();
-    let plain = |told: (i32, String, String)| {
+    let masked = |output: (i32, String, String)| {
         let call = regex::Regex::new(
             "[0-9a-f]{8}-[0-9a-f-]{27}|20[0-9-]{8}T[0-9:.]+Z|\"retryAfterMs\":[0-9]+",
         )
         .unwrap();
-        (told.0, call.replace_all(&told.1, "CALL").into_owned(), told.2)
+        (output.0, call.replace_all(&output.1, "CALL").into_owned(), output.2)
     };
-    let piped = plain(check(CONFIG, CALLS, &["--json"]));
-    assert_eq!(plain(check(CONFIG, "", &["--json", file.to_str().unwrap()])), piped);
+    let piped = masked(check(CONFIG, CALLS, &["--json"]));
+    assert_eq!(masked(check(CONFIG, "", &["--json", file.to_str().unwrap()])), piped);
     let words: Vec<&str> = CALLS.lines().filter(|line| !line.is_empty()).collect();
-    assert_eq!(plain(check(CONFIG, "", &[&["--json"][..], &words].concat())), piped);
+    assert_eq!(masked(check(CONFIG, "", &[&["--json"][..], &words].concat())), piped);
     let (code, _, stderr) = check(CONFIG, "", &["nowhere.jsonl"]);
     assert!(code == 2 && stderr.contains("nowhere.jsonl"), "{stderr}");
     let (code, _, stderr) = check(CONFIG, "", &["{\"tool\": 1}"]);
@@ -119,7 +119,7 @@ fn check_json_prints_one_verdict_per_line() {
     assert_eq!(code, 0);
     let lines: Vec<Value> =
         stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-    let told: Vec<(&str, &str, Option<&str>)> = lines
+    let verdicts: Vec<(&str, &str, Option<&str>)> = lines
         .iter()
         .map(|line| {
             (
@@ -130,7 +130,7 @@ fn check_json_prints_one_verdict_per_line() {
         })
         .collect();
     assert_eq!(
-        told,
+        verdicts,
         [
             ("deny", "policy", Some("verified")),
             ("allow", "run", None),
@@ -167,7 +167,7 @@ fn check_explain_prints_reasons() {
     assert_eq!(
         stdout.matches("must have succeeded first in this session").count(),
         1,
-        "a reason is given once: {stdout}"
+        "the reason must be printed once: {stdout}"
     );
     let large = r#"{"tool": "issue_refund", "arguments": {"customer_id": "C-1", "amount": 450}}"#;
     let verify = CALLS.lines().nth(2).unwrap();
@@ -208,7 +208,7 @@ fn explain_predicts_outcome_of_hypothetical_call() {
           pass      big
                     - /amount above 400: 100
     "#);
-    // It is what `check` says; what stands before it has come before it.
+    // `explain` prints the same as `check`. Earlier calls on the command line are its history.
     assert_eq!(check(CONFIG, "", &["--explain", refund]), (0, stdout, String::new()));
     let (_, stdout, _) = run_verb("explain", CONFIG, "", &["--json", verify, refund]);
     let lines: Vec<Value> =
@@ -240,9 +240,9 @@ fn specification_example_loads() {
         &["--json", "--explain"],
     );
     assert_eq!((code, stderr.as_str()), (0, ""));
-    let told: Value = serde_json::from_str(&stdout).unwrap();
+    let verdict: Value = serde_json::from_str(&stdout).unwrap();
     assert_eq!(
-        (&told["decision"], &told["explanation"]["would"]),
+        (&verdict["decision"], &verdict["explanation"]["would"]),
         (&json!("allow"), &json!("run"))
     );
     let tests = examples().find(|example| example.starts_with("[[test]]")).unwrap();
@@ -360,18 +360,18 @@ call = { tool = "issue_refund", arguments = { customer_id = "C-1", amount = 450 
 expect = "ask"
 "#;
 
-fn check_tests(tests: &str, more: &[&str]) -> (i32, String, String) {
-    run_config_tests(CONFIG, tests, more)
+fn check_tests(tests: &str, extra_args: &[&str]) -> (i32, String, String) {
+    run_config_tests(CONFIG, tests, extra_args)
 }
 
-fn run_config_tests(config: &str, tests: &str, more: &[&str]) -> (i32, String, String) {
+fn run_config_tests(config: &str, tests: &str, extra_args: &[&str]) -> (i32, String, String) {
     let directory = tempfile::tempdir().unwrap();
     std::fs::write(directory.path().join("toolgate.toml"), config).unwrap();
     std::fs::write(directory.path().join("tests.toml"), tests).unwrap();
     let mut command = Command::cargo_bin("toolgate").unwrap();
     let output = command
         .args(["check", "--tests", "tests.toml"])
-        .args(more)
+        .args(extra_args)
         .current_dir(directory.path())
         .env_clear()
         .output()
@@ -382,14 +382,14 @@ fn run_config_tests(config: &str, tests: &str, more: &[&str]) -> (i32, String, S
 
 #[test]
 fn check_fails_without_calls_or_tests() {
-    for said in [
+    for output in [
         check(CONFIG, " \n\n", &[]),
         check_tests("", &[]),
         check_tests("# none yet\n", &["--json"]),
     ] {
         assert!(
-            said.0 == 2 && said.1.is_empty() && said.2.contains("so nothing was checked"),
-            "{said:?}"
+            output.0 == 2 && output.1.is_empty() && output.2.contains("so nothing was checked"),
+            "{output:?}"
         );
     }
 }
@@ -456,7 +456,7 @@ fn config_test_with_invalid_call_or_result_fails() {
             "amuont = 20 } }\nexpect = \"deny\"\ncode = \"invalid_arguments\"",
             None,
         ),
-        // A call that says no result is one of which nobody knows what it proved.
+        // A given call without a result has unknown evidence.
         (", result = { active = false }", "", None),
     ] {
         assert!(test.contains(from), "{from}");
@@ -491,20 +491,20 @@ fn ledger_path_comes_from_config() {
     assert_eq!(run(&["demo"]).0, 0);
     assert!(
         !directory.path().join("kept/ledger.db").exists(),
-        "the demonstration is kept only where that is asked for"
+        "the demo wrote a ledger without `--store`"
     );
     assert_eq!(run(&["demo", "--store", "kept/ledger.db"]).0, 0);
-    let (code, said) = run(&["audit", "verify"]);
-    assert!(code == 0 && said.contains("the ledger is intact"), "{said}");
-    // The rules of a configuration can be tried as well as those of a policy file.
+    let (code, text) = run(&["audit", "verify"]);
+    assert!(code == 0 && text.contains("the ledger is intact"), "{text}");
+    // `backtest` accepts a whole configuration as well as a policy file.
     let rules = include_str!("../../src/command/demo/policy.toml");
     std::fs::write(
         directory.path().join("new.toml"),
         format!("store = \"x\"\n{}", rules.replace("above = 500", "above = 100")),
     )
     .unwrap();
-    let (code, said) = run(&["backtest", "--config", "new.toml"]);
-    assert!(code == 1 && said.contains("now refused at policy by `refund_cap`"), "{said}");
+    let (code, text) = run(&["backtest", "--config", "new.toml"]);
+    assert!(code == 1 && text.contains("now refused at policy by `refund_cap`"), "{text}");
 }
 
 #[test]
@@ -526,7 +526,7 @@ fn tool_is_paused_and_resumed() {
         (code, stdout.as_str()),
         (0, &*format!("the tool `crm_lookup` is paused in {store}\n"))
     );
-    // Another desk on the same ledger hears of it.
+    // Another agent on the same ledger is paused too.
     crate::run_toolgate(&["demo", "--store", store]);
     let (_, stdout, _) =
         crate::run_toolgate(&["audit", "query", "--code", "paused", "--json", "--store", store]);
@@ -566,19 +566,19 @@ fn tool_is_paused_and_resumed() {
 fn pause_accepts_client_tool_name() {
     use crate::hook::{CONFIG, TestProject, decision};
     let project = TestProject::with_config(CONFIG);
-    let asked = |id: &str| {
+    let decide = |id: &str| {
         decision(&project.pre_tool_use(id, "Read", json!({"file_path": format!("/tmp/{id}")})))
             .0
             .to_owned()
     };
-    assert_eq!(asked("t1"), "allow");
+    assert_eq!(decide("t1"), "allow");
     let (code, stdout, stderr) =
         project.run(&["pause", "--tool", "Read", "--because", "x", "--store", "ledger.db"], "");
     assert_eq!(
         (code, stdout.as_str(), stderr.as_str()),
         (0, "the tool `Read` is paused as `read` in ledger.db\n", "")
     );
-    assert_eq!(asked("t2"), "deny");
+    assert_eq!(decide("t2"), "deny");
     let (code, stdout, stderr) =
         project.run(&["resume", "--tool", "Read", "--store", "ledger.db"], "");
     assert_eq!(
@@ -586,8 +586,8 @@ fn pause_accepts_client_tool_name() {
         (0, "the tool `read` is resumed in ledger.db\n"),
         "{stderr}"
     );
-    assert_eq!(asked("t3"), "allow");
-    // What could be taken for another tool has a name of its own.
+    assert_eq!(decide("t3"), "allow");
+    // An ambiguous name gets a derived name.
     let (code, stdout, stderr) =
         project.run(&["pause", "--tool", "READ.ALL", "--because", "x", "--store", "ledger.db"], "");
     assert!(
@@ -598,5 +598,5 @@ fn pause_accepts_client_tool_name() {
         stderr.contains("the tool `read_all_4c4a413de6c5e658` does not occur in this ledger"),
         "{stderr}"
     );
-    assert_eq!(asked("t4"), "allow");
+    assert_eq!(decide("t4"), "allow");
 }

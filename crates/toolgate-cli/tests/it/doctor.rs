@@ -1,4 +1,4 @@
-//! What `doctor` sees of a gate that is off, or may be.
+//! Tests that `doctor` reports a gate that is off or may be off.
 
 use serde_json::Value;
 
@@ -58,7 +58,7 @@ fn doctor_reports_disabled_gate() {
             entry.as_object_mut().unwrap().remove("args");
             project.write("project/.claude/settings.json", &written.to_string());
         }),
-        ("a ledger that somebody else writes without end", |project| {
+        ("a ledger that another program locks", |project| {
             let ledger =
                 rusqlite::Connection::open(project.path(".local/state/toolgate/ledger.db"))
                     .unwrap();
@@ -93,35 +93,35 @@ fn doctor_reports_disabled_gate() {
             }
         }),
     ];
-    let mut told = String::new();
+    let mut reports = String::new();
     for (name, break_it) in cases {
         let project = TestProject::new();
         assert_eq!(project.run(&["init", "--for", "claude-code"], "").0, 0);
         break_it(&project);
-        let said = project.masked_output(&["doctor"], "");
-        assert!(said.starts_with("exit 1\n"), "{name}: {said}");
+        let output = project.masked_output(&["doctor"], "");
+        assert!(output.starts_with("exit 1\n"), "{name}: {output}");
         assert!(
             !project.path("project/ran").exists(),
-            "{name}: a line that anybody may have written was run"
+            "{name}: `doctor` ran the line of the settings"
         );
-        let ill: Vec<&str> = said
+        let problems: Vec<&str> = output
             .lines()
             .filter(|line| !line.contains(" sandbox "))
             .skip_while(|line| !line.starts_with('✗'))
             .take_while(|line| !line.starts_with('✓') && !line.is_empty())
             .collect();
-        told.push_str(&format!("## {name}\n{}\n", ill.join("\n")));
+        reports.push_str(&format!("## {name}\n{}\n", problems.join("\n")));
     }
-    insta::assert_snapshot!(told);
+    insta::assert_snapshot!(reports);
 }
 
 #[test]
 fn doctor_reports_hooks_blocked_by_managed_settings() {
-    let told = |client: &str, files: &[(&str, &str)]| {
+    let run_doctor = |client: &str, files: &[(&str, &str)]| {
         let project = TestProject::new();
         assert_eq!(project.run(&["init", "--for", client], "").0, 0);
         for (name, text) in files {
-            // As `init` writes them.
+            // The hooks that `init` has written.
             let hooks = std::fs::read_to_string(project.path("project/.claude/settings.json"))
                 .unwrap_or_default();
             project.write(name, &text.replace("HOOKS", hooks.trim().trim_start_matches('{')));
@@ -133,7 +133,7 @@ fn doctor_reports_hooks_blocked_by_managed_settings() {
         (code, stdout.replace(&managed, "MANAGED"))
     };
     let all = "managed/managed-settings.json";
-    let (one, two) =
+    let (first, second) =
         ("managed/managed-settings.d/10-one.json", "managed/managed-settings.d/20-two.json");
     let (on, off) = ("{\"allowManagedHooksOnly\": true}", "{\"allowManagedHooksOnly\": false}");
     type SettingsFiles<'a> = &'a [(&'a str, &'a str)];
@@ -147,29 +147,29 @@ fn doctor_reports_hooks_blocked_by_managed_settings() {
             ),
         ),
         (
-            &[(all, "{}"), (one, on)],
+            &[(all, "{}"), (first, on)],
             Some("`allowManagedHooksOnly` is on in MANAGED/managed-settings.d/10-one.json"),
         ),
-        // The last word counts, and that of somebody else does not.
-        (&[(one, on), (two, off)], None),
+        // The last managed file takes precedence, and settings of users do not count.
+        (&[(first, on), (second, off)], None),
         (&[("project/.claude/settings.local.json", on)], None),
         (
             &[(all, "{\"disableAllHooks\": true}")],
             Some("`disableAllHooks` is on in MANAGED/managed-settings.json"),
         ),
-        // Where they stand there, they run.
+        // Hooks in managed settings run.
         (&[(all, "{\"allowManagedHooksOnly\": true, HOOKS")], None),
-        (&[(all, on), (two, "{ HOOKS")], None),
+        (&[(all, on), (second, "{ HOOKS")], None),
     ];
     for (files, why) in cases {
-        let (code, said) = told("claude-code", files);
-        assert_eq!(code, i32::from(why.is_some()), "{files:?}: {said}");
-        assert!(why.is_none_or(|why| said.contains(why)), "{files:?}: {said}");
+        let (code, report) = run_doctor("claude-code", files);
+        assert_eq!(code, i32::from(why.is_some()), "{files:?}: {report}");
+        assert!(why.is_none_or(|why| report.contains(why)), "{files:?}: {report}");
     }
-    let (_, said) = told("claude-code", &[(all, "{\"allowManagedHooksOnly\": true, HOOKS")]);
-    assert!(said.contains("MANAGED/managed-settings.json (claude-code)"), "{said}");
-    // Others do not read that file.
-    assert_eq!(told("cursor", &[(all, on)]).0, 0);
+    let (_, report) = run_doctor("claude-code", &[(all, "{\"allowManagedHooksOnly\": true, HOOKS")]);
+    assert!(report.contains("MANAGED/managed-settings.json (claude-code)"), "{report}");
+    // Other clients do not read the managed settings of Claude Code.
+    assert_eq!(run_doctor("cursor", &[(all, on)]).0, 0);
 }
 
 #[test]
@@ -182,7 +182,7 @@ fn doctor_reports_settings_that_client_ignores() {
         ("claude-code", claude, "{\n", "{\n  \"env\": { \"A\": \"b\", },\n", strict),
         ("codex", codex, "{\n", "{\n  // mine\n", strict),
         ("cursor", cursor, "{\n", "{\n  // mine\n", None),
-        // What others have written is enough.
+        // A malformed entry of another program disables the whole file.
         (
             "claude-code",
             claude,
@@ -204,33 +204,33 @@ fn doctor_reports_settings_that_client_ignores() {
         let written = project.read(&path);
         assert!(written.contains(from), "{written}");
         project.write(&path, &written.replacen(from, to, 1));
-        let (doctor, again) = (
+        let (doctor_output, init_output) = (
             project.masked_output(&["doctor"], ""),
             project.masked_output(&["init", "--for", client], ""),
         );
         match why {
             None => assert!(
-                doctor.starts_with("exit 0\n") && !again.contains("ignores this file"),
-                "{client}: {doctor}{again}"
+                doctor_output.starts_with("exit 0\n") && !init_output.contains("ignores this file"),
+                "{client}: {doctor_output}{init_output}"
             ),
             Some(why) => {
-                let said = format!("the client ignores the file and all hooks in it: {why}");
+                let expected = format!("the client ignores the file and all hooks in it: {why}");
                 assert!(
-                    doctor.starts_with("exit 1\n")
-                        && doctor.contains(&said)
-                        && !doctor.contains("✓ hooks"),
-                    "{to}: {doctor}"
+                    doctor_output.starts_with("exit 1\n")
+                        && doctor_output.contains(&expected)
+                        && !doctor_output.contains("✓ hooks"),
+                    "{to}: {doctor_output}"
                 );
                 assert!(
-                    again.contains(&format!(
+                    init_output.contains(&format!(
                         "{client} ignores this file and all hooks in it: {why}"
                     )),
-                    "{to}: {again}"
+                    "{to}: {init_output}"
                 );
             }
         }
     }
-    // What no client reads is not written to, and of two lists a client takes one.
+    // A file that no client can read is not changed. Of two lists with one name, a client uses one.
     for (text, why) in [
         ("{'model': 'opus'}\n", ".claude/settings.json: "),
         ("{\"hooks\": {\"Stop\": [], \"Stop\": []}}\n", "duplicate key `hooks.Stop`"),
@@ -238,8 +238,8 @@ fn doctor_reports_settings_that_client_ignores() {
     ] {
         let project = TestProject::new();
         project.write("project/.claude/settings.json", text);
-        let said = project.masked_output(&["init", "--for", "claude-code"], "");
-        assert!(said.starts_with("exit 2\n") && said.contains(why), "{text}: {said}");
+        let output = project.masked_output(&["init", "--for", "claude-code"], "");
+        assert!(output.starts_with("exit 2\n") && output.contains(why), "{text}: {output}");
         assert_eq!(project.read("project/.claude/settings.json"), text);
         assert!(!project.path("project/toolgate.toml").exists());
     }
@@ -248,39 +248,39 @@ fn doctor_reports_settings_that_client_ignores() {
 #[test]
 fn doctor_reports_other_program_of_same_name() {
     let project = TestProject::new();
-    let own = assert_cmd::cargo::cargo_bin("toolgate");
+    let toolgate = assert_cmd::cargo::cargo_bin("toolgate");
     std::fs::create_dir(project.path("bin")).unwrap();
     for name in ["toolgate", "toolgate-hook"] {
-        std::fs::copy(own.with_file_name(name), project.path(&format!("bin/{name}"))).unwrap();
+        std::fs::copy(toolgate.with_file_name(name), project.path(&format!("bin/{name}"))).unwrap();
     }
-    let doctor = |verb: &[&str]| {
+    let run_verb = |verb: &[&str]| {
         let mut command = std::process::Command::new(project.path("bin/toolgate"));
         project.set_environment(&mut command);
         let output = command.args(verb).output().unwrap();
         (output.status.code().unwrap(), String::from_utf8(output.stdout).unwrap())
     };
-    assert_eq!(doctor(&["init", "--for", "claude-code"]).0, 0);
-    let (code, said) = doctor(&["doctor"]);
-    assert_eq!(code, 0, "{said}");
+    assert_eq!(run_verb(&["init", "--for", "claude-code"]).0, 0);
+    let (code, stdout) = run_verb(&["doctor"]);
+    assert_eq!(code, 0, "{stdout}");
     std::fs::write(project.path("bin/toolgate-hook"), "#!/bin/sh\nexit 0\n").unwrap();
-    let (code, said) = doctor(&["doctor"]);
+    let (code, stdout) = run_verb(&["doctor"]);
     assert!(
-        code == 1 && said.contains("PreToolUse: a call that must be refused got no decision"),
-        "{said}"
+        code == 1 && stdout.contains("PreToolUse: a call that must be refused got no decision"),
+        "{stdout}"
     );
 }
 
 #[test]
 fn doctor_rejects_canary_denied_by_other_rule() {
-    let config = "principals = [\"somebody else\"]\n[tools.bash]\nkind = \"client\"\nshell = \"/command\"\npolicy = \"open\"\n";
+    let config = "principals = [\"bob\"]\n[tools.bash]\nkind = \"client\"\nshell = \"/command\"\npolicy = \"open\"\n";
     let project = TestProject::with_config(config);
-    let said = project.masked_output(&["doctor", "--config", "toolgate.toml"], "");
+    let output = project.masked_output(&["doctor", "--config", "toolgate.toml"], "");
     let why = "✗ canary         a call that must be refused was refused, but not by the rule that protects toolgate: ";
     assert!(
-        said.starts_with("exit 1\n")
-            && said.contains(why)
-            && said.contains("may not act as the agent"),
-        "{said}"
+        output.starts_with("exit 1\n")
+            && output.contains(why)
+            && output.contains("may not act as the agent"),
+        "{output}"
     );
 }
 
@@ -288,8 +288,8 @@ fn doctor_rejects_canary_denied_by_other_rule() {
 fn doctor_sends_canary_to_tools_with_closed_schema() {
     let project = TestProject::new();
     assert_eq!(project.run(&["init"], "").0, 0);
-    let said = project.masked_output(&["doctor"], "");
-    assert!(!said.contains("✗ canary"), "{said}");
+    let output = project.masked_output(&["doctor"], "");
+    assert!(!output.contains("✗ canary"), "{output}");
     let closed = "[tools.look]\nkind = \"client\"\neffect = \"read\"\ninput = { type = \"object\", required = [\"where\"], properties = { where = { type = \"string\" } } }\n";
     project.write("project/toolgate.toml", closed);
     assert!(
@@ -310,20 +310,21 @@ fn doctor_sends_canary_to_tools_with_closed_schema() {
 fn new_ledger_requires_flag_and_empty_path() {
     let project = TestProject::new();
     assert_eq!(project.run(&["init", "--for", "claude-code"], "").0, 0);
-    let said = project.masked_output(&["trust", "--new-ledger"], "");
-    assert!(said.contains("exists; move it away first"), "{said}");
+    let output = project.masked_output(&["trust", "--new-ledger"], "");
+    assert!(output.contains("exists; move it away first"), "{output}");
     for name in ["ledger.db", "ledger.db-wal", "ledger.db-shm"] {
         let _ = std::fs::remove_file(project.path(&format!(".local/state/toolgate/{name}")));
     }
-    // What is left of the old one is in the way, and nothing is begun before it is gone.
-    let known = project.read(".local/state/toolgate/ledgers.json");
-    let said = project.masked_output(&["trust", "--new-ledger"], "");
+    // The state of the old ledger prevents a new ledger, and nothing is created before the state is
+    // removed.
+    let known_ledgers = project.read(".local/state/toolgate/ledgers.json");
+    let output = project.masked_output(&["trust", "--new-ledger"], "");
     assert!(
-        said.starts_with("exit 2\n") && said.contains("ledger.db.state exists; move it away first"),
-        "{said}"
+        output.starts_with("exit 2\n") && output.contains("ledger.db.state exists; move it away first"),
+        "{output}"
     );
     assert!(!project.path(".local/state/toolgate/ledger.db").exists());
-    assert_eq!(project.read(".local/state/toolgate/ledgers.json"), known);
+    assert_eq!(project.read(".local/state/toolgate/ledgers.json"), known_ledgers);
     std::fs::remove_dir_all(project.path(".local/state/toolgate/ledger.db.state")).unwrap();
     assert!(project.masked_output(&["doctor"], "").starts_with("exit 1\n"));
     assert!(project.masked_output(&["trust", "--new-ledger"], "").contains("created a new ledger"));

@@ -1,4 +1,4 @@
-//! Into a project, out of it, and whether it holds.
+//! Tests `init`, `eject`, and the state of the gate after them.
 
 use serde_json::{Value, json};
 
@@ -18,10 +18,10 @@ const CLIENT_SETTINGS: &str = r#"{
 fn init_and_eject_restore_client_settings() {
     let project = TestProject::new();
     project.write("project/.claude/settings.json", CLIENT_SETTINGS);
-    let tried = project.masked_output(&["init", "--for", "claude-code", "--dry-run"], "");
+    let dry_run = project.masked_output(&["init", "--for", "claude-code", "--dry-run"], "");
     assert!(
-        tried.contains("would write")
-            && tried.contains("would change")
+        dry_run.contains("would write")
+            && dry_run.contains("would change")
             && !project.path("project/toolgate.toml").exists()
     );
     assert_eq!(project.read("project/.claude/settings.json"), CLIENT_SETTINGS);
@@ -30,14 +30,14 @@ fn init_and_eject_restore_client_settings() {
         "init_again",
         project.masked_output(&["init", "--for", "claude-code"], "")
     );
-    // What the kernel can do is the machine's business.
-    let said = project.masked_output(&["doctor"], "");
-    let said: String = said
+    // Whether the sandbox works depends on the machine.
+    let report = project.masked_output(&["doctor"], "");
+    let report: String = report
         .lines()
         .filter(|line| !line.contains(" sandbox "))
         .map(|line| format!("{line}\n"))
         .collect();
-    insta::assert_snapshot!("doctor_well", said);
+    insta::assert_snapshot!("doctor_well", report);
     let (_, json, _) = project.run(&["doctor", "--json"], "");
     assert_eq!(serde_json::from_str::<Value>(&json).unwrap()["ok"], true);
     let ejected = project.masked_output(&["eject"], "");
@@ -58,10 +58,10 @@ fn eject_restores_files_byte_for_byte() {
         for before in [text.to_owned(), text.trim_end().to_owned(), format!("\u{feff}{text}")] {
             let project = TestProject::new();
             project.write(file, &before);
-            let said = project.masked_output(&["init", "--for", client], "");
+            let output = project.masked_output(&["init", "--for", client], "");
             assert!(
-                said.starts_with("exit 0\n") && project.read(file) != before,
-                "{client}: {said}"
+                output.starts_with("exit 0\n") && project.read(file) != before,
+                "{client}: {output}"
             );
             assert_eq!(project.run(&["eject"], "").0, 0, "{client}");
             assert_eq!(project.read(file), before, "{client}");
@@ -74,7 +74,7 @@ fn verbs_name_project_directory_from_subdirectory() {
     let project = TestProject::new();
     assert_eq!(project.run(&["init", "--for", "claude-code"], "").0, 0);
     project.write("project/src/main.rs", "");
-    let said = |args: &[&str]| {
+    let stdout_of = |args: &[&str]| {
         let mut command = std::process::Command::new(assert_cmd::cargo::cargo_bin("toolgate"));
         project.set_environment(&mut command);
         let output = command.current_dir(project.path("project/src")).args(args).output().unwrap();
@@ -82,23 +82,23 @@ fn verbs_name_project_directory_from_subdirectory() {
             .unwrap()
             .replace(project.path("").to_str().unwrap(), "HOME/")
     };
-    let doctor = said(&["doctor"]);
+    let doctor = stdout_of(&["doctor"]);
     assert!(
         doctor.contains("no client that starts here has a hook; there are hooks in HOME/project: run `toolgate doctor` there\n"),
         "{doctor}"
     );
     assert_eq!(
-        said(&["eject"]),
+        stdout_of(&["eject"]),
         "no settings with toolgate found; it is in the settings of HOME/project: run this command there\n"
     );
-    let init = said(&["init", "--for", "claude-code", "--dry-run"]);
+    let init = stdout_of(&["init", "--for", "claude-code", "--dry-run"]);
     assert!(
         init.contains("this file replaces HOME/project/toolgate.toml in this directory"),
         "{init}"
     );
-    // The user's own holds everywhere.
+    // The user's own configuration applies in every directory.
     assert!(
-        !said(&["init", "--for", "claude-code", "--user", "--dry-run"])
+        !stdout_of(&["init", "--for", "claude-code", "--user", "--dry-run"])
             .contains("this file replaces")
     );
 }
@@ -130,7 +130,7 @@ fn every_suggested_template_line_is_valid() {
                 && text.contains("| toolgate check\n"),
             "{client}: {text}"
         );
-        let used: String = text
+        let uncommented: String = text
             .lines()
             .map(|line| {
                 line.strip_prefix("# ")
@@ -140,9 +140,9 @@ fn every_suggested_template_line_is_valid() {
                     + "\n"
             })
             .collect();
-        project.write("project/toolgate.toml", &used);
-        let said = project.masked_output(&["lint"], "");
-        assert!(said.starts_with("exit 0\nno findings"), "{client}: {said}");
+        project.write("project/toolgate.toml", &uncommented);
+        let output = project.masked_output(&["lint"], "");
+        assert!(output.starts_with("exit 0\nno findings"), "{client}: {output}");
     }
     let project = TestProject::new();
     assert_eq!(project.run(&["init", "--store", "here.db"], "").0, 0);
@@ -169,13 +169,13 @@ fn template_denies_secret_files_but_allows_naming_them() {
         ("grep", json!({"pattern": "x", "glob": "**/.env*"}), "deny"),
         ("read", json!({"file_path": "/a/.env.development.local"}), "deny"),
         ("bash", json!({"command": "cat .env.staging"}), "deny"),
-        // Nobody knows all that people call theirs.
+        // Unknown suffixes are denied too.
         ("bash", json!({"command": "cat .env.backup"}), "deny"),
         ("read", json!({"file_path": "/a/.env.example"}), "deny"),
     ] {
         let call = json!({"tool": tool, "arguments": arguments}).to_string();
-        let (_, said, told) = project.run(&["check", "--config", "toolgate.toml", &call], "");
-        assert!(said.starts_with(expected), "{said}{told}");
+        let (_, stdout, stderr) = project.run(&["check", "--config", "toolgate.toml", &call], "");
+        assert!(stdout.starts_with(expected), "{stdout}{stderr}");
     }
 }
 
@@ -188,19 +188,19 @@ fn init_writes_valid_config_and_hooks_for_each_client() {
         ("vscode", ".github/hooks/toolgate.json"),
     ] {
         let project = TestProject::new();
-        let said = project.masked_output(&["init", "--for", client], "");
-        assert!(said.starts_with("exit 0\n"), "{said}");
-        let said = project.masked_output(&["doctor"], "");
-        assert!(said.starts_with("exit 0\n"), "{client}: {said}");
+        let output = project.masked_output(&["init", "--for", client], "");
+        assert!(output.starts_with("exit 0\n"), "{output}");
+        let output = project.masked_output(&["doctor"], "");
+        assert!(output.starts_with("exit 0\n"), "{client}: {output}");
         let written: Value =
             serde_json::from_str(&project.read(&format!("project/{file}"))).unwrap();
         assert!(written["hooks"].is_object(), "{written}");
-        let nothing = r#"{"tool": "nothing", "arguments": {}}"#;
-        let said = project.masked_output(&["check", "--config", "toolgate.toml"], nothing);
-        assert!(said.contains("unknown_tool"), "{said}");
-        // As the client would be told: who is not declared is asked about.
-        let said = project.masked_output(&["check"], nothing);
-        assert!(said.starts_with("exit 0\nask   nothing"), "{said}");
+        let call = r#"{"tool": "nothing", "arguments": {}}"#;
+        let output = project.masked_output(&["check", "--config", "toolgate.toml"], call);
+        assert!(output.contains("unknown_tool"), "{output}");
+        // Without `--config`, `check` decides like the hook: an undeclared tool needs approval.
+        let output = project.masked_output(&["check"], call);
+        assert!(output.starts_with("exit 0\nask   nothing"), "{output}");
     }
     let project = TestProject::new();
     insta::assert_snapshot!("init_bare", project.masked_output(&["init"], ""));
@@ -218,55 +218,55 @@ fn existing_config_gains_and_loses_tools_of_client() {
         let project = TestProject::new();
         assert_eq!(project.run(&["init"], "").0, 0);
         let bare = project.read(CONFIG_FILE);
-        let tried = project.masked_output(&["init", "--for", client, "--dry-run"], "");
+        let dry_run = project.masked_output(&["init", "--for", client, "--dry-run"], "");
         assert!(
-            tried.starts_with("exit 0\nwould change HOME/project/toolgate.toml\n"),
-            "{client}: {tried}"
+            dry_run.starts_with("exit 0\nwould change HOME/project/toolgate.toml\n"),
+            "{client}: {dry_run}"
         );
         assert!(
-            tried.contains("  +[client]\n") && tried.contains(&format!("  +[tools.{shell}]\n")),
-            "{client}: {tried}"
+            dry_run.contains("  +[client]\n") && dry_run.contains(&format!("  +[tools.{shell}]\n")),
+            "{client}: {dry_run}"
         );
         assert_eq!(project.read(CONFIG_FILE), bare, "{client}");
-        let said = project.masked_output(&["init", "--for", client], "");
+        let output = project.masked_output(&["init", "--for", client], "");
         assert!(
-            said.starts_with("exit 0\nchanged HOME/project/toolgate.toml\n")
-                && !said.contains("not in force"),
-            "{client}: {said}"
+            output.starts_with("exit 0\nchanged HOME/project/toolgate.toml\n")
+                && !output.contains("not in force"),
+            "{client}: {output}"
         );
         let both = project.read(CONFIG_FILE);
         assert!(both.starts_with(&bare), "{client}: {both}");
-        let said = project.masked_output(&["doctor"], "");
+        let output = project.masked_output(&["doctor"], "");
         assert!(
-            said.starts_with("exit 0\n") && !said.contains("✗ tools") && !said.contains("! tools"),
-            "{client}: {said}"
+            output.starts_with("exit 0\n") && !output.contains("✗ tools") && !output.contains("! tools"),
+            "{client}: {output}"
         );
         let push = json!({"tool": shell, "arguments": {"command": "git push --force"}}).to_string();
-        let (_, said, told) = project.run(&["check", &push], "");
-        assert!(said.starts_with("deny"), "{client}: {said}{told}");
-        // What is there is not added again.
-        let again = project.masked_output(&["init", "--for", client], "");
+        let (_, output, stderr) = project.run(&["check", &push], "");
+        assert!(output.starts_with("deny"), "{client}: {output}{stderr}");
+        // A second `init` adds nothing.
+        let second_output = project.masked_output(&["init", "--for", client], "");
         assert!(
-            again.starts_with("exit 0\nHOME/project/toolgate.toml exists and is unchanged\n"),
-            "{client}: {again}"
+            second_output.starts_with("exit 0\nHOME/project/toolgate.toml exists and is unchanged\n"),
+            "{client}: {second_output}"
         );
-        let tried = project.masked_output(&["eject", "--dry-run"], "");
-        assert!(tried.contains("would change HOME/project/toolgate.toml\n"), "{client}: {tried}");
+        let dry_run = project.masked_output(&["eject", "--dry-run"], "");
+        assert!(dry_run.contains("would change HOME/project/toolgate.toml\n"), "{client}: {dry_run}");
         assert_eq!(project.read(CONFIG_FILE), both, "{client}");
         assert_eq!(project.run(&["eject"], "").0, 0, "{client}");
         assert_eq!(project.read(CONFIG_FILE), bare, "{client}");
-        let said = project.masked_output(&["doctor"], "");
+        let output = project.masked_output(&["doctor"], "");
         assert!(
-            said.contains("✓ configuration  HOME/project/toolgate.toml"),
-            "{client}, it is accepted still: {said}"
+            output.contains("✓ configuration  HOME/project/toolgate.toml"),
+            "{client}: no longer trusted: {output}"
         );
-        // What nobody had accepted is not accepted by this.
+        // `init` does not trust a file that was not trusted before.
         project.write(CONFIG_FILE, &format!("{bare}# mine\n"));
-        let said = project.masked_output(&["init", "--for", client], "");
+        let output = project.masked_output(&["init", "--for", client], "");
         assert!(
-            said.contains("changed HOME/project/toolgate.toml")
-                && said.contains("not in force yet"),
-            "{client}: {said}"
+            output.contains("changed HOME/project/toolgate.toml")
+                && output.contains("not in force yet"),
+            "{client}: {output}"
         );
     }
 }
@@ -278,18 +278,18 @@ fn init_for_second_client_adds_only_missing_tools() {
     assert_eq!(project.run(&["init", "--for", "claude-code"], "").0, 0);
     let first = project.read(CONFIG_FILE);
     assert_eq!(project.run(&["init", "--for", "cursor"], "").0, 0);
-    let both = project.read(CONFIG_FILE);
-    let added = both.strip_prefix(&first).unwrap_or_else(|| panic!("{both}"));
-    let said = |beginning: &str| {
+    let combined = project.read(CONFIG_FILE);
+    let added = combined.strip_prefix(&first).unwrap_or_else(|| panic!("{combined}"));
+    let added_lines = |beginning: &str| {
         added.lines().filter(|line| line.starts_with(beginning)).collect::<Vec<_>>()
     };
     assert_eq!(
-        said("["),
+        added_lines("["),
         ["[tools.shell]", "[tools.delete]", "[[policy]]", "[[policy]]", "[[policy]]"]
     );
-    // A name is one rule's, and what the first client's tools may do stays as it was.
+    // Rule names are unique, and the tools of the first client keep their rules.
     assert_eq!(
-        said("name = "),
+        added_lines("name = "),
         [
             "name = \"no_force_push_cursor\"",
             "name = \"no_recursive_delete_cursor\"",
@@ -297,40 +297,40 @@ fn init_for_second_client_adds_only_missing_tools() {
         ]
     );
     assert_eq!(
-        said("tools = "),
+        added_lines("tools = "),
         ["tools = [\"shell\"]", "tools = [\"shell\"]", "tools = [\"shell\", \"delete\"]"]
     );
     let doctor = project.masked_output(&["doctor"], "");
     assert!(doctor.starts_with("exit 0\n") && !doctor.contains("! tools"), "{doctor}");
     assert_eq!(project.run(&["eject", "--for", "cursor"], "").0, 0);
     assert_eq!(project.read(CONFIG_FILE), first);
-    // Where it is said how commands are run, the rest may be left out on purpose: it is told, and
-    // not done.
-    let told = project.masked_output(&["init", "--for", "codex"], "");
+    // If the file declares the shell tool, missing tools may be intentional. So `init` reports them
+    // and changes nothing.
+    let output = project.masked_output(&["init", "--for", "codex"], "");
     assert!(
-        told.contains("exists and is unchanged\nit does not declare some tools of codex"),
-        "{told}"
+        output.contains("exists and is unchanged\nit does not declare some tools of codex"),
+        "{output}"
     );
     assert!(
-        told.contains("\n[tools.apply_patch]\nkind = \"client\"\n")
-            && !told.contains("\n[tools.bash]"),
-        "{told}"
+        output.contains("\n[tools.apply_patch]\nkind = \"client\"\n")
+            && !output.contains("\n[tools.bash]"),
+        "{output}"
     );
     assert_eq!(project.read(CONFIG_FILE), first);
     let doctor = project.masked_output(&["doctor"], "");
     let note = "! tools          the configuration does not declare these tools of codex: `apply_patch`, `update_plan`, `view_image`\n";
     assert!(doctor.starts_with("exit 0\n") && doctor.contains(note), "{doctor}");
-    // What one has added for itself and another uses stays for it.
+    // A tool that was added for one client stays if another client uses it.
     let project = TestProject::new();
     assert_eq!(project.run(&["init"], "").0, 0);
     let bare = project.read(CONFIG_FILE);
     for client in ["claude-code", "codex"] {
         assert_eq!(project.run(&["init", "--for", client], "").0, 0);
     }
-    let used = project.read(CONFIG_FILE);
-    let said = project.masked_output(&["eject", "--for", "claude-code"], "");
-    assert!(said.contains("cannot remove from HOME/project/toolgate.toml what was added for claude-code: codex needs it too\n"), "{said}");
-    assert_eq!(project.read(CONFIG_FILE), used);
+    let full = project.read(CONFIG_FILE);
+    let output = project.masked_output(&["eject", "--for", "claude-code"], "");
+    assert!(output.contains("cannot remove from HOME/project/toolgate.toml what was added for claude-code: codex needs it too\n"), "{output}");
+    assert_eq!(project.read(CONFIG_FILE), full);
     assert_eq!(project.run(&["eject"], "").0, 0);
     assert_eq!(project.read(CONFIG_FILE), bare);
 }
@@ -338,25 +338,25 @@ fn init_for_second_client_adds_only_missing_tools() {
 #[test]
 fn eject_keeps_block_that_user_changed() {
     const CONFIG_FILE: &str = "project/toolgate.toml";
-    let mine = "[[policy]]\nname = \"mine\"\nrule = \"deny\"\ntools = [\"shell\"]\nwhere = [{ argument = \"/command\", runs = [\"make\"] }]\nreason = \"No.\"\n";
-    let own = "\n[tools.mine]\nkind = \"client\"\neffect = \"read\"\n";
-    let keeps = |why: &str| {
+    let user_rule = "[[policy]]\nname = \"mine\"\nrule = \"deny\"\ntools = [\"shell\"]\nwhere = [{ argument = \"/command\", runs = [\"make\"] }]\nreason = \"No.\"\n";
+    let other_tool = "\n[tools.mine]\nkind = \"client\"\neffect = \"read\"\n";
+    let refusal = |why: &str| {
         Some(format!(
             "cannot remove from HOME/project/toolgate.toml what was added for cursor: {why}"
         ))
     };
-    for (name, (from, to), more, why) in [
+    for (name, (from, to), extra, why) in [
         ("nothing", ("", ""), "", None),
-        ("something else after it", ("", ""), own, None),
-        ("a changed line in it", ("[\"rm -r\", ", "["), "", keeps("it was changed since")),
-        ("a changed comment in it", ("# Rules. ", "# "), "", keeps("it was changed since")),
+        ("another tool after it", ("", ""), other_tool, None),
+        ("a changed line", ("[\"rm -r\", ", "["), "", refusal("it was changed since")),
+        ("a changed comment", ("# Rules. ", "# "), "", refusal("it was changed since")),
         (
-            "a key that was meant for its last table",
+            "a key of its last table",
             ("", ""),
             "mode = \"observe\"\n",
-            keeps("it was changed since"),
+            refusal("it was changed since"),
         ),
-        ("a rule about its tools", ("", ""), mine, keeps("the rest is not valid without it")),
+        ("a rule about its tools", ("", ""), user_rule, refusal("the rest is not valid without it")),
     ] {
         let project = TestProject::new();
         assert_eq!(project.run(&["init"], "").0, 0);
@@ -364,32 +364,32 @@ fn eject_keeps_block_that_user_changed() {
         assert_eq!(project.run(&["init", "--for", "cursor"], "").0, 0);
         let added = project.read(CONFIG_FILE);
         assert!(added.contains(from), "{name}");
-        let changed = format!("{}{more}", added.replace(from, to));
+        let changed = format!("{}{extra}", added.replace(from, to));
         project.write(CONFIG_FILE, &changed);
-        let said = project.masked_output(&["eject"], "");
-        assert!(said.contains(".cursor/hooks.json"), "{name}: {said}");
+        let output = project.masked_output(&["eject"], "");
+        assert!(output.contains(".cursor/hooks.json"), "{name}: {output}");
         match why {
             None => {
-                assert_eq!(project.read(CONFIG_FILE), format!("{bare}{more}"), "{name}: {said}")
+                assert_eq!(project.read(CONFIG_FILE), format!("{bare}{extra}"), "{name}: {output}")
             }
             Some(why) => {
-                assert!(said.contains(&why), "{name}: {said}");
+                assert!(output.contains(&why), "{name}: {output}");
                 assert_eq!(project.read(CONFIG_FILE), changed, "{name}");
             }
         }
     }
-    // What leaves no place for it is not touched: a person is told what to write.
+    // If the block cannot be added, `init` prints the lines and changes nothing.
     for text in [
         "tools = { look = { kind = \"client\", effect = \"read\" } }\n",
         "[agents.a.tools.look]\nkind = \"client\"\neffect = \"read\"\n",
         "[tools.look\n",
     ] {
         let project = TestProject::with_config(text);
-        let said = project.masked_output(&["init", "--for", "cursor"], "");
-        assert!(said.contains("it does not declare the shell tool of cursor"), "{text}: {said}");
+        let output = project.masked_output(&["init", "--for", "cursor"], "");
+        assert!(output.contains("it does not declare the shell tool of cursor"), "{text}: {output}");
         assert!(
-            said.contains("\n[tools.shell]\nkind = \"client\"\nshell = \"/command\"\n"),
-            "{text}: {said}"
+            output.contains("\n[tools.shell]\nkind = \"client\"\nshell = \"/command\"\n"),
+            "{text}: {output}"
         );
         assert_eq!(project.read(CONFIG_FILE), text);
     }
@@ -410,7 +410,7 @@ fn every_verb_help_has_examples() {
             .map(str::to_owned)
             .collect()
     }
-    // An example that is broken into two lines cannot be copied.
+    // A wrapped example cannot be copied.
     fn wide_example_lines(stdout: &str) -> Vec<&str> {
         stdout
             .lines()
@@ -418,23 +418,23 @@ fn every_verb_help_has_examples() {
             .filter(|line| line.starts_with("  ") && line.chars().count() > 80)
             .collect()
     }
-    let own = listed_verbs(&crate::run_toolgate(&["--help"]).1);
-    assert!(own.len() > 15, "{own:?}");
+    let all_verbs = listed_verbs(&crate::run_toolgate(&["--help"]).1);
+    assert!(all_verbs.len() > 15, "{all_verbs:?}");
     assert_eq!(wide_example_lines(&crate::run_toolgate(&["--help"]).1), [""; 0]);
-    let (mut told, mut inner) = (String::new(), 0);
-    for verb in own {
+    let (mut help, mut subcommand_count) = (String::new(), 0);
+    for verb in all_verbs {
         let (code, stdout, _) = crate::run_toolgate(&[&verb, "--help"]);
         assert!(code == 0 && stdout.contains("Examples:"), "{verb}");
         assert_eq!(wide_example_lines(&stdout), [""; 0], "{verb}");
-        told.push_str(&format!("## {verb}\n{stdout}\n"));
-        for more in listed_verbs(&stdout) {
-            inner += 1;
-            let (code, stdout, _) = crate::run_toolgate(&[&verb, &more, "--help"]);
-            assert!(code == 0 && stdout.contains("Usage:"), "{verb} {more}");
-            assert_eq!(wide_example_lines(&stdout), [""; 0], "{verb} {more}");
-            told.push_str(&format!("## {verb} {more}\n{stdout}\n"));
+        help.push_str(&format!("## {verb}\n{stdout}\n"));
+        for subcommand in listed_verbs(&stdout) {
+            subcommand_count += 1;
+            let (code, stdout, _) = crate::run_toolgate(&[&verb, &subcommand, "--help"]);
+            assert!(code == 0 && stdout.contains("Usage:"), "{verb} {subcommand}");
+            assert_eq!(wide_example_lines(&stdout), [""; 0], "{verb} {subcommand}");
+            help.push_str(&format!("## {verb} {subcommand}\n{stdout}\n"));
         }
     }
-    assert!(inner > 12, "{inner}");
-    insta::assert_snapshot!(told);
+    assert!(subcommand_count > 12, "{subcommand_count}");
+    insta::assert_snapshot!(help);
 }

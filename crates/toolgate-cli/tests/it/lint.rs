@@ -1,4 +1,4 @@
-//! What `lint` finds in a configuration, and mends.
+//! Tests the findings and fixes of `lint`.
 
 use serde_json::Value;
 
@@ -39,9 +39,9 @@ where = [{ argument = "/amount", above = 5 }]
     project.write("project/toolgate.toml", config);
     insta::assert_snapshot!("lint", project.masked_output(&["lint"], ""));
     insta::assert_snapshot!("lint_fix", project.masked_output(&["lint", "--fix"], ""));
-    let mended = project.read("project/toolgate.toml");
+    let fixed = project.read("project/toolgate.toml");
     assert_eq!(
-        mended,
+        fixed,
         config.replace("efect", "effect").replace("verify_custmer", "verify_customer")
     );
     insta::assert_snapshot!(
@@ -71,11 +71,11 @@ fn sarif_locations_are_encoded_uris() {
         ("./100%/ä:b.toml", "project/100%/ä:b.toml", "100%25/%C3%A4%3Ab.toml"),
     ] {
         project.write(written, "[tools.look]\nefect = \"read\"\n");
-        let (_, said, told) = project.run(&["lint", "--format", "sarif", "--config", file], "");
-        let said: Value =
-            serde_json::from_str(&said).unwrap_or_else(|_| panic!("{file}: {said}{told}"));
+        let (_, sarif, stderr) = project.run(&["lint", "--format", "sarif", "--config", file], "");
+        let sarif: Value =
+            serde_json::from_str(&sarif).unwrap_or_else(|_| panic!("{file}: {sarif}{stderr}"));
         assert_eq!(
-            said["runs"][0]["results"][0]["locations"][0]["physicalLocation"]["artifactLocation"]["uri"],
+            sarif["runs"][0]["results"][0]["locations"][0]["physicalLocation"]["artifactLocation"]["uri"],
             address,
             "{file}"
         );
@@ -85,8 +85,8 @@ fn sarif_locations_are_encoded_uris() {
 #[test]
 fn every_lint_code_is_reachable() {
     let project = TestProject::new();
-    let tool = |name: &str, more: &str| {
-        format!("[agents.a.tools.{name}]\ndescription = \"{name}\"\neffect = \"read\"\n{more}")
+    let tool = |name: &str, extra: &str| {
+        format!("[agents.a.tools.{name}]\ndescription = \"{name}\"\neffect = \"read\"\n{extra}")
     };
     let words = "Finds the orders of one customer by name";
     let many: String = (0..5).map(|n| tool(&format!("tool_{n}"), "")).collect();
@@ -113,8 +113,8 @@ fn every_lint_code_is_reachable() {
         .iter()
         .map(|finding| finding["code"].as_str().unwrap())
         .collect();
-    // The other three: one needs a file that does not load, one a ledger, and one an upstream.
-    let wanted = [
+    // The other three codes need an invalid file, a ledger or an upstream.
+    let expected = [
         "dead_rule",
         "inlined_twice",
         "never_true",
@@ -129,13 +129,13 @@ fn every_lint_code_is_reachable() {
         "unknown_keyword",
         "unknown_secret",
     ];
-    assert_eq!(codes, wanted.into_iter().collect(), "{json}");
-    // A reason of a word or two is nearly none.
+    assert_eq!(codes, expected.into_iter().collect(), "{json}");
+    // A reason of one or two words is a finding.
     let short = |rule: &str| {
         json.contains(&format!("the reason of the rule `{rule}` is too short to act on"))
     };
     assert_eq!(["vain", "large", "larger"].map(short), [true, true, false], "{json}");
-    // From the top down, whoever has found them.
+    // Findings are ordered by line.
     let lines = found["findings"]
         .as_array()
         .unwrap()
@@ -169,9 +169,9 @@ reason = "Leave it as it is."
     let line = |words: &str| config.lines().position(|line| line.contains(words)).unwrap() + 1;
     let found = || {
         let (code, json, stderr) = project.run(&["lint", "--format", "json"], "");
-        assert_eq!(code, 0, "warnings are not wrong: {json}{stderr}");
+        assert_eq!(code, 0, "warnings must not fail: {json}{stderr}");
         let found: Value = serde_json::from_str(&json).unwrap_or_else(|_| panic!("{json}{stderr}"));
-        let told = found["findings"].as_array().unwrap().iter().map(|finding| {
+        let lines = found["findings"].as_array().unwrap().iter().map(|finding| {
             format!(
                 "{} {}: {} ({}) {}",
                 finding["place"]["line"],
@@ -181,7 +181,7 @@ reason = "Leave it as it is."
                 finding["fix"]
             )
         });
-        told.collect::<Vec<_>>()
+        lines.collect::<Vec<_>>()
     };
     project.write("project/toolgate.toml", config);
     let vain = [
@@ -202,17 +202,17 @@ reason = "Leave it as it is."
     project.run(&["lint", "--fix"], "");
     assert_eq!(project.read("project/toolgate.toml"), config.replace("\"closd\"", "\"closed\""));
     assert_eq!(found(), vain[1..]);
-    let left = format!(
+    let with_exception = format!(
         "lint = [{{ allow = \"never_true\", of = \"vain\", reason = \"they are coming\" }}]\n{config}"
     );
-    project.write("project/toolgate.toml", &left);
+    project.write("project/toolgate.toml", &with_exception);
     assert_eq!(found(), Vec::<String>::new());
 }
 
 #[test]
 fn lint_reports_unknown_schema_keywords() {
     let project = TestProject::new();
-    for (schema, wanted) in [
+    for (schema, expected) in [
         (
             "{ propertes = { a = {} } }",
             Some(
@@ -263,7 +263,7 @@ fn lint_reports_unknown_schema_keywords() {
         ("{ enum = [{ typ = 1 }], default = { typ = 1 }, x-mine = 1, \"$comment\" = \"x\" }", None),
     ] {
         for key in ["input", "output"] {
-            // What a tool gives may be anything; what it takes is an object.
+            // An output may have any type, but an input is an object.
             let schema = schema.replacen('{', "{ type = \"object\",", 1);
             let text = format!(
                 "[tools.look]\ndescription = \"a\\nb\\nc\\nd\"\neffect = \"read\"\n{key} = {schema}\n"
@@ -272,7 +272,7 @@ fn lint_reports_unknown_schema_keywords() {
             let (code, json, stderr) = project.run(&["lint", "--format", "json"], "");
             let found: Value =
                 serde_json::from_str(&json).unwrap_or_else(|_| panic!("{text}{json}{stderr}"));
-            let told = found["findings"].as_array().unwrap().iter().map(|finding| {
+            let findings = found["findings"].as_array().unwrap().iter().map(|finding| {
                 assert_eq!(finding["code"], "unknown_keyword", "{text}{json}");
                 format!(
                     "{} ({})",
@@ -280,10 +280,10 @@ fn lint_reports_unknown_schema_keywords() {
                     finding["help"].as_str().unwrap()
                 )
             });
-            let told: Vec<String> = told.collect();
-            let wanted: Vec<String> =
-                wanted.iter().map(|wanted| format!("the {key} of `look` {wanted}")).collect();
-            assert_eq!((code, told), (0, wanted), "{text}");
+            let findings: Vec<String> = findings.collect();
+            let expected: Vec<String> =
+                expected.iter().map(|expected| format!("the {key} of `look` {expected}")).collect();
+            assert_eq!((code, findings), (0, expected), "{text}");
         }
     }
 }
@@ -303,7 +303,7 @@ fn lint_reports_secret_paths_that_match_nothing() {
         )
     };
     let none = Vec::<String>::new();
-    for (secrets, more, wanted) in [
+    for (secrets, schemas, expected) in [
         ("[\"/password\", \"/of/*/pin\", \"token\"]", format!("{input}\n{closed}"), none.clone()),
         (
             "[\"/password\", \"/pasword\"]",
@@ -331,7 +331,7 @@ fn lint_reports_secret_paths_that_match_nothing() {
                 neither("/zzz")
             )],
         ),
-        // The result of the tool is unknown.
+        // The output schema is missing or open.
         (
             "\"/pasword\"",
             input.to_owned(),
@@ -346,32 +346,32 @@ fn lint_reports_secret_paths_that_match_nothing() {
             )],
         ),
         ("\"/token\"", format!("{input}\n{open}"), none.clone()),
-        // What it takes, neither.
+        // The input schema is missing or open.
         ("\"/pasword\"", String::new(), none.clone()),
         ("\"/pasword\"", format!("{input}\nextra = \"pass\""), none.clone()),
     ] {
         let text = format!(
-            "[tools.look]\ndescription = \"a\\nb\\nc\\nd\"\neffect = \"read\"\nsecrets = {secrets}\n{more}\n"
+            "[tools.look]\ndescription = \"a\\nb\\nc\\nd\"\neffect = \"read\"\nsecrets = {secrets}\n{schemas}\n"
         );
         project.write("project/toolgate.toml", &text);
         let (code, json, stderr) = project.run(&["lint", "--format", "json"], "");
         let found: Value =
             serde_json::from_str(&json).unwrap_or_else(|_| panic!("{text}{json}{stderr}"));
-        let told = found["findings"].as_array().unwrap().iter().map(|finding| {
+        let findings = found["findings"].as_array().unwrap().iter().map(|finding| {
             assert_eq!(finding["code"], "unknown_secret", "{text}{json}");
-            let said = |key: &str| finding[key].as_str().unwrap_or("-").to_owned();
+            let field = |key: &str| finding[key].as_str().unwrap_or("-").to_owned();
             let (line, column) = (&finding["place"]["line"], &finding["place"]["column"]);
             format!(
                 "{} {line}:{column} {} ({}) {}",
-                said("severity"),
-                said("message"),
-                said("help"),
-                said("fix")
+                field("severity"),
+                field("message"),
+                field("help"),
+                field("fix")
             )
         });
-        assert_eq!((code, told.collect::<Vec<_>>()), (0, wanted), "{text}");
+        assert_eq!((code, findings.collect::<Vec<_>>()), (0, expected), "{text}");
     }
-    // One that is mended stays mended; a note is left to a person, and is none of the warnings.
+    // A second fix changes nothing. A note is neither fixed nor a warning.
     let text = |secret: &str| {
         format!(
             "[tools.look]\ndescription = \"a\\nb\\nc\\nd\"\neffect = \"read\"\nsecrets = [ \"{secret}\", ] # here\r\n{input}\n{closed}\n"
@@ -406,7 +406,7 @@ fn lint_reports_public_gateway_without_authentication() {
     let digest = "0".repeat(64);
     let token = format!("tokens = [{{ principal = \"ci\", sha256 = \"{digest}\" }}]");
     let jwt = "jwt = { issuer = \"https://a.example/\", audience = \"b\", keys = \"keys.json\" }";
-    for (listen, more, is_found) in [
+    for (listen, settings, is_found) in [
         ("0.0.0.0:7070", "", true),
         ("[::]:7070", "hosts = [\"gate.example.com\"]", true),
         ("127.0.0.1:7070", "", false),
@@ -416,27 +416,27 @@ fn lint_reports_public_gateway_without_authentication() {
     ] {
         project.write(
             "project/toolgate.toml",
-            &format!("{tool}[gateway]\nlisten = \"{listen}\"\n{more}\n"),
+            &format!("{tool}[gateway]\nlisten = \"{listen}\"\n{settings}\n"),
         );
-        let said = project.masked_output(&["lint"], "");
-        let wanted = match is_found {
+        let output = project.masked_output(&["lint"], "");
+        let expected = match is_found {
             true => format!(
                 "exit 1\nerror: {listen} is reachable from other machines, and no token is required [open_listener]\n --> toolgate.toml:5:10\n"
             ),
             false => "exit 0\nno findings\n".to_owned(),
         };
-        assert!(said.starts_with(&wanted), "{listen} {more}: {said}");
-        // It loads all the same.
+        assert!(output.starts_with(&expected), "{listen} {settings}: {output}");
+        // The configuration still loads.
         assert_eq!(
             project.run(&["check", "--config", "toolgate.toml", "{\"tool\": \"look\"}"], "").0,
             0,
-            "{listen} {more}"
+            "{listen} {settings}"
         );
     }
-    let left = "lint = [{ allow = \"open_listener\", of = \"gateway\", reason = \"only hooks read this file\" }]\n";
+    let exception = "lint = [{ allow = \"open_listener\", of = \"gateway\", reason = \"only hooks read this file\" }]\n";
     project.write(
         "project/toolgate.toml",
-        &format!("{left}{tool}[gateway]\nlisten = \"0.0.0.0:7070\"\n"),
+        &format!("{exception}{tool}[gateway]\nlisten = \"0.0.0.0:7070\"\n"),
     );
     assert_eq!(project.masked_output(&["lint"], ""), "exit 0\nno findings\n");
 }
@@ -453,12 +453,12 @@ fn lint_reports_agent_that_denies_every_call() {
         ("principals = [\"ann\"]\nlimits = { session = { calls = 1 } }", None),
     ] {
         project.write("project/toolgate.toml", &format!("{head}\n{tool}"));
-        let said = project.masked_output(&["lint"], "");
-        let wanted = place.map_or_else(
+        let output = project.masked_output(&["lint"], "");
+        let expected = place.map_or_else(
             || "exit 0\nno findings\n".to_owned(),
             |place| format!("exit 0\nwarning: the agent `default` refuses every call [dead_rule]\n --> toolgate.toml:{place}\n"),
         );
-        assert!(said.starts_with(&wanted), "{head}: {said}");
+        assert!(output.starts_with(&expected), "{head}: {output}");
     }
 }
 
@@ -490,9 +490,9 @@ where = [{ argument = "/ordr/amount", above = 5 }]
 "#;
     project.write("project/toolgate.toml", config);
     project.run(&["lint", "--fix"], "");
-    // Of a longer path nobody knows which part was meant: a person looks at it.
+    // In a longer path several parts may be misspelled, so a person must fix it.
     assert_eq!(project.read("project/toolgate.toml"), config.replace("\"/amuont\"", "\"/amount\""));
-    // What is merely like something, or says what is allowed, is a person's to mend.
+    // Values and other keys are suggestions, because a fix could allow more calls.
     let pay = "[tools.pay]\ninput = { type = \"object\", properties = { amount = { type = \"number\" } } }\n";
     let rule = "[[policy]]\nname = \"r\"\nrule = \"deny\"\ntools = [\"pay\"]\n";
     for (wrong, help) in [
@@ -524,8 +524,8 @@ where = [{ argument = "/ordr/amount", above = 5 }]
         (format!("{pay}[gateway]\nport = 7070\n"), "did you mean `rate`?"),
     ] {
         project.write("project/toolgate.toml", &wrong);
-        let said = project.masked_output(&["lint", "--fix"], "");
-        assert!(said.starts_with("exit 1\nerror") && said.contains(help), "{wrong}: {said}");
+        let output = project.masked_output(&["lint", "--fix"], "");
+        assert!(output.starts_with("exit 1\nerror") && output.contains(help), "{wrong}: {output}");
         assert_eq!(project.read("project/toolgate.toml"), wrong);
     }
 }
@@ -543,19 +543,19 @@ fn lint_reports_rarely_used_tool_from_ledger() {
     for n in 0..25 {
         let tool = if n == 0 { "seldom" } else { "often" };
         let event = serde_json::json!({"hook_event_name": "PreToolUse", "session_id": format!("s{n}"), "tool_name": tool, "tool_input": {}, "tool_use_id": "t"});
-        let ended =
+        let session_end =
             serde_json::json!({"hook_event_name": "SessionEnd", "session_id": format!("s{n}")});
-        for event in [event, ended] {
+        for event in [event, session_end] {
             assert_eq!(
                 project.run(&["hook", "--config", "toolgate.toml"], &event.to_string()).0,
                 0
             );
         }
     }
-    let said = project.masked_output(&["lint", "--store", "ledger.db"], "");
+    let output = project.masked_output(&["lint", "--store", "ledger.db"], "");
     assert!(
-        said.contains("`seldom` was used in 1 of 25 sessions [rarely_used]")
-            && !said.contains("`often` was"),
-        "{said}"
+        output.contains("`seldom` was used in 1 of 25 sessions [rarely_used]")
+            && !output.contains("`often` was"),
+        "{output}"
     );
 }

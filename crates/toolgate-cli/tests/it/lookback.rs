@@ -1,5 +1,4 @@
-//! A look back when a test has ended: every session that it made is decided again, by `toolgate
-//! replay`, and comes out the same.
+//! Replays every session of a test with `toolgate replay` when the test ends.
 
 use std::path::{Path, PathBuf};
 
@@ -7,13 +6,14 @@ use serde_json::json;
 
 use crate::hook::{TestProject, list_files};
 
-/// Fails where `replay` says that a call of this ledger would be decided otherwise now. What it
-/// cannot judge, it says itself.
+/// Fails if `replay` decides a call of this ledger differently.
+///
+/// `replay` itself reports the calls that it cannot decide.
 pub(crate) fn assert_replay_unchanged(
     store: &Path,
     run: impl Fn(&[&str]) -> (i32, String, String),
 ) {
-    // A test that fails has its own reason.
+    // A failed test has its own message.
     if std::thread::panicking() {
         return;
     }
@@ -33,10 +33,10 @@ pub(crate) fn assert_replay_unchanged(
             "--",
             &key.session,
         ]);
-        let pruned = code == 2 && stderr.contains("were pruned; there is nothing to decide again");
+        let is_pruned = code == 2 && stderr.contains("were pruned; there is nothing to decide again");
         assert!(
-            code == 0 || pruned,
-            "session `{}` is decided otherwise now, or not at all:\n{stdout}{stderr}",
+            code == 0 || is_pruned,
+            "session `{}` is decided differently now, or not at all:\n{stdout}{stderr}",
             key.session
         );
         println!(
@@ -47,7 +47,7 @@ pub(crate) fn assert_replay_unchanged(
     }
 }
 
-/// The ledgers that are anywhere in a project or its home, and that nobody has taken away.
+/// Returns all ledgers that exist in the home directory of a project.
 fn find_ledgers(project: &TestProject) -> Vec<PathBuf> {
     let files = list_files(&project.path(""));
     let keys = files.iter().filter(|path| path.ends_with("keys/redact.key"));
@@ -56,7 +56,7 @@ fn find_ledgers(project: &TestProject) -> Vec<PathBuf> {
         .collect()
 }
 
-/// Where it was made, and by whom.
+/// Replays the ledgers of a project at the end of a test.
 impl Drop for TestProject {
     fn drop(&mut self) {
         for ledger in find_ledgers(self) {
@@ -69,12 +69,12 @@ const CONFIG: &str = "store = \"ledger.db\"\n[tools.bash]\nkind = \"client\"\nsh
     [[policy]]\nname = \"no_push\"\nrule = \"deny\"\ntools = [\"bash\"]\nwhere = [{ argument = \"/command\", runs = [\"git push\"] }]\n";
 
 #[test]
-#[should_panic(expected = "session `s` is decided otherwise now")]
+#[should_panic(expected = "session `s` is decided differently now")]
 fn changed_decision_fails_replay_check() {
     let project = TestProject::with_config(CONFIG);
     let push = r#"{"hook_event_name": "PreToolUse", "session_id": "s", "tool_name": "bash", "tool_input": {"command": "git push"}, "tool_use_id": "t"}"#;
-    let (_, said, _) = project.run(&["hook", "--config", "toolgate.toml"], push);
-    assert!(said.contains("no_push"), "{said}");
+    let (_, stdout, _) = project.run(&["hook", "--config", "toolgate.toml"], push);
+    assert!(stdout.contains("no_push"), "{stdout}");
     assert_eq!(find_ledgers(&project), [project.path("project/ledger.db")]);
     let sql = rusqlite::Connection::open(project.path("project/ledger.db")).unwrap();
     assert_eq!(
@@ -90,12 +90,12 @@ fn replay_uses_recorded_home_directory() {
     let home = project.path(".ssh").parent().unwrap().to_owned();
     let command = format!("cat {}/.ssh/id_ed25519", home.display());
     let event = json!({"hook_event_name": "PreToolUse", "session_id": "s", "tool_name": "bash", "tool_input": {"command": command}, "tool_use_id": "t"});
-    let (_, said, _) = project.run(&["hook", "--config", "toolgate.toml"], &event.to_string());
-    assert!(said.contains("no_keys"), "a home with a slash at its end is a home: {said}");
-    let decided = |home: &str| {
+    let (_, stdout, _) = project.run(&["hook", "--config", "toolgate.toml"], &event.to_string());
+    assert!(stdout.contains("no_keys"), "a home directory may end with a slash: {stdout}");
+    let replay = |home: &str| {
         project.run_with(&[("HOME", home)], &["replay", "s", "--store", "ledger.db"], "")
     };
-    let tried = |home: &str| {
+    let backtest = |home: &str| {
         project.write("project/new.toml", rule);
         project.run_with(
             &[("HOME", home)],
@@ -103,19 +103,19 @@ fn replay_uses_recorded_home_directory() {
             "",
         )
     };
-    assert_eq!(decided("/nowhere").0, 0, "{:?}", decided("/nowhere"));
-    assert_eq!(tried("/nowhere").0, 0, "{:?}", tried("/nowhere"));
-    // A row of a time when none held its home is read as one's own.
+    assert_eq!(replay("/nowhere").0, 0, "{:?}", replay("/nowhere"));
+    assert_eq!(backtest("/nowhere").0, 0, "{:?}", backtest("/nowhere"));
+    // Rows of earlier versions have no home directory. Then the current one applies.
     let sql = rusqlite::Connection::open(project.path("project/ledger.db")).unwrap();
-    let held = format!("\"home\":{},", json!(home));
+    let home_field = format!("\"home\":{},", json!(home));
     assert_eq!(
         sql.execute(
             "UPDATE ledger SET body = replace(body, ?1, '') WHERE instr(body, ?1) > 0",
-            [held]
+            [home_field]
         )
         .unwrap(),
         1
     );
-    assert_eq!(decided(home.to_str().unwrap()).0, 0, "{:?}", decided(home.to_str().unwrap()));
-    assert_eq!(decided("/nowhere").0, 1, "{:?}", decided("/nowhere"));
+    assert_eq!(replay(home.to_str().unwrap()).0, 0, "{:?}", replay(home.to_str().unwrap()));
+    assert_eq!(replay("/nowhere").0, 1, "{:?}", replay("/nowhere"));
 }

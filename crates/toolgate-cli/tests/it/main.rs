@@ -1,4 +1,4 @@
-//! The command line as a user sees it: exit code, standard output, standard error.
+//! Tests the command line as a user sees it: exit code, standard output, standard error.
 
 #![expect(
     clippy::unwrap_used,
@@ -64,7 +64,7 @@ fn misspelled_verb_gets_suggestion() {
 fn demo_output_is_deterministic() {
     let (code, stdout, stderr) = run_toolgate(&["demo"]);
     assert_eq!((code, stderr.as_str()), (0, ""));
-    assert!(!stdout.contains('\u{1b}'), "no colours where there is no terminal");
+    assert!(!stdout.contains('\u{1b}'), "colors without a terminal");
     insta::assert_snapshot!(stdout);
 }
 
@@ -78,8 +78,8 @@ fn demo_prints_json() {
     let ran = steps.iter().filter(|s| s["ran"] == true).count();
     let replayed = steps.iter().filter(|s| s["outcome"]["replayed"] == true).count();
     let refused = steps.len() - ran - replayed;
-    let told = serde_json::json!({"asked": steps.len(), "ran": ran, "refused": refused, "replayed": replayed, "leaked": 0});
-    assert_eq!((&summary["summary"], replayed), (&told, 1));
+    let expected = serde_json::json!({"asked": steps.len(), "ran": ran, "refused": refused, "replayed": replayed, "leaked": 0});
+    assert_eq!((&summary["summary"], replayed), (&expected, 1));
     for step in steps {
         let keys: Vec<&String> = step.as_object().unwrap().keys().collect();
         assert_eq!(keys, ["asked", "gate", "outcome", "ran", "step"]);

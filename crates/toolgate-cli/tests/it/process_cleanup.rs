@@ -1,22 +1,22 @@
-//! No process is left behind, however its gateway or its program goes.
+//! Tests that the processes of tools, hooks and upstreams end with their gateway.
 
 use std::os::unix::fs::PermissionsExt;
 
 use crate::gateway::{ServeProcess, wait_until};
 use crate::hook::TestProject;
 
-/// Its upstream never says a word, and nobody waits for it.
+/// Starts a gateway that does not wait for its silent upstream.
 fn start_gateway(project: &TestProject) -> ServeProcess {
     ServeProcess::start_with(project, &[], &["--patience", "1s"])
 }
 
-/// How many processes are called so.
+/// Counts the processes whose command line starts with this mark.
 fn count_processes(mark: &str) -> usize {
-    let named = |entry: &std::fs::DirEntry| {
+    let has_mark = |entry: &std::fs::DirEntry| {
         std::fs::read(entry.path().join("cmdline"))
             .is_ok_and(|line| line.starts_with(mark.as_bytes()))
     };
-    std::fs::read_dir("/proc").unwrap().flatten().filter(named).count()
+    std::fs::read_dir("/proc").unwrap().flatten().filter(has_mark).count()
 }
 
 #[test]
@@ -41,10 +41,10 @@ fn killed_gateway_ends_tool_and_hook_programs() {
          [[hooks]]\nname = \"slow\"\ncommand = \"./program\"\ntools = [\"guarded\"]\ntimeout = \"60s\"\n",
     );
     for tool in ["slow", "guarded"] {
-        let served = ServeProcess::start_with(&project, &[], &[]);
-        let _call = served.start_call(tool);
-        wait_until("they run", || count_processes(&mark) == 2);
-        served.signal("-KILL");
+        let gateway = ServeProcess::start_with(&project, &[], &[]);
+        let _call = gateway.start_call(tool);
+        wait_until("the processes run", || count_processes(&mark) == 2);
+        gateway.signal("-KILL");
         wait_until(tool, || count_processes(&mark) == 0);
     }
 }
@@ -53,8 +53,8 @@ fn killed_gateway_ends_tool_and_hook_programs() {
 fn killed_gateway_ends_upstream_processes() {
     let mark = format!("toolgate-left-{}", std::process::id());
     let project = TestProject::new();
-    // As with a package runner: a shell in between, something in the background, and something that
-    // wants to be nobody's child.
+    // Like a package runner: a shell in between, a background process, and a daemon in its own
+    // session.
     let daemon =
         format!("setsid -f bash -c 'exec -a {mark} sleep 1000' < /dev/null > /dev/null 2>&1");
     project.write(
@@ -69,43 +69,43 @@ fn killed_gateway_ends_upstream_processes() {
     project.write("project/toolgate.toml", "store = \"ledger.db\"\n[upstreams.wrapped]\ncommand = \"./server\"\nundeclared = \"read\"\n");
     let count = || count_processes(&mark);
     for signal in ["-KILL", "-TERM"] {
-        let served = start_gateway(&project);
-        wait_until("they run", || count() == 3);
-        served.signal(signal);
+        let gateway = start_gateway(&project);
+        wait_until("the processes run", || count() == 3);
+        gateway.signal(signal);
         wait_until(signal, || count() == 0);
     }
-    // One that ends by itself leaves nobody behind, either, and is started again and again.
+    // An upstream that exits by itself leaves no process, and is restarted.
     project.write("project/brief", "");
-    let served = start_gateway(&project);
-    let times = || std::fs::read_to_string(project.path("project/brief")).unwrap().lines().count();
-    wait_until("it was started again", || times() > 1);
-    // Each leaves two behind, and the next comes a while after it: those of the last alone may
-    // still be there.
+    let gateway = start_gateway(&project);
+    let run_count = || std::fs::read_to_string(project.path("project/brief")).unwrap().lines().count();
+    wait_until("the upstream was restarted", || run_count() > 1);
+    // Each run leaves two processes, and the next run starts after a delay. Only the processes of
+    // the last run may still exist.
     assert!(count() <= 2, "{}", count());
-    served.signal("-TERM");
-    wait_until("what it left is gone", || count() == 0);
-    // What leads into it, killed by force, takes it along.
+    gateway.signal("-TERM");
+    wait_until("the remaining processes ended", || count() == 0);
+    // If the supervisor is killed with `SIGKILL`, the upstream ends too.
     std::fs::remove_file(project.path("project/brief")).unwrap();
-    let served = start_gateway(&project);
-    wait_until("they run", || count() == 3);
-    let leads = |entry: &std::fs::DirEntry| {
-        let words = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
-        let parent = format!("__toolgate_child\0{}\0", served.child.id());
-        words.windows(parent.len()).any(|part| part == parent.as_bytes())
+    let gateway = start_gateway(&project);
+    wait_until("the processes run", || count() == 3);
+    let is_supervisor = |entry: &std::fs::DirEntry| {
+        let command_line = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
+        let parent = format!("__toolgate_child\0{}\0", gateway.child.id());
+        command_line.windows(parent.len()).any(|part| part == parent.as_bytes())
     };
-    let leader = std::fs::read_dir("/proc").unwrap().flatten().find(leads).unwrap().file_name();
+    let supervisor = std::fs::read_dir("/proc").unwrap().flatten().find(is_supervisor).unwrap().file_name();
     assert!(
-        std::process::Command::new("kill").arg("-KILL").arg(&leader).status().unwrap().success()
+        std::process::Command::new("kill").arg("-KILL").arg(&supervisor).status().unwrap().success()
     );
     let program = project.path("project/server").display().to_string();
-    let runs = |entry: &std::fs::DirEntry| {
-        let words = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
-        words.windows(program.len()).any(|part| part == program.as_bytes())
+    let is_upstream = |entry: &std::fs::DirEntry| {
+        let command_line = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
+        command_line.windows(program.len()).any(|part| part == program.as_bytes())
     };
-    wait_until("it is gone", || {
-        !std::fs::read_dir("/proc").unwrap().flatten().any(|entry| runs(&entry))
+    wait_until("the upstream ended", || {
+        !std::fs::read_dir("/proc").unwrap().flatten().any(|entry| is_upstream(&entry))
     });
-    drop(served);
-    // What it had started is nobody's child by now, and nobody else ends it.
+    drop(gateway);
+    // The supervisor is dead, so the test ends the remaining processes of the upstream.
     let _ = std::process::Command::new("pkill").args(["-KILL", "-f", &mark]).status();
 }

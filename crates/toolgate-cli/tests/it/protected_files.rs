@@ -1,4 +1,4 @@
-//! What is toolgate's own, and no word of a call names.
+//! Tests that agents can neither read the state of toolgate nor change its files.
 
 use assert_cmd::cargo::CommandCargoExt;
 use serde_json::{Value, json};
@@ -35,16 +35,16 @@ const UNDECIDABLE_REASON: &str = "Toolgate cannot determine what this call does:
 fn assert_decisions(project: &TestProject, cases: Vec<(&str, Value, &str, &str)>) {
     for (n, (tool, input, expected, reason)) in cases.into_iter().enumerate() {
         let answer = project.pre_tool_use(&format!("t{n}"), tool, input.clone());
-        let (said, why) = decision(&answer);
-        assert!(said == expected && why.starts_with(reason), "{tool} {input}: {answer}");
+        let (decided, why) = decision(&answer);
+        assert!(decided == expected && why.starts_with(reason), "{tool} {input}: {answer}");
     }
 }
 
 #[test]
 fn unpacking_over_own_files_asks_and_download_is_denied() {
     let project = TestProject::with_config(CONFIG);
-    let bash = |command: &str, said: &'static str, why: &'static str| {
-        ("Bash", json!({"command": command}), said, why)
+    let bash = |command: &str, expected: &'static str, reason: &'static str| {
+        ("Bash", json!({"command": command}), expected, reason)
     };
     let at = |name: &str| project.path(name).display().to_string();
     let cases = vec![
@@ -87,11 +87,11 @@ fn unpacking_over_own_files_asks_and_download_is_denied() {
 fn search_above_state_directory_is_denied_with_hint() {
     let project = TestProject::with_config(CONFIG);
     let at = |name: &str| project.path(name).display().to_string();
-    let grep = |path: Value, said: &'static str, why: &'static str| {
-        ("Grep", json!({"pattern": "x", "path": path}), said, why)
+    let grep = |path: Value, expected: &'static str, reason: &'static str| {
+        ("Grep", json!({"pattern": "x", "path": path}), expected, reason)
     };
-    let bash = |command: &str, said: &'static str, why: &'static str| {
-        ("Bash", json!({"command": command}), said, why)
+    let bash = |command: &str, expected: &'static str, reason: &'static str| {
+        ("Bash", json!({"command": command}), expected, reason)
     };
     let cases = vec![
         ("Grep", json!({"pattern": "x"}), "none", ""),
@@ -108,7 +108,7 @@ fn search_above_state_directory_is_denied_with_hint() {
         grep(json!("~/.local/state/toolgate"), "deny", OWN_STATE_REASON),
         ("look_grep", json!({"query": "x", "directory": "~"}), "deny", READS_OWN_STATE_REASON),
         ("look_grep", json!({"query": "~", "directory": "src"}), "none", ""),
-        // Names alone are shown.
+        // `Glob` returns only names.
         ("Glob", json!({"pattern": "*", "path": at("")}), "none", ""),
         bash("ls -R ~", "none", ""),
         bash("grep -rn x .", "none", ""),
@@ -134,7 +134,7 @@ fn search_above_state_directory_is_denied_with_hint() {
         decision(&answer).1.contains("Search a directory that does not contain it."),
         "{answer}"
     );
-    // Where the ledger stands in the project, that is above it.
+    // If the ledger is in the project, a search of the project would read it.
     let project = TestProject::with_config(&format!("store = \"ledger.db\"\n{CONFIG}"));
     let cases = vec![
         ("Grep", json!({"pattern": "x"}), "deny", READS_OWN_STATE_REASON),
@@ -151,7 +151,7 @@ fn search_above_state_directory_is_denied_with_hint() {
 fn check_protects_own_files_from_subdirectory() {
     let project = TestProject::with_config(CONFIG);
     project.write("project/src/a.rs", "");
-    // A link that leads to itself does not keep anybody busy.
+    // A link to itself must not cause an endless loop.
     std::os::unix::fs::symlink("settings.json/x", project.path("project/src/settings.json"))
         .unwrap();
     let settings = project.path("project/.claude/settings.json");
@@ -164,7 +164,7 @@ fn check_protects_own_files_from_subdirectory() {
             .args([verb, &call.to_string()])
             .output()
             .unwrap();
-        let said = String::from_utf8(output.stdout).unwrap();
-        assert!(said.contains(OWN_FILES_REASON), "{verb}: {said}");
+        let stdout = String::from_utf8(output.stdout).unwrap();
+        assert!(stdout.contains(OWN_FILES_REASON), "{verb}: {stdout}");
     }
 }

@@ -1,5 +1,4 @@
-//! Programs behind tools: what they are given, what becomes of what they say, and that they stay in
-//! their room.
+//! Tests sandboxed programs: arguments, output, limits and isolation.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -11,7 +10,7 @@ use toolgate::hook::CommandHook;
 use toolgate::{Agent, CommandTool, Effect, Session, Tool, Toolgate};
 use toolgate_process::sandbox::Sandbox;
 
-/// A session with one tool, `run`: a shell with a script, which only a test would do.
+/// A sandbox in a temporary directory, and sessions with one tool, `run`.
 struct SandboxFixture {
     directory: tempfile::TempDir,
     sandbox: Sandbox,
@@ -24,8 +23,8 @@ impl SandboxFixture {
         std::fs::create_dir(directory.path().join("mine")).unwrap();
         std::fs::write(directory.path().join("mine/in.txt"), "inside").unwrap();
         std::fs::write(directory.path().join("secret.txt"), "outside").unwrap();
-        let room = Sandbox::default().write(directory.path().join("mine"));
-        Self { directory, sandbox: room, seconds: 20 }
+        let sandbox = Sandbox::default().write(directory.path().join("mine"));
+        Self { directory, sandbox, seconds: 20 }
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -49,7 +48,7 @@ impl SandboxFixture {
         Toolgate::builder().agent(agent).build().unwrap().session("a", "b", "c")
     }
 
-    /// What a script says, run in the room.
+    /// Runs a script in the sandbox, and returns its output or error.
     async fn run_script(&self, script: &str) -> String {
         let session = self.session(CommandTool::new("/bin/bash").arg("-c").arg(script));
         let answer = session.call("run", json!({})).await;
@@ -67,31 +66,31 @@ impl SandboxFixture {
 
 #[tokio::test]
 async fn arguments_are_never_interpreted_by_shell() {
-    let room = SandboxFixture::new();
+    let fixture = SandboxFixture::new();
     let echo = || CommandTool::new("/bin/echo").arg("--word={/word}").arg("{/n}");
-    let say = |arguments: Value| async { room.session(echo()).call("run", arguments).await };
-    let answer = say(json!({"word": "$(id); rm -r / `x` \"", "n": 7})).await;
+    let call_echo = |arguments: Value| async { fixture.session(echo()).call("run", arguments).await };
+    let answer = call_echo(json!({"word": "$(id); rm -r / `x` \"", "n": 7})).await;
     assert_eq!(answer.outcome.success().unwrap().value, json!("--word=$(id); rm -r / `x` \" 7"));
-    let negative = say(json!({"word": "x", "n": -7})).await;
+    let negative = call_echo(json!({"word": "x", "n": -7})).await;
     assert_eq!(
         negative.outcome.error().map(|e| (&*e.code, e.message.contains("must not begin with `-`"))),
         Some(("invalid_arguments", true))
     );
-    let missing = say(json!({"word": "x"})).await;
+    let missing = call_echo(json!({"word": "x"})).await;
     assert_eq!(missing.outcome.error().map(|e| &*e.code), Some("invalid_arguments"));
-    let fed = room.session(CommandTool::new("cat")).call("run", json!({"word": "ä"})).await;
-    assert_eq!(fed.outcome.success().unwrap().value, json!({"word": "ä"}));
+    let with_stdin = fixture.session(CommandTool::new("cat")).call("run", json!({"word": "ä"})).await;
+    assert_eq!(with_stdin.outcome.success().unwrap().value, json!({"word": "ä"}));
 }
 
 #[tokio::test]
 async fn truncated_secret_in_stderr_is_redacted() {
-    let room = SandboxFixture::new();
+    let fixture = SandboxFixture::new();
     let script = "head -c 1985 /dev/zero | tr '\\0' x >&2; cat >&2; exit 3";
     let program = CommandTool::new("/bin/bash")
         .arg("-c")
         .arg(script)
         .launcher(env!("CARGO_BIN_EXE_toolgate"))
-        .sandbox(room.sandbox.clone());
+        .sandbox(fixture.sandbox.clone());
     let schema =
         json!({"type": "object", "properties": {"word": {"type": "string", "writeOnly": true}}});
     let tool = Tool::with_handler("run", "Runs.", schema, Arc::new(program))
@@ -106,66 +105,66 @@ async fn truncated_secret_in_stderr_is_redacted() {
 
 #[tokio::test]
 async fn program_output_and_exit_become_call_result() {
-    let mut room = SandboxFixture::new();
-    assert_eq!(room.run_script("echo '{\"a\": 1}'").await, "{\"a\":1}");
-    assert_eq!(room.run_script("echo plain text").await, "plain text");
+    let mut fixture = SandboxFixture::new();
+    assert_eq!(fixture.run_script("echo '{\"a\": 1}'").await, "{\"a\":1}");
+    assert_eq!(fixture.run_script("echo plain text").await, "plain text");
     assert!(
-        room.run_script("echo why >&2; exit 3")
+        fixture.run_script("echo why >&2; exit 3")
             .await
             .starts_with("ERROR the program ended with exit code 3: why")
     );
-    let told = CommandTool::new("/bin/bash")
+    let program = CommandTool::new("/bin/bash")
         .arg("-c")
         .arg("echo \"no entry with $KEY\" >&2; exit 3")
         .env("KEY", "s3cret")
         .redact_value("s3cret");
-    let answer = room.session(told).call("run", json!({})).await;
+    let answer = fixture.session(program).call("run", json!({})).await;
     assert_eq!(
         answer.outcome.error().unwrap().message,
         "the program ended with exit code 3: no entry with [redacted]"
     );
-    assert!(room.run_script("kill -9 $$").await.contains("signal"));
-    assert!(room.run_script("head -c 3000000 /dev/zero").await.contains("printed more than"));
-    assert_eq!(room.run_script("env | grep -c SECRET_OF_THE_TEST; true").await, "0");
-    // It cannot say in the sandbox's name that it never ran.
+    assert!(fixture.run_script("kill -9 $$").await.contains("signal"));
+    assert!(fixture.run_script("head -c 3000000 /dev/zero").await.contains("printed more than"));
+    assert_eq!(fixture.run_script("env | grep -c SECRET_OF_THE_TEST; true").await, "0");
+    // A program cannot imitate an error of the sandbox.
     assert!(
-        room.run_script("echo 'toolgate sandbox: no' >&2; exit 126")
+        fixture.run_script("echo 'toolgate sandbox: no' >&2; exit 126")
             .await
             .contains("ended with exit code 126")
     );
-    room.sandbox.read.push(room.path("nowhere"));
-    assert!(room.run_script("true").await.starts_with("ERROR toolgate sandbox:"));
-    room.sandbox.read.clear();
-    let (mark, begun) = (format!("toolgate-late-{}", std::process::id()), room.path("mine/begun"));
-    // A machine with much to do takes its time to begin.
+    fixture.sandbox.read.push(fixture.path("nowhere"));
+    assert!(fixture.run_script("true").await.starts_with("ERROR toolgate sandbox:"));
+    fixture.sandbox.read.clear();
+    let (mark, started) = (format!("toolgate-late-{}", std::process::id()), fixture.path("mine/begun"));
+    // On a busy machine the children start late.
     for seconds in [1, 4, 16] {
-        room.seconds = seconds;
-        // One of them leaves the group of the others.
-        let apart = format!("setsid -f bash -c 'exec -a {mark} sleep 100'");
+        fixture.seconds = seconds;
+        // One child leaves the process group.
+        let daemon = format!("setsid -f bash -c 'exec -a {mark} sleep 100'");
         let script =
-            format!("{apart}; (echo > {}; exec -a {mark} sleep 100) & sleep 60", begun.display());
-        assert!(room.run_script(&script).await.starts_with("ERROR"));
-        if begun.exists() {
+            format!("{daemon}; (echo > {}; exec -a {mark} sleep 100) & sleep 60", started.display());
+        assert!(fixture.run_script(&script).await.starts_with("ERROR"));
+        if started.exists() {
             break;
         }
     }
-    assert!(begun.exists(), "no child of the program was ever there");
+    assert!(started.exists(), "no child of the program was started");
     wait_for_exit(&mark).await;
-    // What it leaves behind is not waited for, unless that may still have something to say.
-    room.seconds = 60;
-    let quiet = "< /dev/null > /dev/null 2>&1";
+    // A remaining process is waited for only if its output is open.
+    fixture.seconds = 60;
+    let to_null = "< /dev/null > /dev/null 2>&1";
     assert_eq!(
-        room.run_script(&format!(
-            "setsid -f bash -c 'exec -a {mark} sleep 100' {quiet}; echo done"
+        fixture.run_script(&format!(
+            "setsid -f bash -c 'exec -a {mark} sleep 100' {to_null}; echo done"
         ))
         .await,
         "done"
     );
     wait_for_exit(&mark).await;
-    assert_eq!(room.run_script("exec > >(sleep 0.3; cat); echo said").await, "said");
-    assert_eq!(room.run_script("(sleep 0.3; echo later) & echo now").await, "now\nlater");
+    assert_eq!(fixture.run_script("exec > >(sleep 0.3; cat); echo said").await, "said");
+    assert_eq!(fixture.run_script("(sleep 0.3; echo later) & echo now").await, "now\nlater");
     assert!(
-        room.run_script("exec > /dev/null 2>&1; sleep 0.3; exit 3").await.contains("exit code 3")
+        fixture.run_script("exec > /dev/null 2>&1; sleep 0.3; exit 3").await.contains("exit code 3")
     );
 }
 
@@ -174,7 +173,7 @@ async fn hook_output_is_read_until_end_of_file() {
     let tool =
         Tool::dynamic("run", "Runs.", json!({"type": "object"}), |_, _| async { Ok(json!("ran")) })
             .effect(Effect::Read);
-    // What filters its words, or says them in its place, is still at it when it ends.
+    // A filter or a background process writes the answer after the hook has exited.
     let scripts = [
         "exec > >(sleep 0.3; cat); echo '{\"decision\": \"deny\", \"reason\": \"not today\"}'",
         "(sleep 0.3; echo 'not today' >&2) & exit 2",
@@ -195,9 +194,9 @@ async fn hook_output_is_read_until_end_of_file() {
 
 #[tokio::test]
 async fn program_cannot_forge_sandbox_failure() {
-    let mut room = SandboxFixture::new();
-    room.sandbox.read.push("/proc".into());
-    // What leads into its room is its parent; and what that has open is tried, too.
+    let mut fixture = SandboxFixture::new();
+    fixture.sandbox.read.push("/proc".into());
+    // The parent of the program is the supervisor. Its open files are tried too.
     let scripts = [
         "kill -USR2 $$; sleep 60",
         "kill -USR2 $PPID; exit 126",
@@ -205,16 +204,16 @@ async fn program_cannot_forge_sandbox_failure() {
         "for f in /proc/$PPID/fd/* /proc/self/fd/*; do case $f in */[012]) ;; *) echo '!' > $f;; esac; done 2> /dev/null; kill -USR2 $PPID; exit 126",
     ];
     for script in scripts {
-        let answer = room
+        let answer = fixture
             .session(CommandTool::new("/bin/bash").arg("-c").arg(script))
             .call("run", json!({}))
             .await;
         let error = answer.outcome.error().unwrap_or_else(|| panic!("{script}: {answer:?}"));
         assert_eq!(error.code, "command_failed", "{script}: {error:?}");
     }
-    // What never ran is told as such.
+    // A program that did not start is reported as such.
     let answer =
-        room.session(CommandTool::new("/bin/no-such-program")).call("run", json!({})).await;
+        fixture.session(CommandTool::new("/bin/no-such-program")).call("run", json!({})).await;
     let error = answer.outcome.error().unwrap();
     assert_eq!(
         (&*error.code, error.effects),
@@ -226,12 +225,12 @@ async fn program_cannot_forge_sandbox_failure() {
 
 #[tokio::test]
 async fn sandboxed_program_cannot_escape() {
-    let room = SandboxFixture::new();
-    let (mine, secret) = (room.path("mine"), room.path("secret.txt"));
+    let fixture = SandboxFixture::new();
+    let (mine, secret) = (fixture.path("mine"), fixture.path("secret.txt"));
     let (mine, secret) = (mine.display(), secret.display());
-    // What is inside works.
+    // Files in the sandbox are accessible.
     assert_eq!(
-        room.run_script(&format!(
+        fixture.run_script(&format!(
             "cat {mine}/in.txt; echo more > {mine}/out.txt; cat {mine}/out.txt"
         ))
         .await,
@@ -248,7 +247,7 @@ async fn sandboxed_program_cannot_escape() {
         ("a link out", format!("ln -s {secret} {mine}/link; cat {mine}/link")),
         (
             "a link that is swapped",
-            // Ends well only if what is outside was read once.
+            // Exits with 0 only if the outside file was read once.
             format!(
                 "(while :; do ln -sfn {mine}/in.txt {mine}/l; ln -sfn {secret} {mine}/l; done) & s=$!; \
                  for i in $(seq 2000); do read -r got < {mine}/l; [ \"$got\" = outside ] && kill $s && exit 0; done 2> /dev/null; kill $s; exit 1"
@@ -274,14 +273,14 @@ async fn sandboxed_program_cannot_escape() {
         ("a large file", format!("head -c 600M /dev/zero > {mine}/large")),
     ];
     for (name, attempt) in attempts {
-        let said = room.run_script(&attempt).await;
-        assert!(said.starts_with("ERROR") && !said.contains("outside\n"), "{name}: {said}");
+        let output = fixture.run_script(&attempt).await;
+        assert!(output.starts_with("ERROR") && !output.contains("outside\n"), "{name}: {output}");
     }
     assert!(!outside.exists());
-    // `clone3`, whose flags nobody sees, is not there at all, and others take its place.
-    assert_eq!(room.run_script("perl -e 'syscall(435, 0, 0); print $! + 0'").await, "38");
+    // A filter cannot read the flags of `clone3`, so it returns `ENOSYS` and libc uses `clone`.
+    assert_eq!(fixture.run_script("perl -e 'syscall(435, 0, 0); print $! + 0'").await, "38");
     assert_eq!(
-        room.run_script("ulimit -c 0 && ulimit -n 100 && (ulimit -n) && echo done | cat").await,
+        fixture.run_script("ulimit -c 0 && ulimit -n 100 && (ulimit -n) && echo done | cat").await,
         "100\ndone"
     );
 }
@@ -289,25 +288,25 @@ async fn sandboxed_program_cannot_escape() {
 #[tokio::test]
 async fn fork_bomb_is_killed_with_all_children() {
     use std::os::unix::fs::PermissionsExt;
-    let mut room = SandboxFixture::new();
-    room.sandbox.processes = 20;
-    // The kernel does not count root's: as somebody else, then.
-    let launcher = room.path("launcher");
+    let mut fixture = SandboxFixture::new();
+    fixture.sandbox.processes = 20;
+    // The kernel does not limit the processes of root, so another user runs the program.
+    let launcher = fixture.path("launcher");
     let program = env!("CARGO_BIN_EXE_toolgate");
-    let root = std::fs::metadata("/proc/self")
-        .is_ok_and(|own| std::os::unix::fs::MetadataExt::uid(&own) == 0);
-    let (own, other) = (
-        room.path("toolgate"),
-        if root { "exec setpriv --reuid 61234 --regid 61234 --clear-groups " } else { "exec " },
+    let is_root = std::fs::metadata("/proc/self")
+        .is_ok_and(|metadata| std::os::unix::fs::MetadataExt::uid(&metadata) == 0);
+    let (copy, exec) = (
+        fixture.path("toolgate"),
+        if is_root { "exec setpriv --reuid 61234 --regid 61234 --clear-groups " } else { "exec " },
     );
     std::fs::write(
-        room.path("launcher.txt"),
-        format!("#!/bin/sh\n{other}{} \"$@\"\n", own.display()),
+        fixture.path("launcher.txt"),
+        format!("#!/bin/sh\n{exec}{} \"$@\"\n", copy.display()),
     )
     .unwrap();
-    // Another program makes them: what is open for writing here may be so in a child that another
-    // test has just begun, and cannot be run.
-    for (from, to) in [(PathBuf::from(program), &own), (room.path("launcher.txt"), &launcher)] {
+    // A child of another test may inherit a file that this process has open for writing, and such a
+    // file cannot be executed. So `install` writes the files.
+    for (from, to) in [(PathBuf::from(program), &copy), (fixture.path("launcher.txt"), &launcher)] {
         assert!(
             std::process::Command::new("install")
                 .args(["-m", "755"])
@@ -317,57 +316,57 @@ async fn fork_bomb_is_killed_with_all_children() {
                 .success()
         );
     }
-    std::fs::set_permissions(room.path(""), std::fs::Permissions::from_mode(0o755)).unwrap();
+    std::fs::set_permissions(fixture.path(""), std::fs::Permissions::from_mode(0o755)).unwrap();
     let mark = format!("toolgate-bomb-{}", std::process::id());
-    // Ten generations at most, so that a room that does not hold does not take the machine with it.
+    // Ten generations at most, so that a broken sandbox does not exhaust the machine.
     let bomb = format!(
         "f() {{ [ $1 -gt 0 ] && {{ f $(($1-1)) & f $(($1-1)) & }}; exec -a {mark} sleep 100; }}; f 9"
     );
-    let mut most = 0;
-    // A machine with much to do takes its time to begin.
+    let mut max_count = 0;
+    // On a busy machine the children start late.
     for seconds in [3, 12, 48] {
-        room.seconds = seconds;
-        let session = room
+        fixture.seconds = seconds;
+        let session = fixture
             .session_with_launcher(CommandTool::new("/bin/bash").arg("-c").arg(&bomb), &launcher);
-        let (watch, over) = (mark.clone(), Arc::new(AtomicBool::new(false)));
-        let is_over = Arc::clone(&over);
-        let counted = tokio::task::spawn_blocking(move || {
-            let mut most = 0;
-            while !is_over.load(Ordering::Relaxed) {
-                most = most.max(count_processes_named(&watch));
+        let (watched_mark, is_done) = (mark.clone(), Arc::new(AtomicBool::new(false)));
+        let stop = Arc::clone(&is_done);
+        let counter = tokio::task::spawn_blocking(move || {
+            let mut max_count = 0;
+            while !stop.load(Ordering::Relaxed) {
+                max_count = max_count.max(count_processes_named(&watched_mark));
                 std::thread::sleep(Duration::from_millis(20));
             }
-            most
+            max_count
         });
         let answer = session.call("run", json!({})).await;
-        over.store(true, Ordering::Relaxed);
+        is_done.store(true, Ordering::Relaxed);
         assert!(answer.outcome.error().is_some(), "{answer:?}");
-        most = counted.await.unwrap();
-        if most > 0 {
+        max_count = counter.await.unwrap();
+        if max_count > 0 {
             break;
         }
     }
-    assert!((1..=21).contains(&most), "{most} at once");
+    assert!((1..=21).contains(&max_count), "{max_count} processes at once");
     wait_for_exit(&mark).await;
 }
 
 #[tokio::test]
 async fn inherited_file_descriptors_are_closed_in_sandbox() {
-    let room = SandboxFixture::new();
-    let (secret, launcher) = (room.path("secret.txt"), room.path("launcher"));
+    let fixture = SandboxFixture::new();
+    let (secret, launcher) = (fixture.path("secret.txt"), fixture.path("launcher"));
     let script = format!(
         "#!/bin/sh\nexec 9< {}\nexec {} \"$@\"\n",
         secret.display(),
         env!("CARGO_BIN_EXE_toolgate")
     );
-    std::fs::write(room.path("launcher.txt"), script).unwrap();
-    // Another program makes it, see above.
-    let made = std::process::Command::new("install")
+    std::fs::write(fixture.path("launcher.txt"), script).unwrap();
+    // `install` writes the file, see above.
+    let status = std::process::Command::new("install")
         .args(["-m", "755"])
-        .args([&room.path("launcher.txt"), &launcher])
+        .args([&fixture.path("launcher.txt"), &launcher])
         .status();
-    assert!(made.unwrap().success());
-    let session = room
+    assert!(status.unwrap().success());
+    let session = fixture
         .session_with_launcher(CommandTool::new("/bin/bash").arg("-c").arg("cat <&9"), &launcher);
     let answer = session.call("run", json!({})).await;
     assert_eq!(
@@ -376,14 +375,14 @@ async fn inherited_file_descriptors_are_closed_in_sandbox() {
         "{answer:?}"
     );
     let session =
-        room.session_with_launcher(CommandTool::new("/bin/bash").arg("-c").arg("cat"), &launcher);
+        fixture.session_with_launcher(CommandTool::new("/bin/bash").arg("-c").arg("cat"), &launcher);
     assert_eq!(
         session.call("run", json!({"n": 7})).await.outcome.success().unwrap().value,
         json!({"n": 7})
     );
 }
 
-/// Waits until nothing of this name is there: it would stay for longer by itself.
+/// Waits until no process with this mark exists. Each would run for longer by itself.
 async fn wait_for_exit(mark: &str) {
     for _ in 0..600 {
         if count_processes_named(mark) == 0 {
@@ -391,37 +390,37 @@ async fn wait_for_exit(mark: &str) {
         }
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
-    panic!("{} are left", count_processes_named(mark));
+    panic!("{} processes are left", count_processes_named(mark));
 }
 
 fn count_processes_named(mark: &str) -> usize {
-    let is_it = |entry: &std::fs::DirEntry| {
+    let has_mark = |entry: &std::fs::DirEntry| {
         std::fs::read(entry.path().join("cmdline"))
             .is_ok_and(|line| line.starts_with(mark.as_bytes()))
     };
-    std::fs::read_dir(Path::new("/proc")).unwrap().flatten().filter(is_it).count()
+    std::fs::read_dir(Path::new("/proc")).unwrap().flatten().filter(has_mark).count()
 }
 
 #[tokio::test]
 async fn granted_network_allows_tcp_and_denies_unix_sockets() {
-    let mut room = SandboxFixture::new();
-    room.sandbox.network = true;
+    let mut fixture = SandboxFixture::new();
+    fixture.sandbox.network = true;
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
     assert_eq!(
-        room.run_script(&format!("echo x > /dev/tcp/127.0.0.1/{port} && echo sent")).await,
+        fixture.run_script(&format!("echo x > /dev/tcp/127.0.0.1/{port} && echo sent")).await,
         "sent"
     );
-    // What listens on this machine may start programs outside of the room.
-    let socket = room.path("mine/socket");
+    // A local service could start programs outside the sandbox.
+    let socket = fixture.path("mine/socket");
     let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
     let connect = format!(
         "socket(S, AF_UNIX, SOCK_STREAM, 0) && connect(S, sockaddr_un(\"{}\")) or exit 1",
         socket.display()
     );
-    assert!(room.run_script(&format!("perl -MSocket -e '{connect}'")).await.starts_with("ERROR"));
+    assert!(fixture.run_script(&format!("perl -MSocket -e '{connect}'")).await.starts_with("ERROR"));
     let pair = "socketpair(A, B, AF_UNIX, SOCK_STREAM, 0) or exit 1; print \"paired\"";
-    assert_eq!(room.run_script(&format!("perl -MSocket -e '{pair}'")).await, "paired");
+    assert_eq!(fixture.run_script(&format!("perl -MSocket -e '{pair}'")).await, "paired");
 }
 
 #[tokio::test]

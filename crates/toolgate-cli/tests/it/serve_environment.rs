@@ -1,5 +1,4 @@
-//! What the gateway takes from its surroundings: variables that other clients' files name, and
-//! certificates that are believed.
+//! Tests environment variables in the server files of other clients, and trusted root certificates.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::PermissionsExt;
@@ -11,33 +10,33 @@ use serde_json::{Value, json};
 
 use crate::hook::TestProject;
 
-// Made for these tests, for `localhost`, by itself; it opens nothing else.
+// A self-signed certificate for `localhost`, made for these tests.
 const TLS_KEY_PEM: &str = "-----BEGIN PRIVATE KEY-----\nMIGHAgEAMBMGByqGSM49AgEGCCqGSM49AwEHBG0wawIBAQQgfcD7yzgZcjBRkRXg\n8TseOgs/5xTvk9SaS65fZ96w16WhRANCAARgeDbi1GK5+QwN3HJ5so81wO3MufUT\n901uBeqKbbcGEBxTGDAd9ug9R4wz/e1iL+ty2B9KsQsYLe+fpF3kscx/\n-----END PRIVATE KEY-----\n";
 const TLS_CERTIFICATE_PEM: &str = "-----BEGIN CERTIFICATE-----\nMIIBcjCCARmgAwIBAgIBATAKBggqhkjOPQQDAjAUMRIwEAYDVQQDDAlsb2NhbGhv\nc3QwIBcNMjAwMTAxMDAwMDAwWhgPMjEyMDAxMDEwMDAwMDBaMBQxEjAQBgNVBAMM\nCWxvY2FsaG9zdDBZMBMGByqGSM49AgEGCCqGSM49AwEHA0IABGB4NuLUYrn5DA3c\ncnmyjzXA7cy59RP3TW4F6opttwYQHFMYMB326D1HjDP97WIv63LYH0qxCxgt75+k\nXeSxzH+jWjBYMAwGA1UdEwEB/wQCMAAwFAYDVR0RBA0wC4IJbG9jYWxob3N0MBMG\nA1UdJQQMMAoGCCsGAQUFBwMBMB0GA1UdDgQWBBQ4nnKCNU5WcGedtnAAh43JbM52\najAKBggqhkjOPQQDAgNHADBEAiBXOnP5MqZR+kv7h5gaFS0UldH1FXRM5jYBSx5B\npBciWQIgFT22YDFcTKL/gAdmZ+CuQfm6xYLKoPT+MrX1ugAZSXk=\n-----END CERTIFICATE-----\n";
 
-/// How an upstream is.
+/// Returns the entry of an upstream in `upstream list`.
 fn upstream_status(project: &TestProject, name: &str, variables: &[(&str, &str)]) -> Value {
     let (code, stdout, stderr) = project.run_with(
         variables,
         &["upstream", "list", "--json", "--config", "toolgate.toml"],
         "",
     );
-    let all: Vec<Value> =
+    let upstreams: Vec<Value> =
         serde_json::from_str(&stdout).unwrap_or_else(|_| panic!("{code} {stdout}{stderr}"));
-    all.into_iter().find(|one| one["name"] == name).unwrap_or_else(|| panic!("{stdout}"))
+    upstreams.into_iter().find(|upstream| upstream["name"] == name).unwrap_or_else(|| panic!("{stdout}"))
 }
 
-/// A server that lets nobody in, and notes what they came with.
+/// Starts a server that rejects every request with 401, and records the heads.
 fn start_unauthorized_server() -> (String, Arc<Mutex<Vec<String>>>) {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
     let heads = Arc::<Mutex<Vec<String>>>::default();
-    let noted = Arc::clone(&heads);
+    let recorded = Arc::clone(&heads);
     std::thread::spawn(move || {
         for mut stream in listener.incoming().flatten() {
             let mut head = [0; 8 << 10];
             let read = stream.read(&mut head).unwrap_or(0);
-            noted.lock().unwrap().push(String::from_utf8_lossy(&head[..read]).to_ascii_lowercase());
+            recorded.lock().unwrap().push(String::from_utf8_lossy(&head[..read]).to_ascii_lowercase());
             let _ = stream
                 .write_all(b"HTTP/1.1 401 No\r\ncontent-length: 0\r\nconnection: close\r\n\r\n");
         }
@@ -66,11 +65,11 @@ fn server_file_expands_environment_variables() {
     );
     assert_eq!(project.read("project/seen"), format!("room-7 {secret}"));
     let heads = heads.lock().unwrap().clone();
-    let told = |head: &String| {
+    let has_values = |head: &String| {
         head.starts_with("post /room-7/mcp ") && head.contains(&format!("x-key: {secret}"))
     };
-    assert!(!heads.is_empty() && heads.iter().all(told), "{heads:?}");
-    // What is missing is named, and what is there is not.
+    assert!(!heads.is_empty() && heads.iter().all(has_values), "{heads:?}");
+    // The error names the missing variable and no value.
     let far = upstream_status(&project, "far", &[("KEY", secret)]);
     assert_eq!(far["why"], "the environment variable `ROOM` is not set", "{far}");
     assert_eq!(project.read("project/seen"), format!("nowhere {secret}"));
@@ -78,7 +77,7 @@ fn server_file_expands_environment_variables() {
     project.write("project/servers.json", &servers);
     let near = upstream_status(&project, "near", &[("KEY", secret)]);
     assert_eq!(near["why"], "the environment variable `HERE` is not set", "{near}");
-    // Whoever says where finds it there.
+    // If the variable is set, the program is found.
     let here = project.path("project").display().to_string();
     std::fs::remove_file(project.path("project/seen")).unwrap();
     upstream_status(&project, "near", &[("KEY", secret), ("HERE", here.as_str())]);
@@ -88,7 +87,7 @@ fn server_file_expands_environment_variables() {
         &["serve", "--stdio", "--config", "toolgate.toml"],
         "",
     );
-    // It is served without that one, and says so.
+    // The gateway serves without the upstream, and reports the variable.
     assert_eq!((code, stdout.as_str()), (0, ""), "{stderr}");
     assert!(
         stderr.contains("the environment variable `ROOM` is not set") && !stderr.contains(secret),
@@ -96,7 +95,7 @@ fn server_file_expands_environment_variables() {
     );
 }
 
-/// A gateway that listens, until it is dropped.
+/// A gateway with TLS that ends when this value is dropped.
 struct TlsServeProcess(Child, String);
 
 impl TlsServeProcess {
@@ -126,15 +125,15 @@ fn upstream_certificate_must_match_trusted_root_and_host() {
     ));
     inner.write("project/certificate.pem", TLS_CERTIFICATE_PEM);
     inner.write("project/key.pem", TLS_KEY_PEM);
-    let served = TlsServeProcess::start(&inner);
-    let port = served
+    let gateway = TlsServeProcess::start(&inner);
+    let port = gateway
         .1
         .strip_prefix("toolgate serves at https://127.0.0.1:")
         .and_then(|rest| rest.split('/').next());
-    let port = port.unwrap_or_else(|| panic!("{}", served.1));
+    let port = port.unwrap_or_else(|| panic!("{}", gateway.1));
     let roots = inner.path("project/certificate.pem").display().to_string();
     let outer = TestProject::new();
-    for (host, variables, is_believed) in [
+    for (host, variables, is_trusted) in [
         ("localhost", vec![("SSL_CERT_FILE", roots.as_str())], true),
         ("127.0.0.1", vec![("SSL_CERT_FILE", roots.as_str())], false),
         ("localhost", vec![], false),
@@ -144,7 +143,7 @@ fn upstream_certificate_must_match_trusted_root_and_host() {
         );
         outer.write("project/toolgate.toml", &format!("store = \"ledger.db\"\n{far}"));
         let far = upstream_status(&outer, "far", &variables);
-        match is_believed {
+        match is_trusted {
             true => assert_eq!(
                 (&far["state"], &far["offers"][0]["tool"]),
                 (&json!("up"), &json!("calc")),

@@ -1,4 +1,4 @@
-//! A gateway that is told to end while a call is under way.
+//! Tests that a gateway finishes a running call when it is stopped.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::PermissionsExt;
@@ -16,7 +16,7 @@ fn stdio_shutdown_answers_running_call() {
         "store = \"ledger.db\"\n[tools.slow]\nkind = \"command\"\ncommand = \"./slow\"\neffect = \"read\"\nsandbox = { write = [\"mine\"] }\n",
     );
     project.write("project/mine/begun.txt", "");
-    project.write("project/slow", "#!/bin/bash\n: > mine/begun\nsleep 1\necho it is over\n");
+    project.write("project/slow", "#!/bin/bash\n: > mine/begun\nsleep 1\necho finished\n");
     std::fs::set_permissions(project.path("project/slow"), std::fs::Permissions::from_mode(0o755))
         .unwrap();
     let mut command = std::process::Command::cargo_bin("toolgate").unwrap();
@@ -26,7 +26,7 @@ fn stdio_shutdown_answers_running_call() {
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
     let mut input = child.stdin.take().unwrap();
     input.write_all(stdio_input(&[tools_call_request(1, "slow", json!({}))]).as_bytes()).unwrap();
-    wait_until("it is under way", || project.path("project/mine/begun").exists());
+    wait_until("the call runs", || project.path("project/mine/begun").exists());
     assert!(
         std::process::Command::new("kill")
             .args(["-TERM", &child.id().to_string()])
@@ -34,14 +34,15 @@ fn stdio_shutdown_answers_running_call() {
             .unwrap()
             .success()
     );
-    // The client has not hung up.
-    let mut heard = BufReader::new(child.stdout.take().unwrap())
+    // The client keeps its connection open.
+    let mut messages = BufReader::new(child.stdout.take().unwrap())
         .lines()
         .map(|line| serde_json::from_str::<Value>(&line.unwrap()).unwrap());
-    let answer =
-        heard.find(|message| message["id"] == json!(1)).unwrap_or_else(|| panic!("it is lost"));
+    let answer = messages
+        .find(|message| message["id"] == json!(1))
+        .unwrap_or_else(|| panic!("the answer is lost"));
     assert!(
-        answer["result"]["isError"] != json!(true) && answer.to_string().contains("it is over"),
+        answer["result"]["isError"] != json!(true) && answer.to_string().contains("finished"),
         "{answer}"
     );
     drop(input);

@@ -1,5 +1,4 @@
-//! Spans of calls, and what is counted of them, as a collector sees them. The collector is a
-//! stand-in: it takes what is sent, and says yes.
+//! Tests exported spans and metrics with a fake collector that accepts everything.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -19,7 +18,7 @@ use crate::gateway::{
     INNER_CONFIG, exchange_over_stdio, project_with_inner_upstream, stdio_input, tools_call_request,
 };
 
-/// A request as it came: its first line and headers in lower case, and its body.
+/// The first line and headers of a request in lower case, and its body.
 type OtlpRequest = (String, Vec<u8>);
 
 struct OtlpCollector {
@@ -31,12 +30,12 @@ impl OtlpCollector {
     fn start() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = format!("http://{}", listener.local_addr().unwrap());
-        let heard: Arc<Mutex<Vec<OtlpRequest>>> = Arc::default();
-        let hears = Arc::clone(&heard);
+        let requests: Arc<Mutex<Vec<OtlpRequest>>> = Arc::default();
+        let recorded = Arc::clone(&requests);
         std::thread::spawn(move || {
             for stream in listener.incoming() {
                 let mut stream = BufReader::new(stream.unwrap());
-                let hears = Arc::clone(&hears);
+                let recorded = Arc::clone(&recorded);
                 std::thread::spawn(move || {
                     loop {
                         let mut head = String::new();
@@ -52,7 +51,7 @@ impl OtlpCollector {
                             .unwrap();
                         let mut body = vec![0; length.trim().parse().unwrap()];
                         stream.read_exact(&mut body).unwrap();
-                        hears.lock().unwrap().push((head, body));
+                        recorded.lock().unwrap().push((head, body));
                         stream
                             .get_mut()
                             .write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
@@ -61,29 +60,29 @@ impl OtlpCollector {
                 });
             }
         });
-        Self { address, requests: heard }
+        Self { address, requests }
     }
 
-    /// What was sent of a kind.
+    /// Returns the requests of one kind: `traces` or `metrics`.
     fn requests_for(&self, kind: &str) -> Vec<OtlpRequest> {
-        let first = format!("post /v1/{kind} http/1.1\r\n");
+        let request_line = format!("post /v1/{kind} http/1.1\r\n");
         self.requests
             .lock()
             .unwrap()
             .iter()
-            .filter(|(head, _)| head.starts_with(&first))
+            .filter(|(head, _)| head.starts_with(&request_line))
             .cloned()
             .collect()
     }
 
-    /// Every number that was told: by its name, and what it is about.
+    /// Returns all metric values by metric name and attributes.
     fn metric_values(&self) -> BTreeMap<(String, String), Vec<i64>> {
         let mut numbers = BTreeMap::<_, Vec<i64>>::new();
         for (_, body) in self.requests_for("metrics") {
-            let all =
+            let resources =
                 ExportMetricsServiceRequest::decode(body.as_slice()).unwrap().resource_metrics;
             for metric in
-                all.into_iter().flat_map(|of| of.scope_metrics).flat_map(|scope| scope.metrics)
+                resources.into_iter().flat_map(|resource| resource.scope_metrics).flat_map(|scope| scope.metrics)
             {
                 let points: Vec<_> = match metric.data.unwrap() {
                     Data::Gauge(gauge) => gauge
@@ -96,33 +95,33 @@ impl OtlpCollector {
                         .into_iter()
                         .map(|point| (point.attributes, as_int(point.value.as_ref())))
                         .collect(),
-                    Data::Histogram(times) => times
+                    Data::Histogram(histogram) => histogram
                         .data_points
                         .into_iter()
                         .map(|point| (point.attributes, i64::try_from(point.count).unwrap()))
                         .collect(),
                     other => panic!("{other:?}"),
                 };
-                for (about, number) in points {
-                    let about: Vec<String> = attribute_map(&about)
+                for (attributes, number) in points {
+                    let attributes: Vec<String> = attribute_map(&attributes)
                         .into_iter()
                         .map(|(name, value)| format!("{name}={value}"))
                         .collect();
-                    numbers.entry((metric.name.clone(), about.join(" "))).or_default().push(number);
+                    numbers.entry((metric.name.clone(), attributes.join(" "))).or_default().push(number);
                 }
             }
         }
         numbers
     }
 
-    /// Every span, with its attributes and the service that it is of.
+    /// Returns all spans with their service names and attributes.
     fn spans(&self) -> Vec<(String, Span, BTreeMap<String, String>)> {
         let mut spans = Vec::new();
         for (_, body) in self.requests_for("traces") {
-            for of in ExportTraceServiceRequest::decode(body.as_slice()).unwrap().resource_spans {
+            for resource in ExportTraceServiceRequest::decode(body.as_slice()).unwrap().resource_spans {
                 let service =
-                    attribute_map(&of.resource.unwrap().attributes)["service.name"].clone();
-                for span in of.scope_spans.into_iter().flat_map(|scope| scope.spans) {
+                    attribute_map(&resource.resource.unwrap().attributes)["service.name"].clone();
+                for span in resource.scope_spans.into_iter().flat_map(|scope| scope.spans) {
                     let attributes = attribute_map(&span.attributes);
                     spans.push((service.clone(), span, attributes));
                 }
@@ -166,16 +165,16 @@ fn call_spans_join_trace_of_client() {
     let outer = project.read("project/toolgate.toml");
     project.write("project/toolgate.toml", &format!("{outer}{otlp}"));
     project.write("project/inner.toml", &format!("{INNER_CONFIG}{otlp}"));
-    let mut fine = tools_call_request(2, "in_calc", json!({"expression": "1 + 1"}));
-    fine["params"]["_meta"] =
+    let mut traced_call = tools_call_request(2, "in_calc", json!({"expression": "1 + 1"}));
+    traced_call["params"]["_meta"] =
         json!({"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"});
-    let heard = exchange_over_stdio(
+    let messages = exchange_over_stdio(
         &project,
-        &[fine, tools_call_request(3, "in_calc", json!({"expr": "not-to-be-told"}))],
+        &[traced_call, tools_call_request(3, "in_calc", json!({"expr": "not-to-be-told"}))],
     );
     assert!(
-        heard.iter().any(|message| message["result"]["structuredContent"] == json!({"result": 2})),
-        "{heard:?}"
+        messages.iter().any(|message| message["result"]["structuredContent"] == json!({"result": 2})),
+        "{messages:?}"
     );
 
     let requests = collector.requests.lock().unwrap().clone();
@@ -187,37 +186,37 @@ fn call_spans_join_trace_of_client() {
         assert!(head.contains("authorization: bearer s3cret-of-the-collector"), "{head}");
         assert!(
             !String::from_utf8_lossy(body).contains("not-to-be-told"),
-            "arguments are nobody's business"
+            "arguments must not be exported"
         );
     }
     let spans = collector.spans();
-    let named =
+    let spans_named =
         |name: &str| spans.iter().filter(|(_, span, _)| span.name == name).collect::<Vec<_>>();
-    let (of_trace, alone): (Vec<_>, Vec<_>) =
-        named("execute_tool in_calc").into_iter().partition(|(_, span, _)| {
+    let (trace_spans, other_spans): (Vec<_>, Vec<_>) =
+        spans_named("execute_tool in_calc").into_iter().partition(|(_, span, _)| {
             span.trace_id[..8] == [0x0a, 0xf7, 0x65, 0x19, 0x16, 0xcd, 0x43, 0xdd]
         });
-    let [(service, span, about)] = of_trace.as_slice() else { panic!("{spans:#?}") };
+    let [(service, span, attributes)] = trace_spans.as_slice() else { panic!("{spans:#?}") };
     assert_eq!(
         (service.as_str(), span.parent_span_id.as_slice()),
         ("toolgate", &[0xb7, 0xad, 0x6b, 0x71, 0x69, 0x20, 0x33, 0x31][..])
     );
     assert_eq!(
-        (about["gen_ai.tool.name"].as_str(), about["toolgate.decision"].as_str()),
+        (attributes["gen_ai.tool.name"].as_str(), attributes["toolgate.decision"].as_str()),
         ("in_calc", "succeeded")
     );
-    // The upstream is told whose child it is.
-    let inner = named("execute_tool calc");
+    // The upstream receives the span of the call as its parent.
+    let inner = spans_named("execute_tool calc");
     let inner: Vec<_> =
         inner.iter().filter(|(_, inner, _)| inner.trace_id == span.trace_id).collect();
     let [(_, inner, _)] = inner.as_slice() else { panic!("{spans:#?}") };
     assert_eq!(inner.parent_span_id, span.span_id);
-    // The canary is nobody's call.
-    assert!(!spans.iter().any(|(_, _, about)| about["gen_ai.agent.name"] == "toolgate-canary"));
-    // What was refused is there as well, and says so.
-    let [(_, span, about)] = alone.as_slice() else { panic!("{spans:#?}") };
+    // The canary has no span.
+    assert!(!spans.iter().any(|(_, _, attributes)| attributes["gen_ai.agent.name"] == "toolgate-canary"));
+    // A refused call has a span with its error.
+    let [(_, span, attributes)] = other_spans.as_slice() else { panic!("{spans:#?}") };
     assert_eq!(
-        (about["error.type"].as_str(), about["toolgate.gate"].as_str()),
+        (attributes["error.type"].as_str(), attributes["toolgate.gate"].as_str()),
         ("invalid_arguments", "validate")
     );
     assert_eq!(span.status.as_ref().unwrap().code, 2);
@@ -225,7 +224,7 @@ fn call_spans_join_trace_of_client() {
 
 #[test]
 fn unreachable_collector_is_reported_and_calls_continue() {
-    // With which password is nobody's business.
+    // The password in the address must not be logged.
     let project = project_with_inner_upstream(
         "undeclared = \"read\"\n[gateway.otlp]\nendpoint = \"http://ann:sesame@127.0.0.1:1\"\n",
     );
@@ -234,20 +233,20 @@ fn unreachable_collector_is_reported_and_calls_continue() {
         &stdio_input(&[tools_call_request(2, "in_calc", json!({"expression": "1 + 1"}))]),
     );
     assert!(code == 0 && stdout.contains("{\"result\":2}"), "{stdout}{stderr}");
-    for (what, path) in [("spans", "traces"), ("metrics", "metrics")] {
-        let told: Vec<&str> =
-            stderr.lines().filter(|line| line.contains(&format!("cannot send {what}"))).collect();
+    for (signal, path) in [("spans", "traces"), ("metrics", "metrics")] {
+        let warnings: Vec<&str> =
+            stderr.lines().filter(|line| line.contains(&format!("cannot send {signal}"))).collect();
         let expected = format!(
-            " WARN cannot send {what} to http://127.0.0.1:1/v1/{path}; they are dropped and calls continue"
+            " WARN cannot send {signal} to http://127.0.0.1:1/v1/{path}; they are dropped and calls continue"
         );
-        assert_eq!(told, [expected], "{stderr}");
+        assert_eq!(warnings, [expected], "{stderr}");
     }
 }
 
 #[test]
 fn invalid_collector_address_is_reported_without_password() {
     let address = "http://ann:ses ame@127.0.0.1:1";
-    let named = project_with_inner_upstream(&format!(
+    let by_config = project_with_inner_upstream(&format!(
         "undeclared = \"read\"\n[gateway.otlp]\nendpoint = \"{address}\"\n"
     ))
     .run(&SERVE_ARGS, "");
@@ -256,7 +255,7 @@ fn invalid_collector_address_is_reported_without_password() {
         &SERVE_ARGS,
         "",
     );
-    for (code, _, stderr) in [named, by_variable] {
+    for (code, _, stderr) in [by_config, by_variable] {
         assert!(
             code != 0
                 && stderr.contains("cannot send spans")
@@ -282,7 +281,7 @@ fn call_metrics_are_exported() {
         tools_call_request(4, "in_calc", json!({"expr": "not-to-be-told"})),
         tools_call_request(5, "made_up", json!({})),
     ]);
-    // How things are is told while they are so, and as often as that.
+    // Gauges are exported at this interval while the gateway runs.
     let (code, ..) = project.run_with(
         &[("OTEL_METRIC_EXPORT_INTERVAL", "10")],
         &SERVE_ARGS,
@@ -292,7 +291,7 @@ fn call_metrics_are_exported() {
     let numbers = collector.metric_values();
     let calc = "gen_ai.agent.name=default gen_ai.tool.name=in_calc";
     let unknown = "gen_ai.agent.name=(unknown) gen_ai.tool.name=(unknown)";
-    for (name, about, number) in [
+    for (name, attributes, number) in [
         ("toolgate.calls", format!("{calc} toolgate.decision=succeeded toolgate.gate=run"), 2),
         (
             "toolgate.calls",
@@ -314,7 +313,7 @@ fn call_metrics_are_exported() {
         ("toolgate.canary.refused", String::new(), 1),
     ] {
         assert!(
-            numbers.get(&(name.to_owned(), about)).is_some_and(|told| told.contains(&number)),
+            numbers.get(&(name.to_owned(), attributes)).is_some_and(|values| values.contains(&number)),
             "{name}: {numbers:#?}"
         );
     }

@@ -1,4 +1,4 @@
-//! Things that are easily said wrong, or done to the wrong file.
+//! Tests the reaction to wrong arguments, wrong files and interrupted output.
 
 use assert_cmd::cargo::CommandCargoExt;
 use serde_json::json;
@@ -26,17 +26,13 @@ fn export_keeps_existing_part_file() {
         );
         assert_eq!(mode & 0o777, 0o600, "{out}");
     }
-    assert_eq!(
-        std::fs::read(at("out.part")).unwrap(),
-        before,
-        "the ledger of that name is as it was"
-    );
+    assert_eq!(std::fs::read(at("out.part")).unwrap(), before, "the existing file was changed");
     assert_eq!(std::fs::read_to_string(at("mine.part")).unwrap(), "mine");
-    // Nothing is left of one that did not come to its end.
+    // A failed export leaves no file.
     let files = || std::fs::read_dir(at("")).unwrap().count();
-    let (was, code) =
+    let (count_before, code) =
         (files(), project.run(&["audit", "export", "--out", ".", "--store", "ledger.db"], "").0);
-    assert_eq!((code, files()), (2, was));
+    assert_eq!((code, files()), (2, count_before));
 }
 
 #[test]
@@ -58,12 +54,12 @@ fn export_writes_through_links_and_pipes() {
         move || std::fs::read_to_string(pipe).unwrap().lines().count()
     });
     assert_eq!(export("pipe").0, 0);
-    // Where it was replaced, whoever reads it waits for ever.
+    // If a file replaced the pipe, the reader would wait forever.
     assert!(!at("pipe").is_file());
     assert_eq!(reader.join().unwrap(), 31);
-    // Whoever goes before it has all of it has not got it. What fits into the pipe may be written
-    // before that.
-    let cut_off = || {
+    // If the reader closes the pipe early, the export fails. The pipe may have room for all rows,
+    // so the attempt is repeated.
+    let export_is_cut_off = || {
         let (pipe, reader) = (
             at("pipe"),
             std::thread::spawn({
@@ -71,12 +67,12 @@ fn export_writes_through_links_and_pipes() {
                 move || drop(std::fs::File::open(pipe).unwrap())
             }),
         );
-        let said = export("pipe");
+        let output = export("pipe");
         reader.join().unwrap();
-        said.0 == 2
-            && said.2.contains(&pipe.display().to_string().rsplit('/').next().unwrap().to_owned())
+        output.0 == 2
+            && output.2.contains(&pipe.display().to_string().rsplit('/').next().unwrap().to_owned())
     };
-    assert!((0..20).any(|_| cut_off()));
+    assert!((0..20).any(|_| export_is_cut_off()));
     for (out, why) in
         [(".", ".: is a directory"), ("toolgate.toml", "toolgate.toml is a configuration")]
     {
@@ -90,12 +86,12 @@ fn export_writes_through_links_and_pipes() {
 fn invalid_arguments_are_reported_with_input() {
     let project = demo_project();
     std::fs::write(project.path("project/file"), "").unwrap();
-    let said = transcript(
+    let output = transcript(
         &project,
         "man file; audit query --since tomorrow; audit query --since 999999999d --tool nothing; audit prune --older-than 2026-11-15T09:00:00Z; \
          pause --agent a --principal p --because x",
     );
-    insta::assert_snapshot!(said, @"
+    insta::assert_snapshot!(output, @"
     $ man file [2]
     error: file: File exists (os error 17)
     $ audit query --since tomorrow [2]
@@ -134,9 +130,9 @@ fn invalid_arguments_are_reported_with_input() {
 
 #[test]
 fn misplaced_subcommand_gets_suggestion() {
-    let said =
+    let output =
         transcript(&demo_project(), "query; list; init claude-code; lint sarif; doctor codex");
-    insta::assert_snapshot!(said, @"
+    insta::assert_snapshot!(output, @"
     $ query [2]
     error: unrecognized subcommand 'query'
       tip: did you mean `toolgate audit query`?
@@ -167,8 +163,8 @@ fn misplaced_subcommand_gets_suggestion() {
 #[test]
 fn version_is_printed_and_invalid_numbers_are_explained() {
     let project = demo_project();
-    let said = run_program(&project, "toolgate-hook", &["--version"], b"");
-    assert_eq!(said, (0, format!("toolgate-hook {}\n", env!("CARGO_PKG_VERSION")), String::new()));
+    let output = run_program(&project, "toolgate-hook", &["--version"], b"");
+    assert_eq!(output, (0, format!("toolgate-hook {}\n", env!("CARGO_PKG_VERSION")), String::new()));
     let wrong: [(&[&str], &str); 4] = [
         (&["serve", "--listen", "7381"], "expected an address and a port, like 127.0.0.1:7381"),
         (&["audit", "query", "-n", "abc"], "expected a whole number"),
@@ -248,14 +244,14 @@ fn eject_removes_files_that_init_created() {
         assert_eq!(
             std::fs::read_dir(project.path("project")).unwrap().count(),
             1,
-            "{client}: no empty directory is left"
+            "{client}: an empty directory is left"
         );
     }
     let project = TestProject::new();
     assert_eq!(project.run(&["init", "--for", "claude-desktop"], "").0, 0);
     assert_eq!(project.run(&["eject", "--for", "claude-desktop"], "").0, 0);
     assert!(!project.path(".config/Claude").exists());
-    // What somebody else has said there stays.
+    // Comments of the user stay.
     let project = TestProject::new();
     project.write("project/.claude/settings.json", "{\n  // mine\n}\n");
     assert_eq!(project.run(&["init", "--for", "claude-code"], "").0, 0);
@@ -276,13 +272,13 @@ fn init_draft_does_not_follow_project_symlink() {
     for written in ["project/toolgate.toml", "project/.claude/settings.json"] {
         let path = project.path(written);
         assert!(path.is_file() && !path.is_symlink(), "{written}");
-        // As private as the user has files, and not more.
+        // The new files have the user's default permissions.
         let mode = |path: &std::path::Path| {
             std::os::unix::fs::PermissionsExt::mode(&std::fs::metadata(path).unwrap().permissions())
         };
         assert_eq!(mode(&path), mode(&project.path("mine")), "{written}");
     }
-    assert_eq!(std::fs::read_dir(project.path("project")).unwrap().count(), 3, "no draft is left");
+    assert_eq!(std::fs::read_dir(project.path("project")).unwrap().count(), 3, "a draft is left");
 }
 
 #[test]
@@ -297,8 +293,8 @@ fn eject_edits_symlink_target_and_keeps_link() {
         std::os::unix::fs::symlink(project.path("dotfiles/settings.json"), &link).unwrap();
         assert_eq!(project.run(&["init", "--for", client], "").0, 0, "{client}");
         assert!(project.read("dotfiles/settings.json").contains("toolgate"), "{client}");
-        let said = project.masked_output(&["eject"], "");
-        assert!(said.contains(&format!("changed HOME/project/{file}")), "{client}: {said}");
+        let output = project.masked_output(&["eject"], "");
+        assert!(output.contains(&format!("changed HOME/project/{file}")), "{client}: {output}");
         assert!(
             link.is_symlink() && !project.read("dotfiles/settings.json").contains("toolgate"),
             "{client}"
@@ -316,13 +312,13 @@ fn undeclared_tool_is_asked_and_its_result_recorded() {
         "{}\n[client]\nundeclared = \"ask\"\n",
         crate::output_snapshots::CODER_CONFIG
     ));
-    let event = |name: &str, more: serde_json::Value| {
+    let send_event = |name: &str, fields: serde_json::Value| {
         let mut event = json!({"hook_event_name": name, "session_id": "s1", "tool_name": "mcp__x__y", "tool_use_id": "u1", "tool_input": {"a": 1}});
-        event.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        event.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
         project.run(&["hook", "--config", "toolgate.toml"], &event.to_string())
     };
     for _ in 0..2 {
-        let (code, stdout, _) = event("PreToolUse", json!({}));
+        let (code, stdout, _) = send_event("PreToolUse", json!({}));
         assert!(
             code == 0
                 && stdout.contains("\"ask\"")
@@ -330,14 +326,14 @@ fn undeclared_tool_is_asked_and_its_result_recorded() {
             "{stdout}"
         );
         assert_eq!(
-            event("PostToolUse", json!({"tool_response": {"done": true}})),
+            send_event("PostToolUse", json!({"tool_response": {"done": true}})),
             (0, "{}\n".to_owned(), String::new())
         );
     }
-    // Not even that may look into the state of toolgate.
+    // An undeclared tool cannot access the state of toolgate either.
     let path =
         json!({"tool_input": {"path": project.path("project/ledger.db")}, "tool_use_id": "u2"});
-    let (_, stdout, _) = event("PreToolUse", path);
+    let (_, stdout, _) = send_event("PreToolUse", path);
     assert!(stdout.contains("\"deny\"") && stdout.contains("toolgate's own state"), "{stdout}");
     let rows = project.run(&["audit", "query", "--json"], "").1;
     let decisions: Vec<String> = rows
@@ -351,8 +347,8 @@ fn undeclared_tool_is_asked_and_its_result_recorded() {
         .collect();
     assert_eq!(decisions, ["succeeded", "succeeded", "refused"], "{rows}");
     let first: serde_json::Value = serde_json::from_str(rows.lines().next().unwrap()).unwrap();
-    let (_, why, told) = project.run(&["explain", first["row"]["call"].as_str().unwrap()], "");
-    assert!(why.contains("left to the client of ") && !why.contains("approved by"), "{why}{told}");
+    let (_, explanation, stderr) = project.run(&["explain", first["row"]["call"].as_str().unwrap()], "");
+    assert!(explanation.contains("left to the client of ") && !explanation.contains("approved by"), "{explanation}{stderr}");
 }
 
 #[test]
@@ -363,26 +359,26 @@ fn config_test_fails_if_given_call_is_refused() {
          [tools.pay]\ninput = { type = \"object\", properties = { id = { type = \"string\" } }, required = [\"id\"] }\n\
          [[policy]]\nname = \"verified\"\nrule = \"require\"\ntools = [\"pay\"]\nany_of = [\"verify\"]\nsame = { id = \"/id\" }\n",
     );
-    let test = |given: &str, expect: &str| {
+    let test = |given_call: &str, expect: &str| {
         let text = format!(
-            "[[test]]\nname = \"t\"\ngiven = [{{ tool = \"verify\", {given} }}]\ncall = {{ tool = \"pay\", arguments = {{ id = \"C\" }} }}\nexpect = \"{expect}\"\n"
+            "[[test]]\nname = \"t\"\ngiven = [{{ tool = \"verify\", {given_call} }}]\ncall = {{ tool = \"pay\", arguments = {{ id = \"C\" }} }}\nexpect = \"{expect}\"\n"
         );
         project.write("project/tests.toml", &text);
         let (code, stdout, stderr) =
             project.run(&["check", "--config", "toolgate.toml", "--tests", "tests.toml"], "");
         (code, stdout + &stderr)
     };
-    let (code, said) = test("arguments = { id = \"C\" }, result = {}", "allow");
-    assert_eq!(code, 0, "{said}");
-    let (code, said) = test("arguments = { ident = \"C\" }, result = {}", "deny");
+    let (code, output) = test("arguments = { id = \"C\" }, result = {}", "allow");
+    assert_eq!(code, 0, "{output}");
+    let (code, output) = test("arguments = { ident = \"C\" }, result = {}", "deny");
     assert!(
-        code == 1 && said.contains("call 1 of `given` is refused: invalid_arguments"),
-        "{said}"
+        code == 1 && output.contains("call 1 of `given` is refused: invalid_arguments"),
+        "{output}"
     );
-    let (code, said) = test("arguments = { ident = \"C\" }, refused = true", "deny");
-    assert_eq!(code, 0, "{said}");
-    let (code, said) = test("arguments = { id = \"C\" }, result = {}, refused = true", "allow");
-    assert!(code == 1 && said.contains("is allowed"), "{said}");
+    let (code, output) = test("arguments = { ident = \"C\" }, refused = true", "deny");
+    assert_eq!(code, 0, "{output}");
+    let (code, output) = test("arguments = { id = \"C\" }, result = {}, refused = true", "allow");
+    assert!(code == 1 && output.contains("is allowed"), "{output}");
 }
 
 #[test]
@@ -395,8 +391,8 @@ fn rows_are_found_by_call_id_part_and_day_name() {
             project.run(&["audit", "show", part, "--store", "ledger.db"], "");
         assert!(code == 0 && stdout.contains(&call), "{part}: {stderr}");
     }
-    // A name begins with its time: six letters last for hours, eight for a minute, which may end
-    // between two calls.
+    // A call id starts with its time. The first six digits are equal for hours. The first eight are
+    // equal for a minute, which may end between two calls.
     for (part, why) in [
         (call.get(..6).unwrap(), "several calls match"),
         ("000000000000", "has no call `000000000000`"),
@@ -422,33 +418,33 @@ fn rows_are_found_by_call_id_part_and_day_name() {
         (31, 31, 0)
     );
     assert_eq!((count(&["--since", "2020-01-01"]), count(&["--since", "3 weeks"])), (31, 31));
-    for (kept, wanted) in [("3w", 0), ("90 days", 0), ("1 day ago", 2), ("+3w", 2)] {
+    for (age, expected) in [("3w", 0), ("90 days", 0), ("1 day ago", 2), ("+3w", 2)] {
         let (code, _, stderr) = project.run(
-            &["audit", "prune", "--dry-run", "--older-than", kept, "--store", "ledger.db"],
+            &["audit", "prune", "--dry-run", "--older-than", age, "--store", "ledger.db"],
             "",
         );
-        assert_eq!(code, wanted, "{kept}: {stderr}");
+        assert_eq!(code, expected, "{age}: {stderr}");
     }
-    let (_, said, _) =
+    let (_, message, _) =
         project.run(&["audit", "query", "--entity", "customer=C-1001", "--store", "ledger.db"], "");
     assert!(
-        said.contains("no row has the entity `customer`, known entities: customer_id, order_id"),
-        "{said}"
+        message.contains("no row has the entity `customer`, known entities: customer_id, order_id"),
+        "{message}"
     );
 }
 
 #[test]
 fn receipt_is_verified_without_ledger() {
     let project = demo_project();
-    let said = |args: &[&str]| project.run(args, "").1;
-    let rows = said(&["audit", "query", "--json", "--store", "ledger.db"]);
+    let stdout_of = |args: &[&str]| project.run(args, "").1;
+    let rows = stdout_of(&["audit", "query", "--json", "--store", "ledger.db"]);
     let call = serde_json::from_str::<serde_json::Value>(rows.lines().next().unwrap()).unwrap()["row"]["call"].as_str().unwrap().to_owned();
     project.write(
         "elsewhere/receipt.json",
-        &said(&["audit", "show", &call, "--receipt", "--store", "ledger.db"]),
+        &stdout_of(&["audit", "show", &call, "--receipt", "--store", "ledger.db"]),
     );
-    let key = said(&["audit", "key", "--store", "ledger.db"]).trim().to_owned();
-    // A ledger of somebody else stands here.
+    let key = stdout_of(&["audit", "key", "--store", "ledger.db"]).trim().to_owned();
+    // Another ledger has this path now.
     std::fs::remove_dir_all(project.path("project/ledger.db.state")).unwrap();
     std::fs::remove_file(project.path("project/ledger.db")).unwrap();
     assert_eq!(project.run(&["demo", "--store", "ledger.db"], "").0, 0);
@@ -486,7 +482,11 @@ fn truncated_service_answer_is_refused() {
         );
         serving.join().unwrap();
         assert_eq!(code, 0, "{reply}");
-        assert_eq!(stdout.contains(r#""permissionDecision":"deny""#), is_denied, "{reply}: {stdout}");
+        assert_eq!(
+            stdout.contains(r#""permissionDecision":"deny""#),
+            is_denied,
+            "{reply}: {stdout}"
+        );
     }
 }
 
@@ -518,9 +518,9 @@ fn long_tool_names_stay_distinct_after_truncation() {
         "{}\n[client]\nundeclared = \"ask\"\n",
         crate::output_snapshots::CODER_CONFIG
     ));
-    let long = format!("mcp__server__{}", "a".repeat(70));
+    let long_name = format!("mcp__server__{}", "a".repeat(70));
     let mut names = Vec::new();
-    for name in [long.clone(), format!("{long}b")] {
+    for name in [long_name.clone(), format!("{long_name}b")] {
         let event = json!({"hook_event_name": "PreToolUse", "session_id": "s1", "tool_name": name, "tool_use_id": name, "tool_input": {}});
         let (code, stdout, stderr) =
             project.run(&["hook", "--config", "toolgate.toml"], &event.to_string());
@@ -546,79 +546,79 @@ fn similar_client_tool_names_stay_distinct() {
     let declared = |name: &str| {
         format!("[tools.{name}]\nkind = \"client\"\neffect = \"read\"\nskip_client_prompt = true\n")
     };
-    // What `READ.ALL` is declared as.
-    let told_apart = toolgate::tool::name::tool_name_from_client("READ.ALL");
-    let head = format!(
+    // The name that a configuration must declare for `READ.ALL`.
+    let derived = toolgate::tool::name::tool_name_from_client("READ.ALL");
+    let config = format!(
         "{}\n[client]\nundeclared = \"ask\"\n{}",
         crate::output_snapshots::CODER_CONFIG,
         declared("read_all")
     );
-    let plain = TestProject::with_config(&head);
-    let both = TestProject::with_config(&format!("{head}{}", declared(&told_apart)));
+    let without_derived = TestProject::with_config(&config);
+    let with_derived = TestProject::with_config(&format!("{config}{}", declared(&derived)));
     let ask = |project: &TestProject, name: &str| {
         let mut event = json!({"hook_event_name": "PreToolUse", "session_id": "s1", "tool_name": name, "tool_use_id": name});
         event["tool_input"] = json!({"of": name});
         let (code, stdout, stderr) =
             project.run(&["hook", "--config", "toolgate.toml"], &event.to_string());
         assert_eq!(code, 0, "{stderr}");
-        let said: serde_json::Value = serde_json::from_str(&stdout).unwrap();
-        said["hookSpecificOutput"]["permissionDecision"].as_str().unwrap_or("none").to_owned()
+        let answer: serde_json::Value = serde_json::from_str(&stdout).unwrap();
+        answer["hookSpecificOutput"]["permissionDecision"].as_str().unwrap_or("none").to_owned()
     };
-    for (name, alone, beside) in [
+    for (name, expected_without, expected_with) in [
         ("read_all", "allow", "allow"),
         ("Read_All", "allow", "allow"),
         ("READ.ALL", "ask", "allow"),
         ("read.all", "ask", "ask"),
         ("read all", "ask", "ask"),
         ("read\u{2024}all", "ask", "ask"),
-        // Nor is one whose name was made up to look like it.
-        (told_apart.as_str(), "ask", "ask"),
+        // A client tool with the derived name is another tool.
+        (derived.as_str(), "ask", "ask"),
         ("..", "ask", "ask"),
     ] {
         assert_eq!(
-            (ask(&plain, name), ask(&both, name)),
-            (alone.to_owned(), beside.to_owned()),
+            (ask(&without_derived, name), ask(&with_derived, name)),
+            (expected_without.to_owned(), expected_with.to_owned()),
             "{name}"
         );
     }
-    // `check` says what the hook would, and whoever writes the client's name into the file is told
-    // the other.
-    let tried = both.masked_output(
+    // `check` decides like the hook. If a file declares the client's name, the error suggests the
+    // derived name.
+    let output = with_derived.masked_output(
         &["check", "--config", "toolgate.toml", r#"{"tool": "READ.ALL", "arguments": {}}"#],
         "",
     );
-    assert!(tried.contains(&told_apart) && !tried.contains("unknown_tool"), "{tried}");
-    both.write("project/named.toml", &declared("\"READ.ALL\""));
-    let tried = both.masked_output(
+    assert!(output.contains(&derived) && !output.contains("unknown_tool"), "{output}");
+    with_derived.write("project/named.toml", &declared("\"READ.ALL\""));
+    let output = with_derived.masked_output(
         &["check", "--config", "named.toml", r#"{"tool": "bash", "arguments": {}}"#],
         "",
     );
-    assert!(tried.contains(&format!("write `{told_apart}`")), "{tried}");
-    // Whoever looks whether the gate is on asks for a tool by the name that a client has for it.
-    both.write(
+    assert!(output.contains(&format!("write `{derived}`")), "{output}");
+    // The canary of `doctor` uses the client's name of a tool.
+    with_derived.write(
         "project/two.toml",
-        &format!("store = \"two.db\"\n{}{}", declared(&told_apart), declared("write_all")),
+        &format!("store = \"two.db\"\n{}{}", declared(&derived), declared("write_all")),
     );
-    let seen = both.masked_output(&["doctor", "--config", "two.toml"], "");
-    assert!(seen.contains("✓ canary"), "{seen}");
+    let report = with_derived.masked_output(&["doctor", "--config", "two.toml"], "");
+    assert!(report.contains("✓ canary"), "{report}");
 }
 
 #[test]
 fn init_and_eject_finish_if_stdout_is_closed() {
     let project = TestProject::new();
-    let unread = |args: &[&str]| {
+    let exit_code = |args: &[&str]| {
         let mut command = std::process::Command::cargo_bin("toolgate").unwrap();
         project.set_environment(&mut command);
         let (reader, writer) = std::io::pipe().unwrap();
         drop(reader);
         command.args(args).stdout(writer).status().unwrap().code()
     };
-    assert_eq!(unread(&["init", "--for", "claude-code"]), Some(0));
+    assert_eq!(exit_code(&["init", "--for", "claude-code"]), Some(0));
     let (code, stdout, _) = project.run(&["doctor"], "");
     assert_eq!(code, 0, "{stdout}");
-    assert_eq!(unread(&["eject"]), Some(0));
+    assert_eq!(exit_code(&["eject"]), Some(0));
     assert!(!project.path("project/.claude").exists());
-    // What cannot be done is not said to be done.
+    // `init` does not report a file that it could not write.
     std::os::unix::fs::symlink("nowhere", project.path("project/.claude")).unwrap();
     let (code, stdout, stderr) = project.run(&["init", "--for", "claude-code"], "");
     assert!(
@@ -630,7 +630,7 @@ fn init_and_eject_finish_if_stdout_is_closed() {
 #[test]
 fn failed_pause_is_not_reported_as_paused() {
     let project = demo_project();
-    // Its keys are not there: it can be read, and not written.
+    // Without its keys, a ledger is readable but not writable.
     std::fs::rename(project.path("project/ledger.db.state"), project.path("project/away")).unwrap();
     let (code, stdout, stderr) =
         project.run(&["pause", "--tool", "unheard_of", "--because", "x"], "");

@@ -1,4 +1,4 @@
-//! The files of an agent out of a configuration: read, written and rolled back by toolgate itself.
+//! Tests the built-in file tools of a configured agent: read, write and rollback.
 
 use serde_json::{Value, json};
 
@@ -27,12 +27,12 @@ fn workspace_project() -> TestProject {
     project
 }
 
-/// What becomes of a call in a session that several processes share.
+/// Makes a call in a session that several processes share, and returns the result.
 fn call_in_session(project: &TestProject, tool: &str, arguments: &Value) -> Value {
     let meta = json!({"toolgate/session": "s"});
     let call = json!({"jsonrpc": "2.0", "id": 7, "method": "tools/call", "params": {"name": tool, "arguments": arguments, "_meta": meta}});
-    let heard = exchange_over_stdio(project, &[call]);
-    heard.into_iter().find(|said| said["id"] == 7).unwrap()["result"].take()
+    let messages = exchange_over_stdio(project, &[call]);
+    messages.into_iter().find(|message| message["id"] == 7).unwrap()["result"].take()
 }
 
 fn call_code(project: &TestProject, tool: &str, arguments: &Value) -> String {
@@ -51,12 +51,12 @@ fn existing_file_must_be_read_before_write() {
     let project = workspace_project();
     let notes = || std::fs::read_to_string(project.path("project/workspace/notes.txt")).unwrap();
     let overwrite = |text: &str| json!({"path": "notes.txt", "content": text});
-    let (code_of_lint, said, stderr) = project.run(&["lint", "--config", "toolgate.toml"], "");
-    assert!(code_of_lint == 0 && said.contains("no findings"), "{said}{stderr}");
-    // `check` says beforehand what will become of it, and does nothing.
-    let asked = json!({"tool": "write_file", "arguments": overwrite("two")}).to_string();
-    let (_, said, stderr) = project.run(&["check", "--config", "toolgate.toml", "--json"], &asked);
-    assert!(said.contains("read_before_write"), "{said}{stderr}");
+    let (lint_code, stdout, stderr) = project.run(&["lint", "--config", "toolgate.toml"], "");
+    assert!(lint_code == 0 && stdout.contains("no findings"), "{stdout}{stderr}");
+    // `check` predicts the result, and has no effect.
+    let call = json!({"tool": "write_file", "arguments": overwrite("two")}).to_string();
+    let (_, stdout, stderr) = project.run(&["check", "--config", "toolgate.toml", "--json"], &call);
+    assert!(stdout.contains("read_before_write"), "{stdout}{stderr}");
     let refused =
         call_in_session(&project, "write_file", &overwrite("two"))["_meta"]["toolgate/error"]
             .clone();
@@ -73,11 +73,11 @@ fn existing_file_must_be_read_before_write() {
     );
     assert_eq!(call_code(&project, "write_file", &overwrite("two")), "ok");
     assert_eq!(notes(), "two");
-    // What somebody else has changed since is not overwritten blindly.
+    // A file that changed after the agent read it is not overwritten.
     project.write("project/workspace/notes.txt", "three");
     assert_eq!(call_code(&project, "write_file", &overwrite("four")), "stale_read");
     assert_eq!(notes(), "three");
-    // What is not there yet needs no reading.
+    // A new file needs no read.
     assert_eq!(
         call_code(&project, "write_file", &json!({"path": "new/deep.txt", "content": "x"})),
         "ok"
@@ -85,11 +85,11 @@ fn existing_file_must_be_read_before_write() {
     let listed =
         call_in_session(&project, "list_files", &json!({}))["structuredContent"]["files"].clone();
     assert_eq!(listed, json!(["new/deep.txt", "notes.txt"]));
-    let (verified, _, stderr) = project.run(&["audit", "verify", "--store", "ledger.db"], "");
-    assert_eq!(verified, 0, "{stderr}");
-    // The journals of those who are gone are gone, too.
-    let left = std::fs::read_dir(project.path("project/ledger.db.state/files")).unwrap().flatten();
-    let left: usize = left
+    let (verify_code, _, stderr) = project.run(&["audit", "verify", "--store", "ledger.db"], "");
+    assert_eq!(verify_code, 0, "{stderr}");
+    // The journals of ended processes are removed.
+    let journals = std::fs::read_dir(project.path("project/ledger.db.state/files")).unwrap().flatten();
+    let journal_count: usize = journals
         .map(|root| {
             std::fs::read_dir(root.path())
                 .unwrap()
@@ -98,7 +98,7 @@ fn existing_file_must_be_read_before_write() {
                 .count()
         })
         .sum();
-    assert!(left <= 1, "{left}");
+    assert!(journal_count <= 1, "{journal_count}");
 }
 
 #[test]
@@ -110,8 +110,8 @@ fn workspace_tools_refuse_outside_paths() {
     )
     .unwrap();
     for path in ["../secret.txt", "link", "/etc/passwd", "a/../../secret.txt"] {
-        let said = call_code(&project, "read_file", &json!({"path": path}));
-        assert!(["invalid_path", "path_forbidden"].contains(&&*said), "{path}: {said}");
+        let code = call_code(&project, "read_file", &json!({"path": path}));
+        assert!(["invalid_path", "path_forbidden"].contains(&&*code), "{path}: {code}");
     }
     assert_ne!(
         call_code(&project, "write_file", &json!({"path": "../toolgate.toml", "content": "x"})),
@@ -139,19 +139,19 @@ fn unfinished_write_is_undone_after_kill_and_finished_stays() {
         .unwrap()
         .unwrap()
         .path();
-    for (call, stays) in [("01a10000-0000-7000-8000-000000000001", "one"), (succeeded, "half done")]
+    for (call, expected) in [("01a10000-0000-7000-8000-000000000001", "one"), (succeeded, "half done")]
     {
-        // As one leaves it that is killed in the middle.
-        let left = journals.join("left");
-        std::fs::create_dir_all(&left).unwrap();
-        std::fs::write(left.join("lock"), "").unwrap();
+        // A killed process leaves these files during a write.
+        let journal = journals.join("left");
+        std::fs::create_dir_all(&journal).unwrap();
+        std::fs::write(journal.join("lock"), "").unwrap();
         let head = json!({"call": call, "path": "notes.txt", "old": 3, "new": 9, "made": []});
-        std::fs::write(left.join(format!("{call}.000000.undo")), format!("{head}\nonehalf done"))
+        std::fs::write(journal.join(format!("{call}.000000.undo")), format!("{head}\nonehalf done"))
             .unwrap();
         project.write("project/workspace/notes.txt", "half done");
         assert_eq!(call_code(&project, "list_files", &json!({})), "ok");
-        assert_eq!(notes(), stays, "{call}");
-        assert!(!left.exists());
+        assert_eq!(notes(), expected, "{call}");
+        assert!(!journal.exists());
     }
 }
 
@@ -160,15 +160,15 @@ fn client_files_are_not_workspace_files() {
     let project = workspace_project();
     let event = json!({"session_id": "c", "cwd": project.path("project"), "hook_event_name": "PreToolUse", "tool_name": "write_file",
         "tool_input": {"path": "other.txt", "content": "x"}, "tool_use_id": "t1"});
-    // It is not there in the workspace, and may be where the client writes it: nobody knows, so it
-    // is refused. Others are judged as ever.
-    let (code, said, stderr) = project.run(&["hook"], &event.to_string());
-    assert!(code == 2 || said.contains("\"deny\""), "{code} {said} {stderr}");
-    assert!(format!("{said}{stderr}").contains("read_first"), "{said} {stderr}");
-    let (code, said, stderr) = project.run(&["doctor"], "");
+    // The file may exist where the client writes it, and toolgate cannot check that. So the call is
+    // denied.
+    let (code, stdout, stderr) = project.run(&["hook"], &event.to_string());
+    assert!(code == 2 || stdout.contains("\"deny\""), "{code} {stdout} {stderr}");
+    assert!(format!("{stdout}{stderr}").contains("read_first"), "{stdout} {stderr}");
+    let (code, stdout, stderr) = project.run(&["doctor"], "");
     assert!(
-        !format!("{said}{stderr}").contains("cannot use the directory"),
-        "{code} {said} {stderr}"
+        !format!("{stdout}{stderr}").contains("cannot use the directory"),
+        "{code} {stdout} {stderr}"
     );
 }
 
@@ -178,8 +178,7 @@ fn workspace_must_not_contain_toolgate_files() {
         (".", "controls toolgate"),
         ("ledger.db.state/files", "belongs to toolgate"),
         ("nowhere", "No such file"),
-        // It takes a key from there, the ledger is there by way of a link, and so would settings of
-        // a client be.
+        // These directories contain a key, the linked ledger, settings of a client, or a hook.
         ("keys", "controls toolgate"),
         ("ledgers", "controls toolgate"),
         (".claude", "controls toolgate"),
@@ -193,13 +192,13 @@ fn workspace_must_not_contain_toolgate_files() {
         project.write("project/ledgers/other", "");
         std::os::unix::fs::symlink(project.path("project/keys"), project.path("project/link"))
             .unwrap();
-        // The ledger is there already.
+        // This call creates the ledger.
         assert_eq!(call_code(&project, "list_files", &json!({})), "ok");
         if files == "ledgers" {
-            for end in ["ledger.db", "ledger.db-wal", "ledger.db-shm", "ledger.db.state"] {
+            for name in ["ledger.db", "ledger.db-wal", "ledger.db-shm", "ledger.db.state"] {
                 let _ = std::fs::rename(
-                    project.path(&format!("project/{end}")),
-                    project.path(&format!("project/ledgers/{end}")),
+                    project.path(&format!("project/{name}")),
+                    project.path(&format!("project/ledgers/{name}")),
                 );
             }
             std::os::unix::fs::symlink(
@@ -208,11 +207,11 @@ fn workspace_must_not_contain_toolgate_files() {
             )
             .unwrap();
         }
-        let key = "[tools.get]\nkind = \"http\"\neffect = \"read\"\nurl = \"https://a.example\"\nheaders = { k = { file = \"keys/key\" } }\n\
+        let extra_config = "[tools.get]\nkind = \"http\"\neffect = \"read\"\nurl = \"https://a.example\"\nheaders = { k = { file = \"keys/key\" } }\n\
             [[hooks]]\nname = \"h\"\ncommand = \"python3\"\nargs = [\"scripts/hook.py\"]\n";
         project.write(
             "project/toolgate.toml",
-            &(CONFIG.replace("\"workspace\"", &format!("{files:?}")) + key),
+            &(CONFIG.replace("\"workspace\"", &format!("{files:?}")) + extra_config),
         );
         project.run(&["trust"], "");
         let (code, _, stderr) = project.run(&["serve", "--stdio", "--config", "toolgate.toml"], "");

@@ -102,7 +102,7 @@ impl ConfigReader<'_> {
                     );
                 }
                 match read_tool(&name, &inner, self) {
-                    Some((tool, behind)) => {
+                    Some((tool, backend)) => {
                         let (section, secrets) = (
                             inner.text("section").map(str::to_owned),
                             self.locate_secrets(&inner, &tool),
@@ -111,7 +111,7 @@ impl ConfigReader<'_> {
                             tool,
                             span: place,
                             section,
-                            backend: behind,
+                            backend,
                             secrets,
                             uses_agent_files: on_files,
                         });

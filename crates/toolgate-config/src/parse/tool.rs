@@ -47,7 +47,7 @@ pub(crate) fn read_tool(
     let kind = table.keyword("kind", &TOOL_BACKEND_KINDS);
     let description = table.text("description").unwrap_or(name);
     let (input, output) = (read_schema(name, table, "input"), read_schema(name, table, "output"));
-    let mut behind = None;
+    let mut backend = None;
     let mut tool = match kind {
         Some(ToolBackendKind::Builtin) => read_builtin(name, table)?,
         Some(ToolBackendKind::Client) => Tool::external(name, description, input),
@@ -59,14 +59,14 @@ pub(crate) fn read_tool(
         Some(ToolBackendKind::Http) => {
             let input = input.unwrap_or_else(|| serde_json::json!({"type": "object"}));
             let (http, empty, retry) = reader.read_http_tool(table, &input)?;
-            behind = Some(ToolBackend::Http(Box::new(http)));
+            backend = Some(ToolBackend::Http(Box::new(http)));
             let tool = empty
                 .into_iter()
                 .fold(Tool::declare(name, description, input), Tool::empty_on_status);
             retry.into_iter().fold(tool, |tool, retry| tool.retry(retry.times, retry.delay))
         }
         Some(ToolBackendKind::Mcp) => {
-            behind = Some(read_remote(name, table)?);
+            backend = Some(read_remote(name, table)?);
             Tool::declare(name, description, serde_json::json!({"type": "object"}))
         }
         None => Tool::declare(
@@ -127,15 +127,15 @@ pub(crate) fn read_tool(
     for example in table.tables("examples") {
         let (description, input, output) =
             (example.text("description"), example.value("input"), example.value("output"));
-        for (key, is_there, like) in [
+        for (key, has_example, example_text) in [
             ("description", description.is_some(), "description = \"half of an order\""),
             ("input", input.is_some(), "input = { order_id = \"A-1\" }"),
         ] {
-            if !is_there && !example.has_key(key) {
+            if !has_example && !example.has_key(key) {
                 example.report(
                     key,
                     Diagnostic::new(format!("an example needs `{key}`"))
-                        .with_help(format!("like `{like}`")),
+                        .with_help(format!("like `{example_text}`")),
                 );
             }
         }
@@ -174,8 +174,8 @@ pub(crate) fn read_tool(
         .fold(tool, |tool, path| tool.secret(path));
     tool = table.names("revokes").unwrap_or_default().into_iter().fold(tool, Tool::revokes);
     tool = table.names("writes_to").unwrap_or_default().into_iter().fold(tool, Tool::keeps);
-    if let Some(who) = table.names("visible_to") {
-        tool = tool.visible_to(who);
+    if let Some(principals) = table.names("visible_to") {
+        tool = tool.visible_to(principals);
     }
     if let Some(reconcile) =
         table.table("reconcile").and_then(|reconcile| read_reconcile(&reconcile))
@@ -195,7 +195,7 @@ pub(crate) fn read_tool(
     if let Some(bytes) = table.count("max_output").and_then(|bytes| usize::try_from(bytes).ok()) {
         tool = tool.max_output(bytes);
     }
-    Some((tool, behind))
+    Some((tool, backend))
 }
 
 /// Reads how to find out whether a call with unknown outcome took effect.
@@ -207,15 +207,15 @@ fn read_reconcile(table: &TomlTable<'_>) -> Option<ReconcileSpec> {
                 .with_help("like `tool = \"find_refund\"`"),
         );
     }
-    let says_happened = table.is_table("happened")
+    let has_condition = table.is_table("happened")
         && table.table("happened").is_some_and(|fields| !fields.keys().is_empty());
-    if !says_happened && (table.is_table("happened") || !table.has_key("happened")) {
+    if !has_condition && (table.is_table("happened") || !table.has_key("happened")) {
         let problem = Diagnostic::new(
             "`reconcile` needs `happened`: the result that means that the call took effect",
         );
         table.report("happened", problem.with_help("like `happened = { \"/status\" = \"paid\" }`"));
     }
-    let mut sound = table.has_key("tool") && says_happened;
+    let mut is_valid = table.has_key("tool") && has_condition;
     let mut reconcile = ReconcileSpec::new(table.text("tool").unwrap_or_default());
     if let Some(arguments) = table.table("arguments") {
         for name in arguments.keys() {
@@ -225,17 +225,19 @@ fn read_reconcile(table: &TomlTable<'_>) -> Option<ReconcileSpec> {
         }
     }
     type ReconcileSetter = fn(ReconcileSpec, &str, serde_json::Value) -> ReconcileSpec;
-    let says: [(&str, ReconcileSetter); 2] = [
-        ("happened", |reconcile, field, is| reconcile.happened_if(field, is)),
-        ("never", |reconcile, field, is| reconcile.never_if(field, is)),
+    let setters: [(&str, ReconcileSetter); 2] = [
+        ("happened", |reconcile, field, expected| reconcile.happened_if(field, expected)),
+        ("never", |reconcile, field, expected| reconcile.never_if(field, expected)),
     ];
-    for (key, says) in says {
+    for (key, set) in setters {
         if let Some(fields) = table.table(key) {
             for field in fields.keys() {
                 match fields.value(&field) {
-                    Some(is) if field.starts_with('/') => reconcile = says(reconcile, &field, is),
+                    Some(expected) if field.starts_with('/') => {
+                        reconcile = set(reconcile, &field, expected)
+                    }
                     _ => {
-                        sound = false;
+                        is_valid = false;
                         fields.report(
                             &field,
                             Diagnostic::new("a path into a result begins with `/`")
@@ -247,7 +249,7 @@ fn read_reconcile(table: &TomlTable<'_>) -> Option<ReconcileSpec> {
         }
     }
     table.reject_unknown_keys("`reconcile`");
-    sound.then_some(reconcile)
+    is_valid.then_some(reconcile)
 }
 
 /// Reads a JSON Schema.
@@ -263,7 +265,7 @@ fn read_schema(name: &str, table: &TomlTable<'_>, key: &str) -> Option<serde_jso
             key,
             &fault.pointer,
             match fault.suggestion {
-                Some(meant) => problem.did_you_mean(meant),
+                Some(suggestion) => problem.did_you_mean(suggestion),
                 None => problem
                     .with_help("a JSON Schema, written as TOML: `{ type = \"object\", properties = { id = { type = \"string\" } } }`"),
             },
@@ -429,12 +431,13 @@ fn read_command(
             );
         }
     }
-    let room = table.table("sandbox").map(|room| read_sandbox(&room, reader)).unwrap_or_default();
-    Some(tool.sandbox(room))
+    let sandbox =
+        table.table("sandbox").map(|sandbox| read_sandbox(&sandbox, reader)).unwrap_or_default();
+    Some(tool.sandbox(sandbox))
 }
 
 fn read_sandbox(table: &TomlTable<'_>, reader: &ConfigReader<'_>) -> Sandbox {
-    let mut room = Sandbox::default();
+    let mut sandbox = Sandbox::default();
     let paths = |key: &str| {
         table
             .names(key)
@@ -443,17 +446,17 @@ fn read_sandbox(table: &TomlTable<'_>, reader: &ConfigReader<'_>) -> Sandbox {
             .map(|path| reader.base_dir.join(path))
             .collect()
     };
-    (room.read, room.write) = (paths("read"), paths("write"));
-    room.network = table.bool("network").unwrap_or(false);
-    for (key, slot) in [("memory", &mut room.memory), ("file_size", &mut room.file_size)] {
+    (sandbox.read, sandbox.write) = (paths("read"), paths("write"));
+    sandbox.network = table.bool("network").unwrap_or(false);
+    for (key, slot) in [("memory", &mut sandbox.memory), ("file_size", &mut sandbox.file_size)] {
         *slot = table.bytes(key).unwrap_or(*slot);
     }
-    for (key, slot) in [("processes", &mut room.processes), ("files", &mut room.files)] {
+    for (key, slot) in [("processes", &mut sandbox.processes), ("files", &mut sandbox.files)] {
         *slot = table.count(key).unwrap_or(*slot);
     }
     if let Some(cpu) = table.positive_std_duration("cpu") {
-        room.cpu = cpu.as_secs().max(1);
+        sandbox.cpu = cpu.as_secs().max(1);
     }
     table.reject_unknown_keys("`sandbox`");
-    room
+    sandbox
 }

@@ -162,18 +162,21 @@ impl UpstreamConfig {
     /// upstream.
     #[must_use]
     pub fn is_unchanged(&self, other: &Self) -> bool {
-        let shape = |upstream: &Self| {
+        let settings = |upstream: &Self| {
             let patterns: (bool, Vec<String>) = (
                 upstream.detects_text_errors,
                 upstream
                     .errors
                     .iter()
-                    .map(|one| {
-                        format!("{} {} {:?} {:?}", one.matches, one.code, one.category, one.effects)
+                    .map(|pattern| {
+                        format!(
+                            "{} {} {:?} {:?}",
+                            pattern.matches, pattern.code, pattern.category, pattern.effects
+                        )
                     })
                     .collect(),
             );
-            let reach = match &upstream.transport {
+            let transport = match &upstream.transport {
                 UpstreamTransport::Command { program, env, inherit, directory, .. } => {
                     format!(
                         "{program:?} {:?} {inherit:?} {directory:?}",
@@ -181,7 +184,7 @@ impl UpstreamConfig {
                     )
                 }
                 UpstreamTransport::Http { headers, credentials, sse, .. } => {
-                    let how = match credentials {
+                    let authentication = match credentials {
                         Credentials::None => "none".to_owned(),
                         Credentials::Bearer(_) => "bearer".to_owned(),
                         Credentials::ClientCredentials { source, scope, .. } => {
@@ -189,30 +192,34 @@ impl UpstreamConfig {
                         }
                     };
                     format!(
-                        "{:?} {sse:?} {how}",
+                        "{:?} {sse:?} {authentication}",
                         headers.iter().map(|(name, _)| name).collect::<Vec<_>>()
                     )
                 }
             };
-            let treated = (
+            let exposure = (
                 upstream.prefix.clone(),
                 upstream.undeclared,
                 upstream.exposes_prompts,
                 upstream.exposes_resources,
             );
             (
-                reach,
+                transport,
                 patterns,
                 upstream.timeout,
                 upstream.max_concurrency,
                 upstream.name.clone(),
-                treated,
+                exposure,
             )
         };
-        let (own, theirs) = (self.secret_references(), other.secret_references());
-        let still = own.len() == theirs.len()
-            && own.iter().zip(theirs).all(|(own, theirs)| own.is_unchanged(theirs));
-        still && shape(self) == shape(other)
+        let (own_references, other_references) =
+            (self.secret_references(), other.secret_references());
+        let has_same_secrets = own_references.len() == other_references.len()
+            && own_references
+                .iter()
+                .zip(other_references)
+                .all(|(reference, other)| reference.is_unchanged(other));
+        has_same_secrets && settings(self) == settings(other)
     }
 
     /// Checks whether another file means the same server. A transport that only one of the two
@@ -220,12 +227,12 @@ impl UpstreamConfig {
     fn is_same_server(&mut self, other: &Self) -> bool {
         let mut other = other.clone();
         if let (
-            UpstreamTransport::Http { sse: own, .. },
-            UpstreamTransport::Http { sse: theirs, .. },
+            UpstreamTransport::Http { sse: own_sse, .. },
+            UpstreamTransport::Http { sse: other_sse, .. },
         ) = (&mut self.transport, &mut other.transport)
         {
-            *own = own.or(*theirs);
-            *theirs = theirs.or(*own);
+            *own_sse = own_sse.or(*other_sse);
+            *other_sse = other_sse.or(*own_sse);
         }
         self.is_unchanged(&other)
     }
@@ -265,14 +272,18 @@ impl UpstreamConfig {
                 args.iter().chain(env.iter().map(|(_, value)| value)).collect()
             }
             UpstreamTransport::Http { url, headers, credentials, .. } => {
-                let own: Vec<&SecretRef> = match credentials {
+                let credential: Vec<&SecretRef> = match credentials {
                     Credentials::None => Vec::new(),
                     Credentials::Bearer(token) => vec![token],
                     Credentials::ClientCredentials { client_id, client_secret, .. } => {
                         vec![client_id, client_secret]
                     }
                 };
-                [url].into_iter().chain(headers.iter().map(|(_, value)| value)).chain(own).collect()
+                [url]
+                    .into_iter()
+                    .chain(headers.iter().map(|(_, value)| value))
+                    .chain(credential)
+                    .collect()
             }
         }
     }
@@ -284,9 +295,9 @@ impl ConfigReader<'_> {
         let mut found: Vec<UpstreamConfig> = Vec::new();
         if let Some(inner) = table.table("upstreams") {
             for name in inner.keys() {
-                let Some(one) = inner.table(&name) else { continue };
-                found.extend(self.read_upstream(&name, &one));
-                one.reject_unknown_keys("an upstream");
+                let Some(upstream) = inner.table(&name) else { continue };
+                found.extend(self.read_upstream(&name, &upstream));
+                upstream.reject_unknown_keys("an upstream");
             }
         }
         // Maps each server of another file to that file.
@@ -298,23 +309,23 @@ impl ConfigReader<'_> {
                 .map_err(|error| error.to_string())
                 .and_then(|text| parse_mcp_servers(&text))
             {
-                Ok(more) => {
-                    for one in more {
-                        let Some(known) = found.iter_mut().find(|known| known.name == one.name)
+                Ok(servers) => {
+                    for server in servers {
+                        let Some(known) = found.iter_mut().find(|known| known.name == server.name)
                         else {
-                            files.insert(one.name.clone(), path.clone());
+                            files.insert(server.name.clone(), path.clone());
                             found.push(UpstreamConfig {
                                 span: Some(table.span_of("mcp_servers")),
-                                ..one
+                                ..server
                             });
                             continue;
                         };
                         // This file takes precedence over other files, and identical servers in two
                         // files count as one.
                         if let Some(file) =
-                            files.get(&one.name).filter(|_| !known.is_same_server(&one))
+                            files.get(&server.name).filter(|_| !known.is_same_server(&server))
                         {
-                            let (file, path, name) = (file.display(), path.display(), &one.name);
+                            let (file, path, name) = (file.display(), path.display(), &server.name);
                             let problem = Diagnostic::new(format!(
                                 "{file} and {path} both define a server `{name}`, but differently"
                             ));
@@ -325,8 +336,8 @@ impl ConfigReader<'_> {
                         }
                     }
                 }
-                Err(why) => {
-                    let problem = Diagnostic::new(format!("{}: {why}", path.display()));
+                Err(reason) => {
+                    let problem = Diagnostic::new(format!("{}: {reason}", path.display()));
                     table.report(
                         "mcp_servers",
                         problem.with_help("expected a JSON file with `mcpServers`, as clients use it, relative to this file"),
@@ -406,8 +417,8 @@ impl ConfigReader<'_> {
         for word in words {
             match SecretRef::parse(word) {
                 Ok(word) => args.push(word.with_span(table.span_of("args"))),
-                Err(why) => {
-                    table.report("args", Diagnostic::new(why).with_help("like `${HOME}/notes`"))
+                Err(reason) => {
+                    table.report("args", Diagnostic::new(reason).with_help("like `${HOME}/notes`"))
                 }
             }
         }

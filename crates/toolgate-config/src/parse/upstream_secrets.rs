@@ -29,12 +29,13 @@ impl UpstreamConfig {
 
     /// Removes the secrets of this upstream from a value, including member names.
     #[must_use]
-    pub fn redact_value(&self, said: Value) -> Value {
+    pub fn redact_value(&self, value: Value) -> Value {
         // Paths that exist and plain words are not secret, and diagnosing a failure needs them.
-        let is_there = |value: &String| Path::new(value).is_absolute() && Path::new(value).exists();
+        let is_existing_path =
+            |value: &String| Path::new(value).is_absolute() && Path::new(value).exists();
         let (mut secrets, plain) = (self.secret_values(), self.non_secret_words());
-        secrets.retain(|value| !is_there(value) && !plain.contains(value));
-        toolgate::redact::clean_document(said, &secrets, |secrets, text| {
+        secrets.retain(|value| !is_existing_path(value) && !plain.contains(value));
+        toolgate::redact::clean_document(value, &secrets, |secrets, text| {
             toolgate::redact::remove_values(secrets, text)
         })
     }
@@ -48,12 +49,12 @@ impl UpstreamConfig {
         let set: Vec<&SecretRef> = match &self.transport {
             UpstreamTransport::Command { env, .. } => env.iter().map(|(_, value)| value).collect(),
             UpstreamTransport::Http { headers, credentials, .. } => {
-                let own = match credentials {
+                let credential = match credentials {
                     Credentials::None => None,
                     Credentials::Bearer(token) => Some(token),
                     Credentials::ClientCredentials { client_secret, .. } => Some(client_secret),
                 };
-                headers.iter().map(|(_, value)| value).chain(own).collect()
+                headers.iter().map(|(_, value)| value).chain(credential).collect()
             }
         };
         let values = set
@@ -86,12 +87,13 @@ impl UpstreamConfig {
             &["auth", "cookie", "cred", "key", "pass", "pwd", "secret", "token"];
         let (UpstreamTransport::Command { env: named, .. }
         | UpstreamTransport::Http { headers: named, .. }) = &self.transport;
-        let speaks = |name: &str| {
+        let suggests_secret = |name: &str| {
             let name = name.to_ascii_lowercase();
             SECRET_KEY_WORDS.iter().any(|part| name.contains(part))
         };
-        let is_secret =
-            |name: &str, value: &SecretRef| speaks(name) || value.secret_values().next().is_some();
+        let is_secret = |name: &str, value: &SecretRef| {
+            suggests_secret(name) || value.secret_values().next().is_some()
+        };
         let set = named.iter().flat_map(|(name, value)| {
             let is_secret = is_secret(name, value);
             value.known_values().into_iter().map(move |value| (is_secret, value))
@@ -111,19 +113,20 @@ fn secrets_of_url(address: &str) -> Vec<String> {
     let (place, query) = address.split_once('?').unwrap_or((address, ""));
     let host = place
         .split_once("://")
-        .map_or(place, |(_, behind)| behind)
+        .map_or(place, |(_, after_scheme)| after_scheme)
         .split('/')
         .next()
         .unwrap_or_default();
-    let who = host.rsplit_once('@').map_or("", |(who, _)| who);
-    let asked = query.split('&').map(|pair| pair.split_once('=').map_or(pair, |(_, value)| value));
+    let user = host.rsplit_once('@').map_or("", |(user, _)| user);
+    let query_values =
+        query.split('&').map(|pair| pair.split_once('=').map_or(pair, |(_, value)| value));
     let both = |written: &str| {
-        let meant = written.replace('+', " ");
+        let decoded = written.replace('+', " ");
         [
             written.to_owned(),
             decode_percent(written).unwrap_or_default(),
-            decode_percent(&meant).unwrap_or(meant),
+            decode_percent(&decoded).unwrap_or(decoded),
         ]
     };
-    who.split(':').chain(asked).flat_map(both).collect()
+    user.split(':').chain(query_values).flat_map(both).collect()
 }

@@ -103,12 +103,12 @@ impl Config {
             _ => None,
         });
         let values: Vec<PathBuf> = referenced.value_files.into_iter().chain(keys).collect();
-        let own = [PathBuf::from(name)]
+        let own_file = [PathBuf::from(name)]
             .into_iter()
             .chain(self.included_files.iter().cloned())
             .chain(values.iter().cloned())
             .chain(referenced.program_args);
-        let all = own
+        let all = own_file
             .chain(certificate)
             .chain(key)
             .chain(programs)

@@ -43,10 +43,10 @@ impl Gateway {
         *lock(&self.0.canary_result) = Some((Instant::now(), outcome));
     }
 
-    pub(crate) async fn run_canary_periodically(&self, every: Duration) {
+    pub(crate) async fn run_canary_periodically(&self, interval: Duration) {
         loop {
             tokio::select! {
-                () = tokio::time::sleep(every) => {}
+                () = tokio::time::sleep(interval) => {}
                 () = self.0.stop.cancelled() => return,
             }
             if let Err(why) = self.run_canary().await {
@@ -137,16 +137,19 @@ mod tests {
         assert_eq!(gateway.check_ready(), Ok(()));
         let at = Instant::now();
         let after = |seconds: u64| at + Duration::from_secs(seconds);
-        for (tried, now, why) in [
+        for (result, now, expected) in [
             (Some((at, Ok(()))), after(60), None),
             (Some((at, Ok(()))), after(121), Some("not run for two minutes")),
             (Some((at, Err("it went through".to_owned()))), at, Some("it went through")),
             (None, at, Some("has not run")),
         ] {
-            *lock(&gateway.0.canary_result) = tried;
-            let said = gateway.check_ready_at(now).err();
-            assert_eq!(said.is_some(), why.is_some(), "{said:?}");
-            assert!(said.unwrap_or_default().contains(why.unwrap_or_default()), "{why:?}");
+            *lock(&gateway.0.canary_result) = result;
+            let error = gateway.check_ready_at(now).err();
+            assert_eq!(error.is_some(), expected.is_some(), "{error:?}");
+            assert!(
+                error.unwrap_or_default().contains(expected.unwrap_or_default()),
+                "{expected:?}"
+            );
         }
         gateway.run_canary().await.unwrap();
         assert_eq!(gateway.check_ready(), Ok(()));
@@ -158,7 +161,7 @@ mod tests {
     async fn unrelated_pause_does_not_affect_canary() {
         let gateway = open("ann").await.unwrap();
         let gate = gateway.runtime();
-        for (target, is_tried) in [
+        for (target, is_denied) in [
             (PauseTarget::Principal("toolgate".into()), true),
             (PauseTarget::Principal("ann".into()), true),
             (PauseTarget::Agent("default".into()), true),
@@ -169,14 +172,15 @@ mod tests {
             (PauseTarget::Principal(CANARY_PRINCIPAL.into()), false),
         ] {
             gate.pause(target.clone(), "an incident").await.unwrap();
-            let tried = gateway.run_canary().await;
+            let result = gateway.run_canary().await;
             assert_eq!(
-                (tried.is_ok(), gateway.check_ready()),
-                (is_tried, tried.clone()),
+                (result.is_ok(), gateway.check_ready()),
+                (is_denied, result.clone()),
                 "{target:?}"
             );
             assert!(
-                tried.is_ok() || tried.unwrap_err().contains("paused by an operator: an incident"),
+                result.is_ok()
+                    || result.unwrap_err().contains("paused by an operator: an incident"),
                 "{target:?}"
             );
             gate.unpause(target).await.unwrap();
@@ -200,14 +204,14 @@ mod tests {
 
     #[tokio::test(flavor = "multi_thread")]
     async fn canary_fails_if_rules_are_not_enforced() {
-        let sound = Toolgate::builder().agent(build_canary_agent().unwrap()).build().unwrap();
-        assert_eq!(check_canary_denied(&sound).await, Ok(()));
-        let broken = Toolgate::builder()
+        let enforcing = Toolgate::builder().agent(build_canary_agent().unwrap()).build().unwrap();
+        assert_eq!(check_canary_denied(&enforcing).await, Ok(()));
+        let permissive = Toolgate::builder()
             .agent(build_canary_agent().unwrap())
             .policy_engine(AllowAllTestEngine)
             .build()
             .unwrap();
-        let outcome = check_canary_denied(&broken).await;
+        let outcome = check_canary_denied(&permissive).await;
         assert!(outcome.is_err());
         let gateway = open("ann").await.unwrap();
         gateway.record_canary(outcome);

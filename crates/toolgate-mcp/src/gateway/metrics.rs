@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 
-use opentelemetry::metrics::{Counter as Told, Histogram as TimesTold, Meter};
+use opentelemetry::metrics::{Counter as OtelCounter, Histogram as OtelHistogram, Meter};
 use opentelemetry::{KeyValue, Value};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::encoding::text::encode;
@@ -63,9 +63,9 @@ pub(crate) struct Metrics {
 /// The same metrics for OpenTelemetry.
 #[derive(Clone)]
 struct OtelInstruments {
-    calls: Told<u64>,
-    durations: TimesTold<f64>,
-    rejected: Told<u64>,
+    calls: OtelCounter<u64>,
+    durations: OtelHistogram<f64>,
+    rejected: OtelCounter<u64>,
 }
 
 impl OtelInstruments {
@@ -78,13 +78,13 @@ impl OtelInstruments {
             .f64_histogram("toolgate.call.duration")
             .with_unit("s")
             .with_boundaries(duration_buckets().collect());
-        let refused = meter.u64_counter("toolgate.requests.turned_away").with_unit("{request}");
+        let rejected = meter.u64_counter("toolgate.requests.turned_away").with_unit("{request}");
         Self {
             calls: calls.build(),
             durations: seconds
                 .with_description("Duration of calls, from the request to the ledger row")
                 .build(),
-            rejected: refused
+            rejected: rejected
                 .with_description("Requests that were rejected before they became calls")
                 .build(),
         }
@@ -94,88 +94,93 @@ impl OtelInstruments {
 impl Metrics {
     pub(crate) fn new() -> Self {
         let calls = Family::<CallLabels, Counter>::default();
-        let seconds = Family::<AgentLabels, Histogram>::new_with_constructor(|| {
+        let durations = Family::<AgentLabels, Histogram>::new_with_constructor(|| {
             Histogram::new(duration_buckets())
         });
-        let (upstreams, held) = (
+        let (upstreams, quarantined) = (
             Family::<UpstreamLabels, Gauge>::default(),
             Family::<UpstreamLabels, Gauge>::default(),
         );
-        let (canary, refused) = (Gauge::default(), Counter::default());
+        let (canary, rejected) = (Gauge::default(), Counter::default());
         let mut registry = Registry::with_prefix("toolgate");
         registry.register("calls", "Calls by outcome", calls.clone());
         registry.register(
             "call_seconds",
             "Duration of calls, from the request to the ledger row",
-            seconds.clone(),
+            durations.clone(),
         );
         registry.register("upstream_up", "Whether an upstream is connected", upstreams.clone());
         registry.register(
             "upstream_held_tools",
             "Tools in quarantine until a person accepts them",
-            held.clone(),
+            quarantined.clone(),
         );
         registry.register("canary_refused", "Whether the canary call was denied", canary.clone());
         registry.register(
             "requests_turned_away",
             "Requests that were rejected before they became calls",
-            refused.clone(),
+            rejected.clone(),
         );
-        let told = OtelInstruments::new(&opentelemetry::global::meter("toolgate"));
-        let (known, telling) = (Arc::default(), Arc::default());
+        let otel = OtelInstruments::new(&opentelemetry::global::meter("toolgate"));
+        let (known_tools, export_lock) = (Arc::default(), Arc::default());
         Self {
             registry: Arc::new(registry),
-            known_tools: known,
+            known_tools,
             calls,
-            durations: seconds,
+            durations,
             upstreams,
-            quarantined: held,
-            export_lock: telling,
+            quarantined,
+            export_lock,
             canary,
-            rejected: refused,
-            otel: told,
+            rejected,
+            otel,
         }
     }
 
     /// Registers gauges that are read on demand, as long as the gateway exists.
     pub(crate) fn register_gauges(&self, gateway: Weak<Inner>) {
-        let (meter, canary, there) =
+        let (meter, canary, owner) =
             (opentelemetry::global::meter("toolgate"), self.canary.clone(), gateway.clone());
         let health = Arc::new(move || {
             gateway.upgrade().map(|inner| Gateway(inner).health()).unwrap_or_default()
         });
-        let up = |one: &UpstreamHealth| i64::from(matches!(one.status, UpstreamStatus::Up { .. }));
-        let held = |one: &UpstreamHealth| i64::try_from(one.held.len()).unwrap_or(i64::MAX);
-        for (name, about, of) in [
+        let is_up = |upstream: &UpstreamHealth| {
+            i64::from(matches!(upstream.status, UpstreamStatus::Up { .. }))
+        };
+        let quarantined =
+            |upstream: &UpstreamHealth| i64::try_from(upstream.held.len()).unwrap_or(i64::MAX);
+        for (name, description, value_of) in [
             (
                 "toolgate.upstream.up",
                 "Whether an upstream is connected",
-                up as fn(&UpstreamHealth) -> i64,
+                is_up as fn(&UpstreamHealth) -> i64,
             ),
             (
                 "toolgate.upstream.held_tools",
                 "Tools in quarantine until a person accepts them",
-                held,
+                quarantined,
             ),
         ] {
             let health = Arc::clone(&health);
-            let tell = meter.i64_observable_gauge(name).with_description(about).with_callback(
-                move |told| {
-                    for one in health() {
-                        told.observe(
-                            of(&one),
-                            &[KeyValue::new("toolgate.upstream.name", one.name.clone())],
+            let gauge = meter
+                .i64_observable_gauge(name)
+                .with_description(description)
+                .with_callback(move |observer| {
+                    for upstream in health() {
+                        observer.observe(
+                            value_of(&upstream),
+                            &[KeyValue::new("toolgate.upstream.name", upstream.name.clone())],
                         );
                     }
-                },
-            );
-            tell.build();
+                });
+            gauge.build();
         }
-        let tell = meter.i64_observable_gauge("toolgate.canary.refused");
-        tell.with_description("Whether the canary call was denied")
-            .with_callback(move |told| {
-                if there.strong_count() > 0 {
-                    told.observe(canary.get(), &[]);
+        let gauge = meter.i64_observable_gauge("toolgate.canary.refused");
+        gauge
+            .with_description("Whether the canary call was denied")
+            .with_callback(move |observer| {
+                if owner.strong_count() > 0 {
+                    observer.observe(canary.get(), &[]);
                 }
             })
             .build();
@@ -194,25 +199,28 @@ impl Metrics {
 
     fn count_row(&self, row: &Row) {
         let (agent, code) = (row.key.agent.to_string(), row.code().unwrap_or_default().to_owned());
-        let mut named = (agent, row.tool.to_string());
-        if !self.known_tools.read().unwrap_or_else(PoisonError::into_inner).contains(&named) {
-            named = ("(unknown)".to_owned(), "(unknown)".to_owned());
+        let mut agent_and_tool = (agent, row.tool.to_string());
+        let known_tools = self.known_tools.read().unwrap_or_else(PoisonError::into_inner);
+        if !known_tools.contains(&agent_and_tool) {
+            agent_and_tool = ("(unknown)".to_owned(), "(unknown)".to_owned());
         }
-        let (agent, tool) = named;
+        drop(known_tools);
+        let (agent, tool) = agent_and_tool;
         let (gate, seconds) =
             (row.gate.name(), std::time::Duration::from_nanos(row.latency.total()).as_secs_f64());
-        let named = |name: &'static str, of: &str| KeyValue::new(name, Value::from(of.to_owned()));
-        let about = [
-            named("gen_ai.agent.name", &agent),
-            named("gen_ai.tool.name", &tool),
+        let attribute =
+            |name: &'static str, value: &str| KeyValue::new(name, Value::from(value.to_owned()));
+        let attributes = [
+            attribute("gen_ai.agent.name", &agent),
+            attribute("gen_ai.tool.name", &tool),
             KeyValue::new("toolgate.decision", row.decision.name()),
             KeyValue::new("toolgate.gate", gate),
-            named("error.type", &code),
+            attribute("error.type", &code),
         ];
         // A successful call has no `error.type`.
-        let all = if code.is_empty() { about.len() - 1 } else { about.len() };
-        self.otel.calls.add(1, about.get(..all).unwrap_or_default());
-        self.otel.durations.record(seconds, about.get(..2).unwrap_or_default());
+        let attribute_count = if code.is_empty() { attributes.len() - 1 } else { attributes.len() };
+        self.otel.calls.add(1, attributes.get(..attribute_count).unwrap_or_default());
+        self.otel.durations.record(seconds, attributes.get(..2).unwrap_or_default());
         self.calls
             .get_or_create(&CallLabels {
                 agent: agent.clone(),
@@ -225,8 +233,8 @@ impl Metrics {
         self.durations.get_or_create(&AgentLabels { agent, tool }).observe(seconds);
     }
 
-    pub(crate) fn record_canary(&self, held: bool) {
-        self.canary.set(i64::from(held));
+    pub(crate) fn record_canary(&self, is_denied: bool) {
+        self.canary.set(i64::from(is_denied));
     }
 
     pub(crate) fn count_rejection(&self) {
@@ -236,18 +244,18 @@ impl Metrics {
 
     /// Exports all metrics in the text format of Prometheus.
     pub(crate) fn export(&self, health: &[UpstreamHealth]) -> String {
-        let _one = lock(&self.export_lock);
+        let _guard = lock(&self.export_lock);
         // Upstreams that do not exist any more are not exported.
         self.upstreams.clear();
         self.quarantined.clear();
-        for one in health {
-            let labels = UpstreamLabels { upstream: one.name.clone() };
+        for upstream in health {
+            let labels = UpstreamLabels { upstream: upstream.name.clone() };
             self.upstreams
                 .get_or_create(&labels)
-                .set(i64::from(matches!(one.status, UpstreamStatus::Up { .. })));
+                .set(i64::from(matches!(upstream.status, UpstreamStatus::Up { .. })));
             self.quarantined
                 .get_or_create(&labels)
-                .set(i64::try_from(one.held.len()).unwrap_or(i64::MAX));
+                .set(i64::try_from(upstream.held.len()).unwrap_or(i64::MAX));
         }
         let mut text = String::new();
         match encode(&mut text, &self.registry) {
@@ -273,11 +281,11 @@ mod tests {
         };
         let both = metrics.export(&[health("near"), health("far")]);
         assert!(both.contains("upstream=\"near\"") && both.contains("upstream=\"far\""), "{both}");
-        let one = metrics.export(&[health("far")]);
+        let remaining = metrics.export(&[health("far")]);
         assert!(
-            !one.contains("upstream=\"near\"")
-                && one.contains("toolgate_upstream_up{upstream=\"far\"} 0"),
-            "{one}"
+            !remaining.contains("upstream=\"near\"")
+                && remaining.contains("toolgate_upstream_up{upstream=\"far\"} 0"),
+            "{remaining}"
         );
     }
 }

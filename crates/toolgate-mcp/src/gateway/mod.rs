@@ -17,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use toolgate::policy::source::CANARY_PRINCIPAL;
 use toolgate::{Agent, CallId, Store, Timestamp, ToolSpec, Toolgate};
-use toolgate_config::{Config, ConfigError, ExposedTool, GatewayConfig as Settings, UnusableTool};
+use toolgate_config::{Config, ConfigError, ExposedTool, GatewayConfig, UnusableTool};
 
 use crate::gateway::canary::{CANARY, build_canary_agent};
 use crate::gateway::metrics::Metrics;
@@ -113,7 +113,7 @@ impl Drop for InflightCount {
 /// One version of the configuration, and what was built from it.
 pub(crate) struct ActiveConfig {
     pub(crate) runtime: Toolgate,
-    pub(crate) settings: Settings,
+    pub(crate) settings: GatewayConfig,
     pub(crate) authenticator: Authenticator,
     pub(crate) upstreams: Upstreams,
     pub(crate) exposed: BTreeMap<(String, String), ExposedTool>,
@@ -144,13 +144,13 @@ impl Gateway {
         }
         let config: GatewayConfigLoader = Arc::new(config);
         let stop = CancellationToken::new();
-        let (metrics, parked) = (Metrics::new(), SuspendedCalls::new(stop.clone())?);
-        let read = config()?;
+        let (metrics, suspended) = (Metrics::new(), SuspendedCalls::new(stop.clone())?);
+        let loaded = config()?;
         let upstreams =
-            Upstreams::start(&read, &options.upstreams, options.upstream_start_timeout).await?;
+            Upstreams::start(&loaded, &options.upstreams, options.upstream_start_timeout).await?;
         let workspaces = Arc::<Workspaces>::default();
-        let running = match ActiveConfig::build(
-            read,
+        let active = match ActiveConfig::build(
+            loaded,
             &options,
             &workspaces,
             upstreams.clone(),
@@ -159,7 +159,7 @@ impl Gateway {
         )
         .await
         {
-            Ok(running) => running,
+            Ok(active) => active,
             Err(error) => {
                 upstreams.stop_all().await;
                 return Err(error);
@@ -169,11 +169,11 @@ impl Gateway {
             read_config: config,
             options,
             workspaces,
-            active: RwLock::new(Arc::new(running)),
+            active: RwLock::new(Arc::new(active)),
             reload_lock: tokio::sync::Mutex::default(),
             peers: Mutex::default(),
             changes: tokio::sync::watch::Sender::new(0),
-            suspended: parked,
+            suspended,
             default_sessions: DefaultSessions::default(),
             metrics,
             addresses: Mutex::default(),
@@ -202,8 +202,8 @@ impl Gateway {
     /// Returns the health of the upstreams.
     #[must_use]
     pub fn health(&self) -> Vec<crate::UpstreamHealth> {
-        let running = self.active_config();
-        running.upstreams.health_with_unusable(&running.mismatches)
+        let active = self.active_config();
+        active.upstreams.health_with_unusable(&active.mismatches)
     }
 
     /// Returns the pin files, in which quarantined tools can be accepted.
@@ -212,18 +212,18 @@ impl Gateway {
         self.active_config()
             .upstreams
             .supervisors()
-            .filter_map(|link| link.pin_file().map(std::path::Path::to_owned))
+            .filter_map(|supervisor| supervisor.pin_file().map(std::path::Path::to_owned))
             .collect()
     }
 
     /// Returns the number of tools of each agent.
     #[must_use]
     pub fn tool_counts(&self) -> Vec<(String, usize)> {
-        let running = self.active_config();
+        let active = self.active_config();
         let count = |name: &String| {
-            (name.clone(), running.runtime.agent(name).map_or(0, |agent| agent.tools().count()))
+            (name.clone(), active.runtime.agent(name).map_or(0, |agent| agent.tools().count()))
         };
-        running.agents.iter().map(count).collect()
+        active.agents.iter().map(count).collect()
     }
 
     /// Returns the current runtime.
@@ -241,46 +241,47 @@ impl Gateway {
     /// The configuration does not load, or the gateway is shutting down.
     pub async fn reload(&self) -> io::Result<()> {
         let (config, stop) = (&self.0.read_config, &self.0.stop);
-        let ending = || io::Error::other("the gateway is shutting down");
-        let _one = self.0.reload_lock.lock().await;
+        let shutdown_error = || io::Error::other("the gateway is shutting down");
+        let _guard = self.0.reload_lock.lock().await;
         if stop.is_cancelled() {
-            return Err(ending());
+            return Err(shutdown_error());
         }
         let before = self.active_config();
-        let read = config()?;
+        let loaded = config()?;
         // Upstreams are not started for a configuration that cannot load. All errors are reported
         // at once, with the tools that are known now.
-        if let Err(error) = read.check() {
+        if let Err(error) = loaded.check() {
             return Err(load_error(
-                &read.with_backend(&before.upstreams).build_agents(None).err().unwrap_or(error),
+                &loaded.with_backend(&before.upstreams).build_agents(None).err().unwrap_or(error),
             ));
         }
-        let enough = async {
+        let start_deadline = async {
             drop(
                 tokio::time::timeout(self.0.options.upstream_start_timeout, stop.cancelled()).await,
             )
         };
-        let upstreams = before.upstreams.reload(&read, &self.0.options.upstreams, enough).await?;
+        let upstreams =
+            before.upstreams.reload(&loaded, &self.0.options.upstreams, start_deadline).await?;
         let (options, workspaces) = (&self.0.options, &self.0.workspaces);
         let built = tokio::select! {
             biased;
-            () = stop.cancelled() => Err(ending()),
-            built = ActiveConfig::build(read, options, workspaces, upstreams.clone(), &self.0.metrics, Some(&before)) => built,
+            () = stop.cancelled() => Err(shutdown_error()),
+            built = ActiveConfig::build(loaded, options, workspaces, upstreams.clone(), &self.0.metrics, Some(&before)) => built,
         };
-        let world =
+        let public_address =
             lock(&self.0.addresses).iter().find(|address| !address.ip().is_loopback()).copied();
-        let built = built.and_then(|running| match world {
-            Some(address) if running.authenticator.is_auth_disabled() => {
+        let built = built.and_then(|active| match public_address {
+            Some(address) if active.authenticator.is_auth_disabled() => {
                 Err(io::Error::other(format!("{address} is reachable from other hosts, and the new configuration requires no token")))
             }
             // Shutdown would not stop upstreams of a configuration that takes effect now.
-            _ if stop.is_cancelled() => Err(ending()),
-            _ => Ok(running),
+            _ if stop.is_cancelled() => Err(shutdown_error()),
+            _ => Ok(active),
         });
         match built {
-            Ok(running) => {
+            Ok(active) => {
                 *self.0.active.write().unwrap_or_else(std::sync::PoisonError::into_inner) =
-                    Arc::new(running);
+                    Arc::new(active);
                 self.drop_revoked_subscriptions();
                 self.sync_subscriptions();
                 self.notify_changed().await;
@@ -303,16 +304,16 @@ impl Gateway {
     }
 
     /// Runs the canary and reconciles calls with an unknown outcome, at an interval.
-    pub async fn run_periodic_checks(&self, every: Duration) {
-        tokio::join!(self.run_canary_periodically(every), self.reconcile_periodically(every));
+    pub async fn run_periodic_checks(&self, interval: Duration) {
+        tokio::join!(self.run_canary_periodically(interval), self.reconcile_periodically(interval));
     }
 
-    async fn reconcile_periodically(&self, every: Duration) {
+    async fn reconcile_periodically(&self, interval: Duration) {
         loop {
             tokio::select! {
                 () = async {
                     self.reconcile().await;
-                    tokio::time::sleep(every).await;
+                    tokio::time::sleep(interval).await;
                 } => {}
                 () = self.0.stop.cancelled() => return,
             }
@@ -324,39 +325,39 @@ impl Gateway {
     /// A call is reconciled only after its lease, because it may be running until then and would be
     /// reported as not made. After some failed attempts, a person must settle the call.
     async fn reconcile(&self) {
-        let can_ask = |agent: &Agent| agent.tools().any(ToolSpec::can_be_reconciled);
+        let can_reconcile = |agent: &Agent| agent.tools().any(ToolSpec::can_be_reconciled);
         if !self
             .tool_counts()
             .iter()
-            .filter_map(|(name, _)| self.runtime().agent(name).map(can_ask))
+            .filter_map(|(name, _)| self.runtime().agent(name).map(can_reconcile))
             .any(|can| can)
         {
             return;
         }
-        let (before, mut tries) =
+        let (before, mut attempts) =
             (std::mem::take(&mut *lock(&self.0.reconcile_attempts)), HashMap::new());
         let gate = self.runtime();
-        let asks = |intent: &toolgate::store::ClaimRecord| {
-            let declared = gate
+        let is_due = |intent: &toolgate::store::ClaimRecord| {
+            let is_reconcilable = gate
                 .agent(&intent.key.agent)
                 .and_then(|agent| agent.tool(&intent.tool))
                 .is_some_and(ToolSpec::can_be_reconciled);
             if Timestamp::now() <= intent.lease {
                 return false;
             }
-            let times = before.get(&intent.call).copied().unwrap_or_default();
-            tries.insert(intent.call, times.saturating_add(1));
-            declared && times < MAX_RECONCILE_ATTEMPTS
+            let count = before.get(&intent.call).copied().unwrap_or_default();
+            attempts.insert(intent.call, count.saturating_add(1));
+            is_reconcilable && count < MAX_RECONCILE_ATTEMPTS
         };
-        match gate.reconcile_matching(asks).await {
+        match gate.reconcile_matching(is_due).await {
             Err(error) => tracing::warn!(%error, "cannot reconcile calls with an unknown outcome"),
             Ok(found) => {
-                for (call, said) in found {
-                    tracing::info!(%call, ?said, "reconciled a call");
+                for (call, outcome) in found {
+                    tracing::info!(%call, outcome = ?outcome, "reconciled a call");
                 }
             }
         }
-        *lock(&self.0.reconcile_attempts) = tries;
+        *lock(&self.0.reconcile_attempts) = attempts;
     }
 
     /// Registers a client for notifications of changed lists.
@@ -370,14 +371,14 @@ impl Gateway {
 
     /// Notifies clients that lists have changed.
     pub(crate) async fn notify_changed(&self) {
-        self.0.changes.send_modify(|times| *times += 1);
+        self.0.changes.send_modify(|count| *count += 1);
         let peers = {
             let mut peers = lock(&self.0.peers);
             peers.retain(|peer| !peer.is_transport_closed());
             peers.clone()
         };
         // In parallel, so that a slow client does not delay the others.
-        let tell = |peer: Peer<RoleServer>| async move {
+        let notify = |peer: Peer<RoleServer>| async move {
             let _ = tokio::time::timeout(Duration::from_secs(1), async {
                 let _ = peer.notify_tool_list_changed().await;
                 let _ = peer.notify_prompt_list_changed().await;
@@ -385,7 +386,7 @@ impl Gateway {
             })
             .await;
         };
-        futures_util::future::join_all(peers.into_iter().map(tell)).await;
+        futures_util::future::join_all(peers.into_iter().map(notify)).await;
     }
 
     /// Returns whether shutdown has started.
@@ -406,18 +407,18 @@ impl Gateway {
     }
 
     /// Waits until no call is running, up to a timeout.
-    pub(crate) async fn wait_idle(&self, patience: Duration) {
-        let mut underway = self.0.inflight.subscribe();
-        let _ = tokio::time::timeout(patience, underway.wait_for(|count| *count == 0)).await;
+    pub(crate) async fn wait_idle(&self, timeout: Duration) {
+        let mut inflight = self.0.inflight.subscribe();
+        let _ = tokio::time::timeout(timeout, inflight.wait_for(|count| *count == 0)).await;
     }
 
     /// Shuts the gateway down and stops what it started.
     pub async fn shut_down(&self) {
         self.0.stop.cancel();
         // Abandons suspended calls. Each counts as running until it is settled and recorded.
-        for underway in self.0.suspended.take_all() {
-            *lock(&underway.guard) = Some(InflightGuard::new(self.count_call(), None));
-            tokio::spawn(underway.abandon());
+        for call in self.0.suspended.take_all() {
+            *lock(&call.guard) = Some(InflightGuard::new(self.count_call(), None));
+            tokio::spawn(call.abandon());
         }
         self.wait_idle(CALL_SHUTDOWN_TIMEOUT).await;
         // A running reload stops what it has started. Only then the list of upstreams is final.
@@ -444,22 +445,22 @@ impl ActiveConfig {
         metrics: &Metrics,
         before: Option<&Self>,
     ) -> io::Result<Self> {
-        let keys =
+        let authenticator =
             Authenticator::new(&config.gateway, before.map(|before| &before.authenticator)).await?;
-        let own: Vec<PathBuf> =
+        let own_paths: Vec<PathBuf> =
             config.dependencies().chain(options.own_paths.iter().cloned()).collect();
-        let config = workspaces.open(config, &options.store, &own).await?;
+        let config = workspaces.open(config, &options.store, &own_paths).await?;
         let config = match &options.launcher {
             Some(launcher) => config.with_launcher(launcher),
             None => config,
         };
-        let seen = upstreams
+        let upstream_versions = upstreams
             .supervisors()
-            .map(|link| (link.upstream.name.clone(), *link.list_changes.borrow()))
+            .map(|supervisor| (supervisor.upstream.name.clone(), *supervisor.list_changes.borrow()))
             .collect();
         // Tools that appeared since the upstreams started are checked before they are offered.
         upstreams.quarantine_shadowing_tools(&config);
-        let takes: BTreeMap<String, Option<Vec<String>>> = config.agent_upstreams();
+        let agent_upstreams: BTreeMap<String, Option<Vec<String>>> = config.agent_upstreams();
         let config = config.with_backend(&upstreams);
         let config = match &options.built_in_rules {
             Some(rules) => config.with_policies("(built in)", |tools| rules(tools)),
@@ -468,14 +469,14 @@ impl ActiveConfig {
         let exposed: BTreeMap<_, _> = config
             .exposed_tools()
             .iter()
-            .map(|one| ((one.agent.clone(), one.name.clone()), one.clone()))
+            .map(|tool| ((tool.agent.clone(), tool.name.clone()), tool.clone()))
             .collect();
         let (settings, redact) = (config.gateway.clone(), config.redact.clone());
-        let names: Vec<String> = config.agent_names().map(str::to_owned).collect();
-        let (agents, unfit) =
+        let agent_names: Vec<String> = config.agent_names().map(str::to_owned).collect();
+        let (agents, mismatches) =
             config.build_with_upstreams(None).map_err(|error| load_error(&error))?;
         log_mismatches(
-            &unfit,
+            &mismatches,
             before.map(|before| before.mismatches.as_slice()).unwrap_or_default(),
         );
         let mut builder =
@@ -487,46 +488,48 @@ impl ActiveConfig {
             agent.tools().map(|spec| (agent.name().to_owned(), spec.name().to_owned()))
         });
         metrics.set_known_tools(known.chain([(CANARY.to_owned(), CANARY.to_owned())]).collect());
-        let heard = metrics.clone();
-        builder = builder.on_event(move |event| heard.on_event(event));
-        let gate = agents.into_iter().fold(builder, toolgate::ToolgateBuilder::agent).build()?;
-        let shared = names
+        let event_metrics = metrics.clone();
+        builder = builder.on_event(move |event| event_metrics.on_event(event));
+        let runtime = agents.into_iter().fold(builder, toolgate::ToolgateBuilder::agent).build()?;
+        let upstreams_by_agent = agent_names
             .iter()
             .map(|name| {
                 let declared = exposed
                     .values()
-                    .filter(|one| one.agent == *name)
-                    .map(|one| one.upstream.clone());
-                let taken: Vec<String> = match takes.get(name) {
+                    .filter(|tool| tool.agent == *name)
+                    .map(|tool| tool.upstream.clone());
+                let names: Vec<String> = match agent_upstreams.get(name) {
                     Some(Some(named)) => named.clone(),
-                    _ if names.len() == 1 => {
-                        upstreams.supervisors().map(|link| link.upstream.name.clone()).collect()
-                    }
+                    _ if agent_names.len() == 1 => upstreams
+                        .supervisors()
+                        .map(|supervisor| supervisor.upstream.name.clone())
+                        .collect(),
                     _ => declared.collect(),
                 };
-                let links = upstreams
+                let supervisors = upstreams
                     .supervisors()
-                    .filter(|link| taken.contains(&link.upstream.name))
+                    .filter(|supervisor| names.contains(&supervisor.upstream.name))
                     .cloned()
                     .collect();
-                (name.clone(), links)
+                (name.clone(), supervisors)
             })
             .collect();
-        let in_headers = names.iter().filter_map(|name| gate.agent(name)).flat_map(Agent::tools);
-        let in_headers =
-            in_headers.filter(|spec| spec.input_schema().is_some_and(crate::has_header_arguments));
-        let in_headers = in_headers.map(|spec| spec.name().to_owned()).collect();
+        let header_tools =
+            agent_names.iter().filter_map(|name| runtime.agent(name)).flat_map(Agent::tools);
+        let header_tools = header_tools
+            .filter(|spec| spec.input_schema().is_some_and(crate::has_header_arguments));
+        let header_tools = header_tools.map(|spec| spec.name().to_owned()).collect();
         Ok(Self {
-            runtime: gate,
+            runtime,
             settings,
             upstreams,
             exposed,
-            upstreams_by_agent: shared,
-            agents: names,
-            header_tools: in_headers,
-            upstream_versions: seen,
-            mismatches: unfit,
-            authenticator: keys,
+            upstreams_by_agent,
+            agents: agent_names,
+            header_tools,
+            upstream_versions,
+            mismatches,
+            authenticator,
         })
     }
 
@@ -540,12 +543,12 @@ impl ActiveConfig {
 }
 
 /// Logs each mismatch once while it persists.
-fn log_mismatches(unfit: &[UnusableTool], before: &[UnusableTool]) {
+fn log_mismatches(mismatches: &[UnusableTool], before: &[UnusableTool]) {
     let before: BTreeSet<&UnusableTool> = before.iter().collect();
-    for UnusableTool { agent, upstream, tool, reason: why, is_awaited: awaited, .. } in
-        unfit.iter().filter(|one| !before.contains(one))
+    for UnusableTool { agent, upstream, tool, reason: why, is_awaited, .. } in
+        mismatches.iter().filter(|mismatch| !before.contains(mismatch))
     {
-        let what = if *awaited {
+        let what = if *is_awaited {
             "is missing and will be used when it appears"
         } else {
             "is quarantined until the mismatch is fixed"

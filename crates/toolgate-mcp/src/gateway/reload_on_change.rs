@@ -18,37 +18,42 @@ impl Gateway {
     /// If an upstream announces a change but its tools are the same, clients are notified without a
     /// reload.
     pub(crate) async fn reload_on_upstream_change(self) {
-        let (mut heard, mut told, mut patience) = (0, String::new(), MIN_RELOAD_DELAY);
+        let (mut seen_announcements, mut reported_error, mut delay) =
+            (0, String::new(), MIN_RELOAD_DELAY);
         loop {
             let mut replaced = self.0.changes.subscribe();
-            let running = self.active_config();
-            let both = |link: &Arc<UpstreamSupervisor>| {
-                [link.list_changes.subscribe(), link.announced_changes.subscribe()]
+            let active = self.active_config();
+            let change_counters = |supervisor: &Arc<UpstreamSupervisor>| {
+                [supervisor.list_changes.subscribe(), supervisor.announced_changes.subscribe()]
             };
-            let mut watches: Vec<_> = running.upstreams.supervisors().flat_map(both).collect();
-            let claimed: u64 =
-                running.upstreams.supervisors().map(|link| *link.announced_changes.borrow()).sum();
+            let mut watches: Vec<_> =
+                active.upstreams.supervisors().flat_map(change_counters).collect();
+            let announcements: u64 = active
+                .upstreams
+                .supervisors()
+                .map(|supervisor| *supervisor.announced_changes.borrow())
+                .sum();
             // The active rules do not cover changes that came after they were built.
-            let missed = running.upstreams.supervisors().any(|link| {
-                running.upstream_versions.get(&link.upstream.name)
-                    != Some(&*link.list_changes.borrow())
+            let is_outdated = active.upstreams.supervisors().any(|supervisor| {
+                active.upstream_versions.get(&supervisor.upstream.name)
+                    != Some(&*supervisor.list_changes.borrow())
             });
-            drop(running);
-            if !missed {
-                (told, patience) = (String::new(), MIN_RELOAD_DELAY);
+            drop(active);
+            if !is_outdated {
+                (reported_error, delay) = (String::new(), MIN_RELOAD_DELAY);
             }
-            if !missed && claimed == heard {
+            if !is_outdated && announcements == seen_announcements {
                 let changed = watches
                     .iter_mut()
                     .map(|watch| Box::pin(async move { drop(watch.changed().await) }));
-                let any = async {
+                let any_change = async {
                     match changed.len() {
                         0 => std::future::pending().await,
                         _ => drop(futures_util::future::select_all(changed).await),
                     }
                 };
                 tokio::select! {
-                    () = any => {}
+                    () = any_change => {}
                     // A reload has replaced the upstreams to watch.
                     _ = replaced.changed() => {}
                     () = self.0.stop.cancelled() => return,
@@ -58,8 +63,8 @@ impl Gateway {
             if self.0.stop.is_cancelled() {
                 return;
             }
-            heard = claimed;
-            if !missed {
+            seen_announcements = announcements;
+            if !is_outdated {
                 self.notify_changed().await;
             } else if let Err(error) = self.reload().await {
                 if self.0.stop.is_cancelled() {
@@ -67,20 +72,20 @@ impl Gateway {
                 }
                 // An error is logged once, not for each attempt.
                 let error = error.to_string();
-                if error != told {
+                if error != reported_error {
                     tracing::error!(
                         error,
                         "the tools of an upstream changed and the configuration does not load with them; keeping the previous configuration"
                     );
-                    told = error;
+                    reported_error = error;
                 }
                 tokio::select! {
-                    () = tokio::time::sleep(patience) => {}
+                    () = tokio::time::sleep(delay) => {}
                     // Another reload succeeded.
                     _ = replaced.changed() => {}
                     () = self.0.stop.cancelled() => return,
                 }
-                patience = (patience * 2).min(MAX_RELOAD_DELAY);
+                delay = (delay * 2).min(MAX_RELOAD_DELAY);
             }
             // Limits the rate of reloads if an upstream announces changes all the time.
             tokio::time::sleep(Duration::from_millis(500)).await;

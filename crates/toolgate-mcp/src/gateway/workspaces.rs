@@ -26,57 +26,60 @@ impl Workspaces {
         self: &Arc<Self>,
         config: Config,
         store: &Arc<dyn Store>,
-        own: &[PathBuf],
+        own_paths: &[PathBuf],
     ) -> io::Result<Config> {
         if config.workspaces().next().is_none() {
             return Ok(config);
         }
-        let own: BTreeSet<PathBuf> = own.iter().map(|path| resolve_path(path)).collect();
+        let own_paths: BTreeSet<PathBuf> =
+            own_paths.iter().map(|path| resolve_path(path)).collect();
         let (this, store, runtime) =
             (Arc::clone(self), Arc::clone(store), tokio::runtime::Handle::current());
-        let opening = tokio::task::spawn_blocking(move || {
+        let task = tokio::task::spawn_blocking(move || {
             let committed =
                 |call| runtime.block_on(store.has_succeeded(call)).map_err(io::Error::other);
             config.with_workspaces(|root| {
-                this.open_workspace(root, store.state_dir(), &own, committed)
+                this.open_workspace(root, store.state_dir(), &own_paths, committed)
             })
         });
-        opening.await.map_err(io::Error::other)
+        task.await.map_err(io::Error::other)
     }
 
     fn open_workspace(
         &self,
         root: &Path,
-        home: Option<&Path>,
-        own: &BTreeSet<PathBuf>,
+        state_dir: Option<&Path>,
+        own_paths: &BTreeSet<PathBuf>,
         committed: impl Fn(toolgate::CallId) -> io::Result<bool>,
     ) -> io::Result<Option<Arc<dyn FileSystem>>> {
         let root = std::fs::canonicalize(root)?;
-        let home = home.map(std::fs::canonicalize).transpose()?;
-        if let Some(path) = own.iter().chain(&home).find(|path| path.starts_with(&root)) {
+        let state_dir = state_dir.map(std::fs::canonicalize).transpose()?;
+        if let Some(path) = own_paths.iter().chain(&state_dir).find(|path| path.starts_with(&root))
+        {
             return Err(io::Error::other(format!(
                 "it contains `{}`, which controls toolgate",
                 path.display()
             )));
         }
-        if let Some(path) = own.iter().chain(&home).find(|path| root.starts_with(path)) {
+        if let Some(path) = own_paths.iter().chain(&state_dir).find(|path| root.starts_with(path)) {
             return Err(io::Error::other(format!(
                 "it is inside `{}`, which belongs to toolgate",
                 path.display()
             )));
         }
         // Without a state directory there is no journal, so no change could be undone.
-        let Some(home) = home else { return Ok(None) };
+        let Some(state_dir) = state_dir else { return Ok(None) };
         // The path may name another directory by now.
-        let about = std::fs::metadata(&root)?;
-        let key = (root.clone(), about.dev(), about.ino());
-        let mut open = lock(&self.0);
-        let files = match open.get(&key) {
+        let metadata = std::fs::metadata(&root)?;
+        let key = (root.clone(), metadata.dev(), metadata.ino());
+        let mut open_workspaces = lock(&self.0);
+        let files = match open_workspaces.get(&key) {
             Some(files) => files.clone(),
             None => {
                 let name = Digest::of(root.as_os_str().as_encoded_bytes()).to_string();
-                let files = HostFs::open_shared(&root, home.join("files").join(name), committed)?;
-                open.insert(key, files.clone());
+                let files =
+                    HostFs::open_shared(&root, state_dir.join("files").join(name), committed)?;
+                open_workspaces.insert(key, files.clone());
                 files
             }
         };
@@ -87,12 +90,12 @@ impl Workspaces {
 /// Resolves a path as far as it exists.
 fn resolve_path(path: &Path) -> PathBuf {
     let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
-    let there = path
-        .ancestors()
-        .find_map(|above| Some((above.canonicalize().ok()?, path.strip_prefix(above).ok()?)));
-    match there {
-        Some((there, rest)) if !rest.as_os_str().is_empty() => there.join(rest),
-        Some((there, _)) => there,
+    let existing = path.ancestors().find_map(|ancestor| {
+        Some((ancestor.canonicalize().ok()?, path.strip_prefix(ancestor).ok()?))
+    });
+    match existing {
+        Some((existing, rest)) if !rest.as_os_str().is_empty() => existing.join(rest),
+        Some((existing, _)) => existing,
         None => path,
     }
 }

@@ -93,7 +93,7 @@ impl HttpToolHandler {
         }
         let mut headers = HeaderMap::new();
         for (name, value) in &tool.headers {
-            let missing = |why: String| {
+            let header_failure = |why: String| {
                 Failure::business(
                     "internal_fault",
                     format!("cannot send the header `{name}`: {why}"),
@@ -101,9 +101,12 @@ impl HttpToolHandler {
                 .effects(CallEffects::None)
             };
             let name = HeaderName::from_bytes(name.as_bytes())
-                .map_err(|error| missing(error.to_string()))?;
-            let mut value = HeaderValue::from_str(&value.resolve_and_remember().map_err(missing)?)
-                .map_err(|_| missing("its value is not a valid header value".to_owned()))?;
+                .map_err(|error| header_failure(error.to_string()))?;
+            let mut value =
+                HeaderValue::from_str(&value.resolve_and_remember().map_err(header_failure)?)
+                    .map_err(|_| {
+                        header_failure("its value is not a valid header value".to_owned())
+                    })?;
             value.set_sensitive(true);
             headers.insert(name, value);
         }
@@ -165,11 +168,11 @@ impl HttpToolHandler {
             )
         })?;
         // A value such as `..` would be resolved and change the path.
-        let written = text
+        let after_host = text
             .split_once("://")
             .and_then(|(_, rest)| rest.split_once(['/', '?']))
             .map_or("", |(_, rest)| rest);
-        let path = written.split('?').next().unwrap_or_default();
+        let path = after_host.split('?').next().unwrap_or_default();
         let begins_with_path = text.split_once("://").is_some_and(|(_, rest)| {
             rest.find(['/', '?']).and_then(|at| rest.get(at..=at)) == Some("/")
         });
@@ -206,51 +209,53 @@ impl HttpToolHandler {
     /// Sends the request. Returns the response, and whether it came without a redirect.
     async fn send(
         &self,
-        mut ready: PreparedHttpRequest,
+        mut prepared: PreparedHttpRequest,
     ) -> Result<(reqwest::Response, bool), Failure> {
-        self.check_target(&ready.url).map_err(|failure| failure.effects(CallEffects::None))?;
-        for hop in 0..=MAX_REDIRECTS {
+        self.check_target(&prepared.url).map_err(|failure| failure.effects(CallEffects::None))?;
+        for redirects in 0..=MAX_REDIRECTS {
             let mut request = self
                 .client()?
-                .request(ready.method.clone(), ready.url.clone())
-                .headers(ready.headers.clone());
-            if let Some((body, kind)) = &ready.body {
+                .request(prepared.method.clone(), prepared.url.clone())
+                .headers(prepared.headers.clone());
+            if let Some((body, kind)) = &prepared.body {
                 // A configured content type takes precedence: two headers would be ambiguous.
-                if !ready.headers.contains_key(CONTENT_TYPE) {
+                if !prepared.headers.contains_key(CONTENT_TYPE) {
                     request = request.header(CONTENT_TYPE, *kind);
                 }
                 request = request.body(body.clone());
             }
             // A redirect means that the first request was sent.
             let answer =
-                request.send().await.map_err(|error| connection_failure(&error, hop == 0))?;
+                request.send().await.map_err(|error| connection_failure(&error, redirects == 0))?;
             let status = answer.status();
             let target = answer
                 .headers()
                 .get(LOCATION)
                 .filter(|_| status.is_redirection())
-                .and_then(|to| to.to_str().ok());
-            let Some(target) = target.and_then(|to| ready.url.join(to).ok()) else {
-                return Ok((answer, hop == 0));
+                .and_then(|location| location.to_str().ok());
+            let Some(target) = target.and_then(|location| prepared.url.join(location).ok()) else {
+                return Ok((answer, redirects == 0));
             };
             self.check_target(&target)?;
             // Do not send headers to another origin, and do not follow a redirect from HTTPS to
             // HTTP.
-            if target.origin() != ready.url.origin() {
-                ready.headers.clear();
-                if ready.url.scheme() == "https" && target.scheme() != "https" {
+            if target.origin() != prepared.url.origin() {
+                prepared.headers.clear();
+                if prepared.url.scheme() == "https" && target.scheme() != "https" {
                     return Err(Failure::permission(
                         "host_forbidden",
                         "the service redirects from HTTPS to an unencrypted address",
                     ));
                 }
             }
-            let reads = matches!(ready.method, Method::GET | Method::HEAD);
+            let is_read = matches!(prepared.method, Method::GET | Method::HEAD);
             match status {
                 // The response is at another URL.
-                StatusCode::SEE_OTHER if !reads => (ready.method, ready.body) = (Method::GET, None),
+                StatusCode::SEE_OTHER if !is_read => {
+                    (prepared.method, prepared.body) = (Method::GET, None)
+                }
                 StatusCode::TEMPORARY_REDIRECT | StatusCode::PERMANENT_REDIRECT => {}
-                _ if reads => {}
+                _ if is_read => {}
                 // Repeating the request with another method would change its meaning.
                 _ => {
                     return Err(Failure::business(
@@ -259,7 +264,7 @@ impl HttpToolHandler {
                     ));
                 }
             }
-            ready.url = target;
+            prepared.url = target;
         }
         Err(Failure::business("tool_failed", "the service redirects too many times"))
     }
@@ -273,17 +278,18 @@ impl Handler for HttpToolHandler {
         _: ToolContext,
         arguments: &CheckedArguments,
     ) -> Result<Value, Failure> {
-        let ready = self.prepare_request(arguments.value())?;
-        let (answer, first) = self.send(ready).await?;
+        let prepared = self.prepare_request(arguments.value())?;
+        let (answer, is_direct) = self.send(prepared).await?;
         let status = answer.status();
         let wait = retry_after_ms(answer.headers());
-        let (text, more) = read_limited(answer, self.tool.max_response_bytes).await?;
+        let (text, is_truncated) = read_limited(answer, self.tool.max_response_bytes).await?;
         if !status.is_success() {
-            let said = String::from_utf8_lossy(&text);
-            let failure = Failure::http(status.as_u16(), &self.tool.redact_secrets(&said));
+            let body = String::from_utf8_lossy(&text);
+            let failure = Failure::http(status.as_u16(), &self.tool.redact_secrets(&body));
             let failure = if status.is_redirection() {
                 Failure::business("tool_failed", "the service redirects without a usable target")
-            } else if first && status.is_client_error() && status != StatusCode::REQUEST_TIMEOUT {
+            } else if is_direct && status.is_client_error() && status != StatusCode::REQUEST_TIMEOUT
+            {
                 // The request was rejected, so it was not executed.
                 failure.effects(CallEffects::None)
             } else {
@@ -294,7 +300,7 @@ impl Handler for HttpToolHandler {
                 None => failure,
             });
         }
-        if more {
+        if is_truncated {
             return Err(Failure::business(
                 "invalid_result",
                 format!("the response exceeds {} bytes", self.tool.max_response_bytes),
@@ -314,8 +320,8 @@ impl Handler for HttpToolHandler {
 }
 
 /// Parses `Retry-After` in seconds, and returns milliseconds.
-pub(crate) fn parse_retry_after_ms(said: &str) -> Option<u64> {
-    said.trim().parse::<u64>().ok().map(|seconds| seconds.saturating_mul(1_000))
+pub(crate) fn parse_retry_after_ms(value: &str) -> Option<u64> {
+    value.trim().parse::<u64>().ok().map(|seconds| seconds.saturating_mul(1_000))
 }
 
 /// Returns the retry delay of a response in milliseconds.
@@ -326,13 +332,13 @@ pub(crate) fn retry_after_ms(headers: &HeaderMap) -> Option<u64> {
 /// Reads at most `most` bytes of a body, and returns whether there are more.
 async fn read_limited(
     mut answer: reqwest::Response,
-    most: usize,
+    max_bytes: usize,
 ) -> Result<(Vec<u8>, bool), Failure> {
     let mut text = Vec::new();
     loop {
         match answer.chunk().await {
-            Ok(Some(chunk)) if text.len() + chunk.len() > most => {
-                text.extend(chunk.iter().take(most - text.len()));
+            Ok(Some(chunk)) if text.len() + chunk.len() > max_bytes => {
+                text.extend(chunk.iter().take(max_bytes - text.len()));
                 return Ok((text, true));
             }
             Ok(Some(chunk)) => text.extend_from_slice(&chunk),
@@ -343,25 +349,26 @@ async fn read_limited(
 }
 
 /// Classifies a connection error. If no connection was opened, nothing was sent.
-fn connection_failure(error: &reqwest::Error, first: bool) -> Failure {
-    let untouched =
-        |failure: Failure| if first { failure.effects(CallEffects::None) } else { failure };
+fn connection_failure(error: &reqwest::Error, is_first_request: bool) -> Failure {
+    let without_effects = |failure: Failure| {
+        if is_first_request { failure.effects(CallEffects::None) } else { failure }
+    };
     let mut cause = error.source();
     while let Some(inner) = cause {
         if let Some(forbidden) =
             inner.downcast_ref::<crate::http_tool::ssrf_guard::ForbiddenAddressError>()
         {
-            return untouched(Failure::permission("host_forbidden", forbidden.to_string()));
+            return without_effects(Failure::permission("host_forbidden", forbidden.to_string()));
         }
         cause = inner.source();
     }
-    let what = match (error.is_timeout(), error.is_connect()) {
+    let problem = match (error.is_timeout(), error.is_connect()) {
         (true, _) => "the service behind the tool did not respond in time",
         (_, true) => "cannot reach the service behind the tool",
         _ => "the connection to the service behind the tool failed",
     };
-    let failure = Failure::transient("upstream_unavailable", what);
-    if error.is_connect() { untouched(failure) } else { failure }
+    let failure = Failure::transient("upstream_unavailable", problem);
+    if error.is_connect() { without_effects(failure) } else { failure }
 }
 
 /// Fills a template; `None` if an argument is absent.
@@ -403,18 +410,18 @@ fn fill_json(template: &Value, arguments: &Value) -> Option<Value> {
 /// Returns the arguments that the URL does not use.
 fn unused_arguments(arguments: &Value, tool: &HttpTool) -> Value {
     let Value::Object(map) = arguments else { return arguments.clone() };
-    let named = tool
+    let paths = tool
         .url
         .argument_paths()
         .chain(tool.query.iter().flat_map(|(_, template)| template.argument_paths()));
-    let used: Vec<String> = named
+    let used_names: Vec<String> = paths
         .filter_map(|path| {
             path.to_string().strip_prefix('/').filter(|name| !name.contains('/')).map(str::to_owned)
         })
         .collect();
     Value::Object(
         map.iter()
-            .filter(|(key, _)| !used.contains(key))
+            .filter(|(key, _)| !used_names.contains(key))
             .map(|(key, value)| (key.clone(), value.clone()))
             .collect(),
     )

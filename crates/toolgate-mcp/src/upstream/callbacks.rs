@@ -33,10 +33,10 @@ pub(crate) struct ReplySender<T> {
 
 impl<T> ReplySender<T> {
     pub(crate) fn new(
-        asker: Option<QuestionOrigin>,
+        origin: Option<QuestionOrigin>,
     ) -> (Self, oneshot::Receiver<Result<T, ErrorData>>) {
         let (to, answer) = oneshot::channel();
-        (Self { to, origin: asker, question: None }, answer)
+        (Self { to, origin, question: None }, answer)
     }
 
     /// Sends the answer. The receiver may be gone.
@@ -98,16 +98,16 @@ pub(crate) struct DeliveryError;
 
 impl ClientSender {
     /// Forwards a message. A client that reads too slowly misses messages.
-    pub(crate) fn try_send(&self, mut said: UpstreamEvent) -> Result<(), DeliveryError> {
+    pub(crate) fn try_send(&self, mut event: UpstreamEvent) -> Result<(), DeliveryError> {
         let question = || Some(self.open_questions.add());
-        match &mut said {
+        match &mut event {
             UpstreamEvent::Elicit(_, reply) => reply.question = question(),
             UpstreamEvent::Sample(_, reply) => reply.question = question(),
             UpstreamEvent::Roots(reply) => reply.question = question(),
             UpstreamEvent::Inputs(_, reply) => reply.question = question(),
             UpstreamEvent::Progress(_) | UpstreamEvent::Log(_) => {}
         }
-        self.to.try_send(said).map_err(|_| DeliveryError)
+        self.to.try_send(event).map_err(|_| DeliveryError)
     }
 }
 
@@ -115,7 +115,7 @@ impl ClientSender {
 pub(crate) const MAX_BUFFERED_MESSAGE_BYTES: usize = 64 << 10;
 
 /// Returns whether a message is small enough to be buffered for a client.
-pub(crate) fn is_within_notification_limit(said: &impl Serialize) -> bool {
+pub(crate) fn is_within_notification_limit(message: &impl Serialize) -> bool {
     struct LimitedWriter(usize);
     impl io::Write for LimitedWriter {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
@@ -127,7 +127,7 @@ pub(crate) fn is_within_notification_limit(said: &impl Serialize) -> bool {
             Ok(())
         }
     }
-    serde_json::to_writer(LimitedWriter(MAX_BUFFERED_MESSAGE_BYTES), said).is_ok()
+    serde_json::to_writer(LimitedWriter(MAX_BUFFERED_MESSAGE_BYTES), message).is_ok()
 }
 
 /// The data and channel of a call's client, passed along with the call.
@@ -175,29 +175,30 @@ impl RequestRoutes {
     /// Sends a request, and returns the number of its route if it has one.
     pub(crate) async fn send_for_call<T, E>(
         &self,
-        line: Option<&CallChannel>,
-        asked: &OpenQuestionCounter,
+        client: Option<&CallChannel>,
+        open_questions: &OpenQuestionCounter,
         send: impl Future<Output = Result<T, E>>,
         id: impl FnOnce(&T) -> (RequestId, ProgressToken),
     ) -> Result<(T, Option<u64>), E> {
-        let Some(line) = line else { return Ok((send.await?, None)) };
-        let line = ClientSender { to: line.to_client.clone(), open_questions: asked.clone() };
-        let (sent, number) = self.send_routed(line, true, send, id).await?;
+        let Some(client) = client else { return Ok((send.await?, None)) };
+        let client =
+            ClientSender { to: client.to_client.clone(), open_questions: open_questions.clone() };
+        let (sent, number) = self.send_routed(client, true, send, id).await?;
         Ok((sent, Some(number)))
     }
 
     async fn send_routed<T, E>(
         &self,
-        line: ClientSender,
+        client: ClientSender,
         is_call: bool,
         send: impl Future<Output = Result<T, E>>,
         id: impl FnOnce(&T) -> (RequestId, ProgressToken),
     ) -> Result<(T, u64), E> {
-        let mut calls = self.routes.lock().await;
+        let mut routes = self.routes.lock().await;
         let sent = send.await?;
         let (id, token) = id(&sent);
         let number = self.next_number.fetch_add(1, Ordering::Relaxed);
-        calls.insert(id, RequestRoute { number, token, client: line, is_call });
+        routes.insert(id, RequestRoute { number, token, client, is_call });
         Ok((sent, number))
     }
 
@@ -208,17 +209,17 @@ impl RequestRoutes {
     }
 
     pub(crate) async fn remove(&self, id: &RequestId, number: u64) {
-        let mut calls = self.routes.lock().await;
-        if calls.get(id).is_some_and(|route| route.number == number) {
-            calls.remove(id);
+        let mut routes = self.routes.lock().await;
+        if routes.get(id).is_some_and(|route| route.number == number) {
+            routes.remove(id);
         }
     }
 
     pub(crate) async fn find_by_token(&self, token: &ProgressToken) -> Option<ClientSender> {
-        let calls = self.routes.lock().await;
+        let routes = self.routes.lock().await;
         // Routes of an earlier connection may remain.
         let newest =
-            calls.values().filter(|route| route.token == *token).max_by_key(|route| route.number);
+            routes.values().filter(|route| route.token == *token).max_by_key(|route| route.number);
         newest.map(|route| route.client.clone())
     }
 
@@ -227,14 +228,14 @@ impl RequestRoutes {
     /// If the origin is known, that is the client of that request. Otherwise it is the client of
     /// the only request in progress.
     pub(crate) async fn find(&self, origin: Option<&RequestId>) -> Option<ClientSender> {
-        let calls = self.routes.lock().await;
+        let routes = self.routes.lock().await;
         match origin {
-            Some(id) => calls.get(id).map(|route| route.client.clone()),
+            Some(id) => routes.get(id).map(|route| route.client.clone()),
             None => {
-                let mut all = calls.values().filter(|route| route.is_call);
-                let only = all
-                    .next()
-                    .filter(|_| all.next().is_none() && self.unrouted.load(Ordering::SeqCst) == 0);
+                let mut calls = routes.values().filter(|route| route.is_call);
+                let only = calls.next().filter(|_| {
+                    calls.next().is_none() && self.unrouted.load(Ordering::SeqCst) == 0
+                });
                 only.map(|route| route.client.clone())
             }
         }
@@ -253,16 +254,16 @@ struct ForwardedRequestGuard {
 impl Drop for ForwardedRequestGuard {
     fn drop(&mut self) {
         let Ok(runtime) = Handle::try_current() else { return };
-        let (link, peer, id) = (Arc::clone(&self.link), self.peer.clone(), self.id.clone());
-        let (route, over) = (self.route, self.is_done);
+        let (supervisor, peer, id) = (Arc::clone(&self.link), self.peer.clone(), self.id.clone());
+        let (route, is_done) = (self.route, self.is_done);
         runtime.spawn(async move {
-            link.routes.remove(&id, route).await;
-            if !over {
-                let gone = CancelledNotificationParam::new(
+            supervisor.routes.remove(&id, route).await;
+            if !is_done {
+                let params = CancelledNotificationParam::new(
                     Some(id),
                     Some("the caller no longer waits for the response".to_owned()),
                 );
-                let _ = peer.send_notification(CancelledNotification::new(gone).into()).await;
+                let _ = peer.send_notification(CancelledNotification::new(params).into()).await;
             }
         });
     }
@@ -276,22 +277,22 @@ impl UpstreamSupervisor {
         self: &Arc<Self>,
         peer: Peer<RoleClient>,
         request: ClientRequest,
-        line: mpsc::Sender<UpstreamEvent>,
-        level: Option<LoggingLevel>,
+        client: mpsc::Sender<UpstreamEvent>,
+        log_level: Option<LoggingLevel>,
     ) -> Result<ServerResult, ServiceError> {
-        let line = ClientSender { to: line, open_questions: OpenQuestionCounter::default() };
+        let client = ClientSender { to: client, open_questions: OpenQuestionCounter::default() };
         let mut options = PeerRequestOptions::no_options();
-        if let Some(level) = level.filter(|_| is_modern(&peer)) {
+        if let Some(log_level) = log_level.filter(|_| is_modern(&peer)) {
             let mut meta = RequestMetaObject::default();
-            meta.set_log_level(level);
+            meta.set_log_level(log_level);
             options = options.with_meta(meta);
         }
         let send = peer.send_request_with_option(request, options);
-        let opened = self.routes.send_routed(line, false, send, |handle| {
+        let sent = self.routes.send_routed(client, false, send, |handle| {
             (handle.id.clone(), handle.progress_token.clone())
         });
-        let (handle, route) = opened.await?;
-        let mut waited = ForwardedRequestGuard {
+        let (handle, route) = sent.await?;
+        let mut guard = ForwardedRequestGuard {
             link: Arc::clone(self),
             peer: peer.clone(),
             id: handle.id.clone(),
@@ -299,7 +300,7 @@ impl UpstreamSupervisor {
             is_done: false,
         };
         let answer = handle.await_response().await;
-        waited.is_done = true;
+        guard.is_done = true;
         answer
     }
 }
@@ -312,25 +313,26 @@ mod tests {
     async fn removing_a_route_keeps_a_newer_one_of_the_same_id() {
         let (routes, id) = (RequestRoutes::default(), RequestId::Number(1));
         let open = async || {
-            let (to, heard) = mpsc::channel(1);
-            let line = ClientSender { to, open_questions: OpenQuestionCounter::default() };
-            let opened = routes.send_routed(line, true, async { Ok::<_, ErrorData>(()) }, |_| {
+            let (to, events) = mpsc::channel(1);
+            let client = ClientSender { to, open_questions: OpenQuestionCounter::default() };
+            let opened = routes.send_routed(client, true, async { Ok::<_, ErrorData>(()) }, |_| {
                 (id.clone(), ProgressToken(id.clone()))
             });
-            (opened.await.unwrap().1, heard)
+            (opened.await.unwrap().1, events)
         };
         let (before, _) = open().await;
-        let (after, mut heard) = open().await;
+        let (after, mut events) = open().await;
         routes.remove(&id, before).await;
-        let line = routes.find(Some(&id)).await.unwrap();
+        let client = routes.find(Some(&id)).await.unwrap();
         assert!(
-            line.try_send(UpstreamEvent::Progress(ProgressNotificationParam::new(
-                ProgressToken(id.clone()),
-                1.0
-            )))
-            .is_ok()
+            client
+                .try_send(UpstreamEvent::Progress(ProgressNotificationParam::new(
+                    ProgressToken(id.clone()),
+                    1.0
+                )))
+                .is_ok()
         );
-        assert!(heard.try_recv().is_ok());
+        assert!(events.try_recv().is_ok());
         routes.remove(&id, after).await;
         assert!(routes.find(Some(&id)).await.is_none());
     }

@@ -40,8 +40,8 @@ impl ListError {
 impl UpstreamSupervisor {
     /// Lists tools, prompts and resources, and publishes the changes.
     pub(crate) async fn refresh_catalog(&self, peer: &Peer<RoleClient>) -> Result<(), ListError> {
-        let limit = Duration::from_secs(30);
-        let asked = tokio::time::timeout(limit, async {
+        let timeout = Duration::from_secs(30);
+        let listing = tokio::time::timeout(timeout, async {
             let info = peer.peer_info();
             let capabilities =
                 info.as_ref().map(|info| info.capabilities.clone()).unwrap_or_default();
@@ -92,23 +92,25 @@ impl UpstreamSupervisor {
                 },
             ))
         });
-        let (tools, offer) = asked
+        let (tools, catalog) = listing
             .await
-            .map_err(|_| ListError::NoResponse(format!("no response within {limit:?}")))??;
-        let held = self.pins.record_offered(&tools).map_err(ListError::Fatal)?;
-        let offer =
-            Arc::new(UpstreamCatalog { tools: self.pins.accepted().unwrap_or_default(), ..offer });
-        let before = std::mem::replace(&mut *lock(&self.catalog), Arc::clone(&offer));
-        let told = self.is_change_announced.swap(false, Ordering::Relaxed);
-        if held || before != offer {
+            .map_err(|_| ListError::NoResponse(format!("no response within {timeout:?}")))??;
+        let has_quarantine_changed = self.pins.record_offered(&tools).map_err(ListError::Fatal)?;
+        let catalog = Arc::new(UpstreamCatalog {
+            tools: self.pins.accepted().unwrap_or_default(),
+            ..catalog
+        });
+        let before = std::mem::replace(&mut *lock(&self.catalog), Arc::clone(&catalog));
+        let was_announced = self.is_change_announced.swap(false, Ordering::Relaxed);
+        if has_quarantine_changed || before != catalog {
             self.list_changes.send_modify(|times| *times += 1);
-        } else if told && self.announcement_limiter.is_allowed() {
+        } else if was_announced && self.announcement_limiter.is_allowed() {
             self.announced_changes.send_modify(|times| *times += 1);
         }
         Ok(())
     }
 
-    fn classify_list_error(&self, error: &ServiceError, modern: bool) -> ListError {
+    fn classify_list_error(&self, error: &ServiceError, is_modern_peer: bool) -> ListError {
         let why = crate::upstream::error_text::describe_request_error(error);
         match error {
             ServiceError::TransportClosed => ListError::Fatal(why),
@@ -120,7 +122,7 @@ impl UpstreamSupervisor {
                 }
                 // Some server responds, but not one of this protocol revision.
                 TransportErrorKind::Rejected(status, _)
-                    if modern && is_revision_mismatch(status) =>
+                    if is_modern_peer && is_revision_mismatch(status) =>
                 {
                     ListError::RevisionMismatch(why)
                 }
@@ -143,36 +145,38 @@ impl UpstreamSupervisor {
     pub(crate) async fn check_health(
         &self,
         peer: &Peer<RoleClient>,
-        ill: &str,
+        problem: &str,
     ) -> Result<(), String> {
         let before = self.response_count.load(Ordering::Relaxed);
-        let mut unheard = String::new();
-        for last in [false, true] {
-            let behind_calls = last && self.is_busy();
-            unheard = match self.refresh_catalog(peer).await {
+        let mut reason = String::new();
+        for is_last_try in [false, true] {
+            let behind_calls = is_last_try && self.is_busy();
+            reason = match self.refresh_catalog(peer).await {
                 Ok(()) => {
                     self.on_listing();
                     return Ok(());
                 }
                 Err(ListError::Refused(why)) => {
                     if self.on_listing_refused() {
-                        return Err(format!("{ill}: {why}"));
+                        return Err(format!("{problem}: {why}"));
                     }
                     let why = self.upstream.redact_secrets(&why);
                     tracing::warn!(upstream = self.upstream.name, why, "cannot list an upstream");
                     return Ok(());
                 }
-                Err(ListError::Fatal(why)) => return Err(format!("{ill}: {why}")),
-                Err(ListError::RevisionMismatch(why)) if last && self.on_revision_rejection() => {
-                    return Err(format!("{ill}: {why}"));
+                Err(ListError::Fatal(why)) => return Err(format!("{problem}: {why}")),
+                Err(ListError::RevisionMismatch(why))
+                    if is_last_try && self.on_revision_rejection() =>
+                {
+                    return Err(format!("{problem}: {why}"));
                 }
                 Err(ListError::RevisionMismatch(why)) => why,
                 Err(ListError::NoResponse(why)) => why,
             };
-            let waits = behind_calls
+            let may_be_late = behind_calls
                 && !self.is_suspect.load(Ordering::Relaxed)
                 && !self.idle_watch.is_too_long();
-            if waits || self.response_count.load(Ordering::Relaxed) != before {
+            if may_be_late || self.response_count.load(Ordering::Relaxed) != before {
                 // The announced change was not read yet.
                 if self.is_change_announced.load(Ordering::Relaxed) {
                     self.relist_requested.notify_one();
@@ -180,7 +184,7 @@ impl UpstreamSupervisor {
                 return Ok(());
             }
         }
-        Err(format!("{ill}: {unheard}"))
+        Err(format!("{problem}: {reason}"))
     }
 
     /// Returns a list if it arrives soon, else the known list.
@@ -189,7 +193,8 @@ impl UpstreamSupervisor {
         listed: impl Future<Output = Result<(Vec<T>, bool), ServiceError>>,
         known: &[T],
     ) -> Vec<T> {
-        let (listed, whole) = match tokio::time::timeout(Duration::from_secs(8), listed).await {
+        let (listed, is_complete) = match tokio::time::timeout(Duration::from_secs(8), listed).await
+        {
             Ok(Ok(listed)) => listed,
             // Some servers declare prompts and resources without having them.
             Ok(Err(ServiceError::McpError(error))) if error.code == ErrorCode::METHOD_NOT_FOUND => {
@@ -198,7 +203,7 @@ impl UpstreamSupervisor {
             // A failed request does not mean that the list is empty.
             _ => return known.to_vec(),
         };
-        if !whole {
+        if !is_complete {
             tracing::warn!(
                 upstream = self.upstream.name,
                 kept = listed.len(),
@@ -261,8 +266,8 @@ pub(crate) fn remote_tool_spec(tool: Tool) -> RemoteToolSpec {
 
 /// Returns the tools of a complete list. A truncated list is an error, because a missing tool would
 /// look removed.
-fn complete_list<T>((listed, whole): (Vec<T>, bool)) -> Result<Vec<T>, ListError> {
-    if whole {
+fn complete_list<T>((listed, is_complete): (Vec<T>, bool)) -> Result<Vec<T>, ListError> {
+    if is_complete {
         Ok(listed)
     } else {
         Err(ListError::Fatal("the list of tools exceeds the limits".to_owned()))

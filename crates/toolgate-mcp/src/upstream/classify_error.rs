@@ -25,50 +25,50 @@ impl RemoteToolHandler {
     /// Classifies an error of the fast path.
     pub(crate) fn classify_direct_error(
         &self,
-        broken: DirectCallError,
-        standing: &ActiveConnection,
+        call_error: DirectCallError,
+        connection: &ActiveConnection,
     ) -> Failure {
-        let (name, link, generation) =
-            (&self.supervisor.upstream.name, &self.supervisor, standing.generation);
-        let tell = |why: &str| {
+        let (name, supervisor, generation) =
+            (&self.supervisor.upstream.name, &self.supervisor, connection.generation);
+        let log = |why: &str| {
             tracing::warn!(
                 upstream = name,
-                why = link.upstream.redact_secrets(why),
+                why = supervisor.upstream.redact_secrets(why),
                 "upstream call failed"
             )
         };
-        let unheard = |why: &str| {
-            link.on_failure(generation, UpstreamFailure::Disconnected);
-            tell(why);
+        let unreachable = |why: &str| {
+            supervisor.on_failure(generation, UpstreamFailure::Disconnected);
+            log(why);
             Failure::transient(
                 "upstream_unavailable",
                 format!("cannot reach the upstream `{name}`"),
             )
         };
-        match broken {
+        match call_error {
             DirectCallError::JsonRpc(error) => {
-                link.on_response();
+                supervisor.on_response();
                 self.classify_jsonrpc_error(&error)
             }
             // A request that was rejected or could not connect was not executed.
-            DirectCallError::NotConnected(why) => unheard(&why).effects(CallEffects::None),
+            DirectCallError::NotConnected(why) => unreachable(&why).effects(CallEffects::None),
             DirectCallError::Rejected(401, _) if self.supervisor.can_renew_token() => {
                 self.reconnect_with_new_token(generation)
             }
             // A rejected call does not count against the upstream: other calls may succeed.
             DirectCallError::Rejected(status, wait) => {
-                tell(&format!("the server answered HTTP {status}"));
-                self.rejected_failure(status, wait, standing)
+                log(&format!("the server answered HTTP {status}"));
+                self.rejected_failure(status, wait, connection)
             }
             DirectCallError::ServerError(status, wait) => {
-                link.on_failure(generation, UpstreamFailure::Disconnected);
-                tell(&format!("the server answered HTTP {status}"));
+                supervisor.on_failure(generation, UpstreamFailure::Disconnected);
+                log(&format!("the server answered HTTP {status}"));
                 self.server_error_failure(status, wait)
             }
-            DirectCallError::Unknown(why) => unheard(&why),
+            DirectCallError::Unknown(why) => unreachable(&why),
             DirectCallError::TooLong => self.too_long_failure(),
             DirectCallError::InvalidResponse(why) => {
-                link.on_response();
+                supervisor.on_response();
                 self.invalid_response_failure(&why)
             }
         }
@@ -81,11 +81,11 @@ impl RemoteToolHandler {
         &self,
         status: u16,
         wait: Option<u64>,
-        standing: &ActiveConnection,
+        connection: &ActiveConnection,
     ) -> Failure {
         if is_revision_mismatch(status)
-            && is_modern(&standing.peer)
-            && self.supervisor.suspect_revision(standing.generation)
+            && is_modern(&connection.peer)
+            && self.supervisor.suspect_revision(connection.generation)
         {
             let message = format!(
                 "the upstream `{}` no longer accepts requests of its protocol revision; it is being checked",
@@ -156,12 +156,12 @@ impl RemoteToolHandler {
     pub(crate) fn classify_rmcp_error(
         &self,
         error: ServiceError,
-        sent: bool,
-        standing: &ActiveConnection,
+        was_sent: bool,
+        connection: &ActiveConnection,
     ) -> Failure {
-        let (name, generation) = (&self.supervisor.upstream.name, standing.generation);
-        let effects =
-            |failure: Failure| if sent { failure } else { failure.effects(CallEffects::None) };
+        let (name, generation) = (&self.supervisor.upstream.name, connection.generation);
+        let with_effects =
+            |failure: Failure| if was_sent { failure } else { failure.effects(CallEffects::None) };
         match error {
             ServiceError::McpError(error) if error.code == RESPONSE_TOO_LONG_CODE => {
                 self.too_long_failure()
@@ -171,13 +171,13 @@ impl RemoteToolHandler {
                 self.classify_jsonrpc_error(&error)
             }
             ServiceError::TransportSend(why) => {
-                let trouble = TransportErrorKind::classify(&why);
-                if matches!(trouble, TransportErrorKind::Rejected(401, _))
+                let kind = TransportErrorKind::classify(&why);
+                if matches!(kind, TransportErrorKind::Rejected(401, _))
                     && self.supervisor.can_renew_token()
                 {
                     return self.reconnect_with_new_token(generation);
                 }
-                if matches!(trouble, TransportErrorKind::InvalidResponse) {
+                if matches!(kind, TransportErrorKind::InvalidResponse) {
                     self.supervisor.on_response();
                     return self.invalid_response_failure(&describe_send_error(&why));
                 }
@@ -186,7 +186,7 @@ impl RemoteToolHandler {
                     why = self.supervisor.upstream.redact_secrets(&describe_send_error(&why)),
                     "upstream call failed"
                 );
-                match trouble {
+                match kind {
                     TransportErrorKind::SessionLost => {
                         self.supervisor.report_session_lost(generation)
                     }
@@ -194,9 +194,9 @@ impl RemoteToolHandler {
                     TransportErrorKind::Rejected(..) => {}
                     _ => self.supervisor.on_failure(generation, UpstreamFailure::Disconnected),
                 }
-                let failure = match trouble {
+                let failure = match kind {
                     TransportErrorKind::Rejected(status, wait) => {
-                        self.rejected_failure(status, wait, standing)
+                        self.rejected_failure(status, wait, connection)
                     }
                     TransportErrorKind::ServerError(status, wait) => {
                         self.server_error_failure(status, wait)
@@ -212,10 +212,8 @@ impl RemoteToolHandler {
                     ),
                 };
                 // A request that was rejected or could not connect was not executed.
-                if matches!(
-                    trouble,
-                    TransportErrorKind::Unknown | TransportErrorKind::ServerError(..)
-                ) {
+                if matches!(kind, TransportErrorKind::Unknown | TransportErrorKind::ServerError(..))
+                {
                     failure
                 } else {
                     failure.effects(CallEffects::None)
@@ -228,14 +226,14 @@ impl RemoteToolHandler {
                 }
                 let message =
                     format!("the upstream `{name}` closed the connection during the call");
-                effects(
+                with_effects(
                     Failure::transient("upstream_unavailable", message)
                         .retry_after_ms(RECONNECT_RETRY_DELAY_MS),
                 )
             }
             ServiceError::Timeout { .. } | ServiceError::Cancelled { .. } => {
                 self.supervisor.on_failure(generation, UpstreamFailure::Timeout);
-                effects(Failure::transient(
+                with_effects(Failure::transient(
                     "upstream_unavailable",
                     format!("the upstream `{name}` did not respond in time"),
                 ))
@@ -249,8 +247,9 @@ impl RemoteToolHandler {
 
     fn classify_jsonrpc_error(&self, error: &ErrorData) -> Failure {
         let name = &self.supervisor.upstream.name;
-        let said = json!({"code": error.code.0, "message": error.message, "data": error.data});
-        let message = |what: &str| format!("the upstream `{name}` {what}");
+        let upstream_error =
+            json!({"code": error.code.0, "message": error.message, "data": error.data});
+        let message = |problem: &str| format!("the upstream `{name}` {problem}");
         // The upstream responded, so the call is over and its effects are done.
         let failure = match error.code {
             ErrorCode::INVALID_PARAMS => {
@@ -271,17 +270,17 @@ impl RemoteToolHandler {
         let failure = self
             .match_error_pattern(&error.message)
             .unwrap_or_else(|| failure.effects(CallEffects::Done));
-        failure.upstream(self.supervisor.upstream.redact_value(said))
+        failure.upstream(self.supervisor.upstream.redact_value(upstream_error))
     }
 
     /// Classifies an error text by the configured patterns.
-    pub(crate) fn match_error_pattern(&self, said: &str) -> Option<Failure> {
+    pub(crate) fn match_error_pattern(&self, text: &str) -> Option<Failure> {
         let pattern = self
             .supervisor
             .upstream
             .errors
             .iter()
-            .find(|pattern| pattern.matches.is_match(said))?;
+            .find(|pattern| pattern.matches.is_match(text))?;
         let message =
             format!("the upstream `{}` reported a failure", self.supervisor.upstream.name);
         Some(Failure::new(pattern.category, pattern.code.clone(), message).effects(pattern.effects))

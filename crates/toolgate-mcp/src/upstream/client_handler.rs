@@ -24,9 +24,9 @@ use crate::upstream::{
 /// rmcp tracks the origin of requests only. The key is random, so that no upstream can forge the
 /// mark. Without random numbers, messages are not marked.
 pub(crate) static LOG_ORIGIN_META_KEY: LazyLock<Option<String>> = LazyLock::new(|| {
-    let mut lot = [0; 16];
-    getrandom::fill(&mut lot).ok()?;
-    Some(format!("toolgate/request-{}", toolgate_json::hex(&lot)))
+    let mut random = [0; 16];
+    getrandom::fill(&mut random).ok()?;
+    Some(format!("toolgate/request-{}", toolgate_json::hex(&random)))
 });
 
 /// Returns the request that a log message belongs to, if known.
@@ -44,8 +44,8 @@ pub(crate) fn client_info() -> Implementation {
 pub(crate) struct UpstreamClientHandler(Weak<UpstreamSupervisor>);
 
 impl UpstreamClientHandler {
-    pub(crate) const fn new(link: Weak<UpstreamSupervisor>) -> Self {
-        Self(link)
+    pub(crate) const fn new(supervisor: Weak<UpstreamSupervisor>) -> Self {
+        Self(supervisor)
     }
 
     /// Forwards a request to the client of the call that it belongs to.
@@ -54,21 +54,22 @@ impl UpstreamClientHandler {
         context: &RequestContext<RoleClient>,
         ask: impl FnOnce(ReplySender<T>) -> UpstreamEvent,
     ) -> Result<T, ErrorData> {
-        let nobody = || {
+        let unknown_call_error = || {
             ErrorData::invalid_request(
                 "toolgate cannot tell which call this request belongs to",
                 None,
             )
         };
-        let link = self.0.upgrade().ok_or_else(nobody)?;
+        let supervisor = self.0.upgrade().ok_or_else(unknown_call_error)?;
         let origin = match context.extensions.get::<InboundStreamOrigin>() {
             Some(InboundStreamOrigin::OutboundRequest(id)) => Some(id.clone()),
             _ => None,
         };
-        let line = link.client_for(origin.as_ref()).await.ok_or_else(nobody)?;
-        let asker = context.meta.get_progress_token().map(|token| (context.peer.clone(), token));
-        let (reply, answer) = ReplySender::new(asker);
-        line.try_send(ask(reply)).map_err(|_| nobody())?;
+        let client = supervisor.client_for(origin.as_ref()).await.ok_or_else(unknown_call_error)?;
+        let question_origin =
+            context.meta.get_progress_token().map(|token| (context.peer.clone(), token));
+        let (reply, answer) = ReplySender::new(question_origin);
+        client.try_send(ask(reply)).map_err(|_| unknown_call_error())?;
         tokio::select! {
             answer = answer => answer.unwrap_or_else(|_| Err(ErrorData::invalid_request("the client disconnected", None))),
             () = context.ct.cancelled() => Err(ErrorData::invalid_request("the request was cancelled", None)),
@@ -125,8 +126,8 @@ impl ClientHandler for UpstreamClientHandler {
         params: ResourceUpdatedNotificationParam,
         _: NotificationContext<RoleClient>,
     ) {
-        if let Some(link) = self.0.upgrade() {
-            link.publish_resource_update(params.uri);
+        if let Some(supervisor) = self.0.upgrade() {
+            supervisor.publish_resource_update(params.uri);
         }
     }
 
@@ -145,8 +146,8 @@ impl ClientHandler for UpstreamClientHandler {
 
 impl UpstreamClientHandler {
     fn on_lists_changed(&self) {
-        if let Some(link) = self.0.upgrade() {
-            link.on_lists_changed();
+        if let Some(supervisor) = self.0.upgrade() {
+            supervisor.on_lists_changed();
         }
     }
 }
@@ -161,28 +162,31 @@ impl UpstreamNotification {
     /// Returns the notification if it belongs to a call and is small enough to be buffered.
     ///
     /// Notifications of a subscription are handled there.
-    fn from_server(said: &ServerNotification) -> Option<Self> {
-        let meta = Some(said.get_meta().clone()).filter(|meta| meta.subscription_id().is_none())?;
-        match said {
-            ServerNotification::ProgressNotification(said) => {
-                let mut said = said.params.clone();
-                said.meta = Some(meta).filter(|meta| !meta.is_empty());
-                is_within_notification_limit(&said).then_some(Self::Progress(said))
+    fn from_server(notification: &ServerNotification) -> Option<Self> {
+        let meta = Some(notification.get_meta().clone())
+            .filter(|meta| meta.subscription_id().is_none())?;
+        match notification {
+            ServerNotification::ProgressNotification(notification) => {
+                let mut notification = notification.params.clone();
+                notification.meta = Some(meta).filter(|meta| !meta.is_empty());
+                is_within_notification_limit(&notification).then_some(Self::Progress(notification))
             }
-            ServerNotification::LoggingMessageNotification(said) => {
-                let (mut said, origin) = (said.params.clone(), log_message_origin(&meta));
-                said.meta = Some(meta).filter(|meta| !meta.is_empty());
-                is_within_notification_limit(&said).then_some(Self::Log(said, origin))
+            ServerNotification::LoggingMessageNotification(notification) => {
+                let (mut notification, origin) =
+                    (notification.params.clone(), log_message_origin(&meta));
+                notification.meta = Some(meta).filter(|meta| !meta.is_empty());
+                is_within_notification_limit(&notification)
+                    .then_some(Self::Log(notification, origin))
             }
             _ => None,
         }
     }
 
     /// Returns the channel of the client that the notification belongs to.
-    async fn find_client(&self, link: &UpstreamSupervisor) -> Option<ClientSender> {
+    async fn find_client(&self, supervisor: &UpstreamSupervisor) -> Option<ClientSender> {
         match self {
-            Self::Progress(said) => link.client_by_token(&said.progress_token).await,
-            Self::Log(_, origin) => link.client_for(origin.as_ref()).await,
+            Self::Progress(params) => supervisor.client_by_token(&params.progress_token).await,
+            Self::Log(_, origin) => supervisor.client_for(origin.as_ref()).await,
         }
     }
 }
@@ -205,11 +209,14 @@ pub(crate) struct OrderedTransport<T> {
 
 impl UpstreamClientHandler {
     /// Wraps a transport so that notifications stay in order.
-    pub(crate) fn wrap_transport<T: Transport<RoleClient>>(&self, way: T) -> OrderedTransport<T> {
-        let link = Weak::clone(&self.0);
+    pub(crate) fn wrap_transport<T: Transport<RoleClient>>(
+        &self,
+        transport: T,
+    ) -> OrderedTransport<T> {
+        let supervisor = Weak::clone(&self.0);
         OrderedTransport {
-            inner: way,
-            link,
+            inner: transport,
+            link: supervisor,
             pending: None,
             discover_id: None,
             superseded_discover_id: None,
@@ -234,9 +241,9 @@ impl<T: Transport<RoleClient>> Transport<RoleClient> for OrderedTransport<T> {
         &mut self,
         item: ClientJsonRpcMessage,
     ) -> impl Future<Output = Result<(), T::Error>> + Send + 'static {
-        if let JsonRpcMessage::Request(asked) = &item {
-            match &asked.request {
-                ClientRequest::DiscoverRequest(_) => self.discover_id = Some(asked.id.clone()),
+        if let JsonRpcMessage::Request(request) = &item {
+            match &request.request {
+                ClientRequest::DiscoverRequest(_) => self.discover_id = Some(request.id.clone()),
                 ClientRequest::InitializeRequest(_) => {
                     self.superseded_discover_id = self.discover_id.take()
                 }
@@ -248,18 +255,18 @@ impl<T: Transport<RoleClient>> Transport<RoleClient> for OrderedTransport<T> {
 
     async fn receive(&mut self) -> Option<ServerJsonRpcMessage> {
         loop {
-            if let Some(word) = &self.pending {
-                let line = match self.link.upgrade() {
-                    Some(link) => word.find_client(&link).await,
+            if let Some(pending) = &self.pending {
+                let client = match self.link.upgrade() {
+                    Some(supervisor) => pending.find_client(&supervisor).await,
                     None => None,
                 };
                 // A client that reads too slowly misses messages.
-                let _ = match (self.pending.take(), line) {
-                    (Some(UpstreamNotification::Progress(said)), Some(line)) => {
-                        line.try_send(UpstreamEvent::Progress(said))
+                let _ = match (self.pending.take(), client) {
+                    (Some(UpstreamNotification::Progress(notification)), Some(client)) => {
+                        client.try_send(UpstreamEvent::Progress(notification))
                     }
-                    (Some(UpstreamNotification::Log(said, _)), Some(line)) => {
-                        line.try_send(UpstreamEvent::Log(said))
+                    (Some(UpstreamNotification::Log(notification, _)), Some(client)) => {
+                        client.try_send(UpstreamEvent::Log(notification))
                     }
                     _ => Ok(()),
                 };
@@ -268,20 +275,20 @@ impl<T: Transport<RoleClient>> Transport<RoleClient> for OrderedTransport<T> {
                 self.closed.cancel();
                 return None;
             };
-            if let Some(link) = self.link.upgrade() {
-                link.on_message();
+            if let Some(supervisor) = self.link.upgrade() {
+                supervisor.on_message();
             }
             // Some servers return a numeric id as a string.
-            let named = |id: &Option<RequestId>| id.as_ref().map(RequestId::to_string);
+            let id_text = |id: &Option<RequestId>| id.as_ref().map(RequestId::to_string);
             // A slow server may reject `server/discover` after `initialize` was sent. That says
             // nothing about `initialize`, which the server has yet to read.
-            if matches!(&message, JsonRpcMessage::Error(error) if error.id.is_some() && named(&error.id) == named(&self.superseded_discover_id))
+            if matches!(&message, JsonRpcMessage::Error(error) if error.id.is_some() && id_text(&error.id) == id_text(&self.superseded_discover_id))
             {
                 continue;
             }
             self.pending = match &message {
-                JsonRpcMessage::Notification(said) => {
-                    UpstreamNotification::from_server(&said.notification)
+                JsonRpcMessage::Notification(notification) => {
+                    UpstreamNotification::from_server(&notification.notification)
                 }
                 _ => None,
             };

@@ -39,17 +39,17 @@ pub(crate) fn reconnect_backoff(tries: u32) -> Duration {
 /// Returns whether a health check is due.
 ///
 /// A busy upstream is checked less often, but not never.
-pub(crate) fn is_health_check_due(passed_over: &mut u32, busy: bool) -> bool {
-    let due = !busy || *passed_over >= MAX_SKIPPED_HEALTH_CHECKS;
-    *passed_over = if due { 0 } else { *passed_over + 1 };
-    due
+pub(crate) fn is_health_check_due(skipped: &mut u32, is_busy: bool) -> bool {
+    let is_due = !is_busy || *skipped >= MAX_SKIPPED_HEALTH_CHECKS;
+    *skipped = if is_due { 0 } else { *skipped + 1 };
+    is_due
 }
 
 /// Returns whether an upstream that keeps refusing listings is restarted.
 ///
 /// A busy upstream is restarted only if all its calls failed before.
-const fn is_restart_due(refusals: u32, busy: bool, doubted: bool) -> bool {
-    refusals >= MAX_LISTING_REFUSALS && (doubted || !busy)
+const fn is_restart_due(refusals: u32, is_busy: bool, is_suspect: bool) -> bool {
+    refusals >= MAX_LISTING_REFUSALS && (is_suspect || !is_busy)
 }
 
 /// The time of the last message from an upstream, and the longest timeout of any request on this
@@ -69,9 +69,9 @@ impl IdleWatch {
         lock(&self.0).0 = Instant::now();
     }
 
-    fn extend_limit(&self, time: Duration) {
-        let mut own = lock(&self.0);
-        own.1 = own.1.max(time);
+    fn extend_limit(&self, timeout: Duration) {
+        let mut state = lock(&self.0);
+        state.1 = state.1.max(timeout);
     }
 
     /// Returns whether the silence exceeds the longest timeout plus one health check interval.
@@ -88,12 +88,12 @@ pub(crate) struct ListChangedLimiter(Mutex<Option<(Instant, u32)>>);
 impl ListChangedLimiter {
     /// Returns whether clients are notified too, within the rate limit.
     pub(crate) fn is_allowed(&self) -> bool {
-        let mut own = lock(&self.0);
-        let (since, times) = own
+        let mut window = lock(&self.0);
+        let (since, count) = window
             .filter(|(since, _)| since.elapsed() < ANNOUNCEMENT_RATE_WINDOW)
             .unwrap_or((Instant::now(), 0));
-        *own = Some((since, times.saturating_add(1)));
-        times < MAX_UNCHANGED_ANNOUNCEMENTS
+        *window = Some((since, count.saturating_add(1)));
+        count < MAX_UNCHANGED_ANNOUNCEMENTS
     }
 }
 
@@ -151,42 +151,42 @@ impl CircuitBreaker {
     ///
     /// After disconnects a listing proves recovery. After timeouts it does not.
     fn on_listing(&self) {
-        let mut rest = lock(&self.state);
-        if rest.can_close_early
-            && rest.open_until.take().is_some()
+        let mut state = lock(&self.state);
+        if state.can_close_early
+            && state.open_until.take().is_some()
             && !self.has_closed_early.swap(true, Ordering::Relaxed)
         {
-            rest.closed_early_at = Some(Instant::now());
+            state.closed_early_at = Some(Instant::now());
         }
     }
 
     /// Counts a failure, and returns whether the breaker opens.
     ///
     /// If calls keep failing, a listing does not close the breaker early a second time.
-    fn on_failure(&self, fault: UpstreamFailure) -> bool {
-        if fault == UpstreamFailure::Timeout {
+    fn on_failure(&self, failure: UpstreamFailure) -> bool {
+        if failure == UpstreamFailure::Timeout {
             self.has_timeout.store(true, Ordering::Relaxed);
         }
         if self.failures.fetch_add(1, Ordering::Relaxed) + 1 < MAX_CONSECUTIVE_FAILURES {
             return false;
         }
         self.failures.store(0, Ordering::Relaxed);
-        let mut rest = lock(&self.state);
-        let again = self.has_closed_early.load(Ordering::Relaxed)
-            && rest.closed_early_at.is_some_and(|at| at.elapsed() >= SAME_CAUSE_WINDOW);
-        rest.can_close_early = !self.has_timeout.swap(false, Ordering::Relaxed) && !again;
-        rest.open_until = Instant::now().checked_add(CIRCUIT_OPEN_DURATION);
+        let mut state = lock(&self.state);
+        let is_repeated = self.has_closed_early.load(Ordering::Relaxed)
+            && state.closed_early_at.is_some_and(|at| at.elapsed() >= SAME_CAUSE_WINDOW);
+        state.can_close_early = !self.has_timeout.swap(false, Ordering::Relaxed) && !is_repeated;
+        state.open_until = Instant::now().checked_add(CIRCUIT_OPEN_DURATION);
         true
     }
 
     /// Returns for how long the breaker stays open, and whether it may close early.
     fn open_time(&self) -> Option<(Duration, bool)> {
-        let rest = lock(&self.state);
-        let left = rest
+        let state = lock(&self.state);
+        let left = state
             .open_until?
             .checked_duration_since(Instant::now())
             .filter(|left| !left.is_zero())?;
-        Some((left, rest.can_close_early))
+        Some((left, state.can_close_early))
     }
 }
 
@@ -202,28 +202,28 @@ impl UpstreamSupervisor {
     }
 
     /// Stops the upstream once no call is in progress, or after `patience`.
-    pub(crate) async fn stop_when_idle(&self, patience: Duration) {
-        let all = u32::try_from(self.upstream.max_concurrency).unwrap_or(u32::MAX);
+    pub(crate) async fn stop_when_idle(&self, timeout: Duration) {
+        let slot_count = u32::try_from(self.upstream.max_concurrency).unwrap_or(u32::MAX);
         let idle = async {
             // Poll instead of queueing: a suspended call needs a slot to continue, and a queued
             // request for all slots would block it.
             loop {
-                if let Ok(seats) = self.slots.try_acquire_many(all)
+                if let Ok(permits) = self.slots.try_acquire_many(slot_count)
                     && self.suspended_calls.is_empty()
                 {
-                    return seats;
+                    return permits;
                 }
                 tokio::time::sleep(Duration::from_millis(50)).await;
             }
         };
         // Hold all slots until the upstream has stopped, so that no call starts.
-        let _all = tokio::time::timeout(patience, idle).await;
+        let _permits = tokio::time::timeout(timeout, idle).await;
         self.stop().await;
     }
 
     /// Records that a request may take this long.
-    pub(crate) fn extend_silence_limit(&self, time: Duration) {
-        self.idle_watch.extend_limit(time);
+    pub(crate) fn extend_silence_limit(&self, timeout: Duration) {
+        self.idle_watch.extend_limit(timeout);
     }
 
     /// Returns since when the breaker is open, for how long at most, and whether it may close
@@ -231,13 +231,13 @@ impl UpstreamSupervisor {
     ///
     /// Returns `None` if the upstream is not connected: then that is the error to report.
     pub(crate) fn circuit_open(&self) -> Option<(Timestamp, Duration, bool)> {
-        let (left, hopeful) = self.breaker.open_time()?;
+        let (left, can_close_early) = self.breaker.open_time()?;
         self.connection()?;
         let now = Timestamp::now();
         Some((
             now.checked_sub(CIRCUIT_OPEN_DURATION.saturating_sub(left)).unwrap_or(now),
             left,
-            hopeful,
+            can_close_early,
         ))
     }
 
@@ -268,14 +268,14 @@ impl UpstreamSupervisor {
     /// While calls are in progress, one rejection is not enough: a proxy in between may have
     /// failed.
     pub(crate) fn on_revision_rejection(&self) -> bool {
-        let times = self.revision_rejections.fetch_add(1, Ordering::Relaxed).saturating_add(1);
-        !self.is_busy() || times >= MAX_REVISION_REJECTIONS
+        let count = self.revision_rejections.fetch_add(1, Ordering::Relaxed).saturating_add(1);
+        !self.is_busy() || count >= MAX_REVISION_REJECTIONS
     }
 
     fn confirm_revision(&self) {
         self.revision_rejections.store(0, Ordering::Relaxed);
-        if let Some(doubt) = &mut *lock(&self.revision_suspicion) {
-            doubt.is_revision_confirmed = true;
+        if let Some(suspicion) = &mut *lock(&self.revision_suspicion) {
+            suspicion.is_revision_confirmed = true;
         }
     }
 
@@ -311,29 +311,31 @@ impl UpstreamSupervisor {
     /// example after a restart. Starts a listing to find out.
     pub(crate) fn suspect_revision(&self, generation: u64) -> bool {
         // The supervisor is already reconnecting.
-        if self.connection().is_none_or(|standing| standing.generation != generation) {
+        if self.connection().is_none_or(|connection| connection.generation != generation) {
             return true;
         }
-        let mut doubt = lock(&self.revision_suspicion);
-        let doubt = doubt.get_or_insert_with(|| RevisionSuspicion {
+        let mut suspicion = lock(&self.revision_suspicion);
+        let suspicion = suspicion.get_or_insert_with(|| RevisionSuspicion {
             since: Instant::now(),
             is_revision_confirmed: false,
         });
-        if !doubt.is_revision_confirmed || doubt.since.elapsed() > MIN_REVISION_CHECK_INTERVAL {
-            doubt.since = Instant::now();
+        if !suspicion.is_revision_confirmed
+            || suspicion.since.elapsed() > MIN_REVISION_CHECK_INTERVAL
+        {
+            suspicion.since = Instant::now();
             self.relist_requested.notify_one();
         }
-        !doubt.is_revision_confirmed
+        !suspicion.is_revision_confirmed
     }
 
     /// Records a failed request. If the breaker opens, a listing probes the upstream.
-    pub(crate) fn on_failure(&self, generation: u64, fault: UpstreamFailure) {
+    pub(crate) fn on_failure(&self, generation: u64, failure: UpstreamFailure) {
         // Ignore failures of an earlier connection. Without a connection, the supervisor reconnects
         // anyway.
-        if self.connection().is_none_or(|standing| standing.generation != generation) {
+        if self.connection().is_none_or(|connection| connection.generation != generation) {
             return;
         }
-        if self.breaker.on_failure(fault) {
+        if self.breaker.on_failure(failure) {
             self.is_suspect.store(true, Ordering::Relaxed);
             tracing::warn!(upstream = self.upstream.name, "circuit breaker opened");
             // The listing shows whether the upstream responds.
@@ -362,12 +364,14 @@ mod tests {
 
     #[test]
     fn repeated_refusals_restart_the_upstream_unless_it_is_busy() {
-        let lost = |busy, doubted| {
-            (1..=4).map(|refusals| is_restart_due(refusals, busy, doubted)).collect::<Vec<_>>()
+        let restarts = |is_busy, is_suspect| {
+            (1..=4)
+                .map(|refusals| is_restart_due(refusals, is_busy, is_suspect))
+                .collect::<Vec<_>>()
         };
-        assert_eq!(lost(false, false), [false, false, true, true]);
-        assert_eq!(lost(true, false), [false; 4]);
-        assert_eq!(lost(true, true), [false, false, true, true]);
+        assert_eq!(restarts(false, false), [false, false, true, true]);
+        assert_eq!(restarts(true, false), [false; 4]);
+        assert_eq!(restarts(true, true), [false, false, true, true]);
     }
 
     #[tokio::test(start_paused = true)]
@@ -396,8 +400,8 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_listing_closes_the_breaker_once_after_disconnects_and_never_after_timeouts() {
         let breaker = CircuitBreaker::default();
-        let fail = |fault: UpstreamFailure| {
-            (0..MAX_CONSECUTIVE_FAILURES).map(|_| breaker.on_failure(fault)).collect::<Vec<_>>()
+        let fail = |failure: UpstreamFailure| {
+            (0..MAX_CONSECUTIVE_FAILURES).map(|_| breaker.on_failure(failure)).collect::<Vec<_>>()
         };
         assert_eq!(fail(UpstreamFailure::Disconnected), [false, false, false, false, true]);
         assert_eq!(breaker.open_time(), Some((CIRCUIT_OPEN_DURATION, true)));
@@ -431,19 +435,19 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn unchanged_list_notifications_are_rate_limited() {
-        let claims = ListChangedLimiter::default();
+        let limiter = ListChangedLimiter::default();
         for _ in 0..2 {
-            assert_eq!((0..50).filter(|_| claims.is_allowed()).count(), 10);
+            assert_eq!((0..50).filter(|_| limiter.is_allowed()).count(), 10);
             tokio::time::advance(ANNOUNCEMENT_RATE_WINDOW).await;
         }
     }
 
     #[test]
     fn a_busy_upstream_is_still_checked() {
-        let mut passed_over = 0;
-        let asked: Vec<bool> = [false, true, true, true, true, true, false, true]
-            .map(|busy| is_health_check_due(&mut passed_over, busy))
+        let mut skipped = 0;
+        let checks: Vec<bool> = [false, true, true, true, true, true, false, true]
+            .map(|is_busy| is_health_check_due(&mut skipped, is_busy))
             .to_vec();
-        assert_eq!(asked, [true, false, false, true, false, false, true, false]);
+        assert_eq!(checks, [true, false, false, true, false, false, true, false]);
     }
 }

@@ -76,7 +76,7 @@ const HANDSHAKE_CLOSED_MESSAGE: &str =
 const CONNECTION_CLOSED_MESSAGE: &str = "the server closed the connection";
 
 /// Describes the first cause that is understood.
-fn describe_transport_error(error: &(dyn Error + 'static), ended: &str) -> String {
+fn describe_transport_error(error: &(dyn Error + 'static), closed_message: &str) -> String {
     let mut cause = Some(error);
     while let Some(error) = cause {
         if let Some(error) = error.downcast_ref::<StreamableHttpError<reqwest::Error>>() {
@@ -89,7 +89,7 @@ fn describe_transport_error(error: &(dyn Error + 'static), ended: &str) -> Strin
             return match error.kind() {
                 io::ErrorKind::BrokenPipe
                 | io::ErrorKind::ConnectionReset
-                | io::ErrorKind::UnexpectedEof => ended.to_owned(),
+                | io::ErrorKind::UnexpectedEof => closed_message.to_owned(),
                 _ => error.to_string(),
             };
         }
@@ -137,11 +137,11 @@ fn describe_http_error(error: &StreamableHttpError<reqwest::Error>) -> String {
 }
 
 fn describe_reqwest_error(error: &reqwest::Error) -> String {
-    let place = error.url().map(|url| url.origin().ascii_serialization()).unwrap_or_default();
+    let origin = error.url().map(|url| url.origin().ascii_serialization()).unwrap_or_default();
     let cause = innermost_cause(error);
     match (error.is_connect(), error.is_timeout()) {
-        (_, true) => format!("{place} did not respond in time"),
-        (true, _) => format!("cannot reach {place}: {cause}"),
-        _ => format!("the connection to {place} failed: {cause}"),
+        (_, true) => format!("{origin} did not respond in time"),
+        (true, _) => format!("cannot reach {origin}: {cause}"),
+        _ => format!("the connection to {origin} failed: {cause}"),
     }
 }

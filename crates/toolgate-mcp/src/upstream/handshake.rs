@@ -14,27 +14,27 @@ const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(30);
 impl UpstreamSupervisor {
     /// Connects to the upstream, trying the protocol eras in turn.
     pub(crate) async fn connect(self: &Arc<Self>) -> Result<UpstreamConnection, String> {
-        let own = Arc::downgrade(self);
-        let hear: Arc<dyn Fn(String) + Send + Sync> = Arc::new(move |line: String| {
-            if let Some(link) = own.upgrade() {
-                link.record_stderr_line(line);
+        let weak = Arc::downgrade(self);
+        let on_stderr_line: Arc<dyn Fn(String) + Send + Sync> = Arc::new(move |line: String| {
+            if let Some(supervisor) = weak.upgrade() {
+                supervisor.record_stderr_line(line);
             }
         });
         // A server that stayed silent or exited last time may not survive a request of the other
         // era.
-        let mut greeting = if self.is_legacy_handshake_due.swap(false, Ordering::Relaxed) {
+        let mut mode = if self.is_legacy_handshake_due.swap(false, Ordering::Relaxed) {
             HandshakeMode::Initialize
         } else {
             HandshakeMode::Auto
         };
         loop {
-            let ears = UpstreamClientHandler::new(Arc::downgrade(self));
+            let handler = UpstreamClientHandler::new(Arc::downgrade(self));
             let connecting = connect(
                 &self.upstream,
-                ears,
+                handler,
                 self.launcher.as_deref(),
-                greeting,
-                Arc::clone(&hear),
+                mode,
+                Arc::clone(&on_stderr_line),
             );
             let connected = tokio::select! {
                 connected = tokio::time::timeout(HANDSHAKE_TIMEOUT, connecting) => connected,
@@ -42,12 +42,10 @@ impl UpstreamSupervisor {
             };
             match connected {
                 Ok(Ok(connection)) => return Ok(connection),
-                Ok(Err(refused)) => {
-                    greeting = greeting.next_after(&refused).ok_or(refused.reason)?
-                }
+                Ok(Err(error)) => mode = mode.next_after(&error).ok_or(error.reason)?,
                 Err(_) => {
                     self.is_legacy_handshake_due
-                        .store(greeting == HandshakeMode::Auto, Ordering::Relaxed);
+                        .store(mode == HandshakeMode::Auto, Ordering::Relaxed);
                     return Err(format!(
                         "the handshake did not finish within {HANDSHAKE_TIMEOUT:?}"
                     ));

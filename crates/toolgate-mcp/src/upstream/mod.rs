@@ -82,30 +82,30 @@ impl Upstreams {
     /// Starts all upstreams, and waits until each one answered or failed once, at most for `wait`.
     pub async fn start(
         config: &Config,
-        starting: &UpstreamOptions,
+        options: &UpstreamOptions,
         wait: Duration,
     ) -> std::io::Result<Self> {
         let updates = ResourceUpdateSender::new(256);
         let mut opened = Vec::new();
         for upstream in &config.upstreams {
-            opened.push((upstream, Pins::open(starting.pin_dir.as_deref(), upstream)?));
+            opened.push((upstream, Pins::open(options.pin_dir.as_deref(), upstream)?));
         }
-        let mut links = BTreeMap::new();
+        let mut supervisors = BTreeMap::new();
         // Do everything that can fail before starting a process.
         for (upstream, pins) in opened {
-            links.insert(
+            supervisors.insert(
                 upstream.name.clone(),
                 UpstreamSupervisor::start(
                     upstream.clone(),
                     pins,
-                    starting.launcher.clone(),
+                    options.launcher.clone(),
                     updates.clone(),
                 ),
             );
         }
-        let all = Self { supervisors: Arc::new(links), resource_updates: updates };
+        let all = Self { supervisors: Arc::new(supervisors), resource_updates: updates };
         let settled = futures_util::future::join_all(
-            all.supervisors.values().map(|link| link.wait_for_first_attempt()),
+            all.supervisors.values().map(|supervisor| supervisor.wait_for_first_attempt()),
         );
         let _ = tokio::time::timeout(wait, settled).await;
         all.quarantine_shadowing_tools(config);
@@ -115,37 +115,41 @@ impl Upstreams {
     /// Returns the health of each upstream.
     #[must_use]
     pub fn health(&self) -> Vec<UpstreamHealth> {
-        self.supervisors.values().map(|link| link.health()).collect()
+        self.supervisors.values().map(|supervisor| supervisor.health()).collect()
     }
 
     /// Returns the health of each upstream, including tools that do not fit the configuration.
     #[must_use]
-    pub fn health_with_unusable(&self, unfit: &[UnusableTool]) -> Vec<UpstreamHealth> {
+    pub fn health_with_unusable(&self, unusable: &[UnusableTool]) -> Vec<UpstreamHealth> {
         let mut all = self.health();
         // Skip awaited tools: their upstream is down or already lists the tool as quarantined.
-        for one in unfit.iter().filter(|one| !one.is_awaited) {
-            let Some(health) = all.iter_mut().find(|health| health.name == one.upstream) else {
+        for unusable_tool in unusable.iter().filter(|unusable_tool| !unusable_tool.is_awaited) {
+            let Some(health) = all.iter_mut().find(|health| health.name == unusable_tool.upstream)
+            else {
                 continue;
             };
-            let why = QuarantineReason::Unfit { why: one.reason.clone() };
-            match health.held.iter_mut().find(|change| change.tool == one.tool) {
+            let why = QuarantineReason::Unfit { why: unusable_tool.reason.clone() };
+            match health.held.iter_mut().find(|change| change.tool == unusable_tool.tool) {
                 Some(change) if change.why.contains(&why) => {}
                 Some(change) => change.why.push(why),
-                None => health.held.push(self.describe_unusable(one, why)),
+                None => health.held.push(self.describe_unusable(unusable_tool, why)),
             }
         }
         all
     }
 
     /// Describes an unchanged tool that is quarantined.
-    fn describe_unusable(&self, unfit: &UnusableTool, why: QuarantineReason) -> QuarantinedTool {
-        let offered = self.supervisors.get(&unfit.upstream).map(|link| link.catalog());
-        let now =
-            offered.iter().flat_map(|offer| &offer.tools).find(|tool| tool.name == unfit.tool);
+    fn describe_unusable(&self, unusable: &UnusableTool, why: QuarantineReason) -> QuarantinedTool {
+        let catalogs =
+            self.supervisors.get(&unusable.upstream).map(|supervisor| supervisor.catalog());
+        let now = catalogs
+            .iter()
+            .flat_map(|catalog| &catalog.tools)
+            .find(|tool| tool.name == unusable.tool);
         let now = now.and_then(|tool| serde_json::to_value(tool).ok()).unwrap_or_default();
         QuarantinedTool {
-            upstream: unfit.upstream.clone(),
-            tool: unfit.tool.clone(),
+            upstream: unusable.upstream.clone(),
+            tool: unusable.tool.clone(),
             before: Some(now.clone()),
             now,
             why: vec![why],
@@ -173,95 +177,105 @@ impl Upstreams {
     pub(crate) async fn reload(
         &self,
         config: &Config,
-        starting: &UpstreamOptions,
-        enough: impl Future<Output = ()>,
+        options: &UpstreamOptions,
+        start_deadline: impl Future<Output = ()>,
     ) -> std::io::Result<Self> {
         let mut opened = Vec::new();
         for upstream in &config.upstreams {
-            let same =
-                self.supervisors.get(&upstream.name).filter(|link| link.has_config(upstream));
-            let pins = if same.is_some() {
+            let unchanged = self
+                .supervisors
+                .get(&upstream.name)
+                .filter(|supervisor| supervisor.has_config(upstream));
+            let pins = if unchanged.is_some() {
                 None
             } else {
-                Some(Pins::open(starting.pin_dir.as_deref(), upstream)?)
+                Some(Pins::open(options.pin_dir.as_deref(), upstream)?)
             };
-            opened.push((upstream, same, pins));
+            opened.push((upstream, unchanged, pins));
         }
-        let (mut links, mut fresh) = (BTreeMap::new(), Vec::new());
-        for (upstream, same, pins) in opened {
-            let link = match (same, pins) {
-                (Some(link), _) => {
-                    link.recheck_pins_and_references();
-                    Arc::clone(link)
+        let (mut supervisors, mut started) = (BTreeMap::new(), Vec::new());
+        for (upstream, unchanged, pins) in opened {
+            let supervisor = match (unchanged, pins) {
+                (Some(supervisor), _) => {
+                    supervisor.recheck_pins_and_references();
+                    Arc::clone(supervisor)
                 }
                 (None, Some(pins)) => {
-                    let link = UpstreamSupervisor::start(
+                    let supervisor = UpstreamSupervisor::start(
                         upstream.clone(),
                         pins,
-                        starting.launcher.clone(),
+                        options.launcher.clone(),
                         self.resource_updates.clone(),
                     );
                     // Carry over subscriptions and the log level.
                     if let Some(before) = self.supervisors.get(&upstream.name) {
-                        let wanted = crate::gateway::lock(&before.subscribed_uris).clone();
-                        *crate::gateway::lock(&link.subscribed_uris) = wanted;
+                        let uris = crate::gateway::lock(&before.subscribed_uris).clone();
+                        *crate::gateway::lock(&supervisor.subscribed_uris) = uris;
                         let level = *crate::gateway::lock(&before.log_level);
-                        *crate::gateway::lock(&link.log_level) = level;
+                        *crate::gateway::lock(&supervisor.log_level) = level;
                     }
-                    fresh.push(Arc::clone(&link));
-                    link
+                    started.push(Arc::clone(&supervisor));
+                    supervisor
                 }
                 (None, None) => continue,
             };
-            links.insert(upstream.name.clone(), link);
+            supervisors.insert(upstream.name.clone(), supervisor);
         }
         tokio::select! {
-            _ = futures_util::future::join_all(fresh.iter().map(|link| link.wait_for_first_attempt())) => {}
-            () = enough => {}
+            _ = futures_util::future::join_all(started.iter().map(|supervisor| supervisor.wait_for_first_attempt())) => {}
+            () = start_deadline => {}
         }
-        Ok(Self { supervisors: Arc::new(links), resource_updates: self.resource_updates.clone() })
+        Ok(Self {
+            supervisors: Arc::new(supervisors),
+            resource_updates: self.resource_updates.clone(),
+        })
     }
 
     /// Stops the upstreams that are not in `others`, each once it is idle.
-    pub(crate) async fn stop_all_except(&self, others: &Self, patience: Duration) {
-        let gone = self
-            .supervisors
-            .values()
-            .filter(|link| !others.supervisors.values().any(|other| Arc::ptr_eq(link, other)));
-        futures_util::future::join_all(gone.map(|link| link.stop_when_idle(patience))).await;
+    pub(crate) async fn stop_all_except(&self, others: &Self, timeout: Duration) {
+        let removed = self.supervisors.values().filter(|supervisor| {
+            !others.supervisors.values().any(|other| Arc::ptr_eq(supervisor, other))
+        });
+        futures_util::future::join_all(
+            removed.map(|supervisor| supervisor.stop_when_idle(timeout)),
+        )
+        .await;
     }
 
     /// Stops all upstreams and their child processes.
     pub async fn stop_all(&self) {
-        futures_util::future::join_all(self.supervisors.values().map(|link| link.stop())).await;
+        futures_util::future::join_all(
+            self.supervisors.values().map(|supervisor| supervisor.stop()),
+        )
+        .await;
     }
 
     /// Quarantines tools that mention another upstream's tool.
     pub(crate) fn quarantine_shadowing_tools(&self, config: &Config) {
         let names = crate::upstream::scan_shadowing::ToolNameIndex::build(
             config,
-            self.supervisors.values().map(|link| (&link.upstream, &link.pins)),
+            self.supervisors.values().map(|supervisor| (&supervisor.upstream, &supervisor.pins)),
         );
-        self.supervisors.values().for_each(|link| link.quarantine_shadowing(&names));
+        self.supervisors.values().for_each(|supervisor| supervisor.quarantine_shadowing(&names));
     }
 }
 
 impl Backend for Upstreams {
     fn accepted_tools(&self, upstream: &str) -> Option<Vec<RemoteToolSpec>> {
-        self.supervisors.get(upstream).and_then(|link| link.accepted_tools())
+        self.supervisors.get(upstream).and_then(|supervisor| supervisor.accepted_tools())
     }
 
     fn quarantined_tools(&self, upstream: &str) -> Vec<String> {
         self.supervisors
             .get(upstream)
-            .map(|link| new_quarantined_tools(&link.pins))
+            .map(|supervisor| new_quarantined_tools(&supervisor.pins))
             .unwrap_or_default()
     }
 
     fn remote_handler(&self, upstream: &UpstreamConfig, tool: &str) -> Arc<dyn Handler> {
         match self.supervisors.get(&upstream.name) {
-            Some(link) => Arc::new(crate::upstream::remote_tool::RemoteToolHandler::new(
-                Arc::clone(link),
+            Some(supervisor) => Arc::new(crate::upstream::remote_tool::RemoteToolHandler::new(
+                Arc::clone(supervisor),
                 tool,
             )),
             None => {
@@ -321,7 +335,7 @@ impl Backend for PinnedTools {
     }
 
     fn quarantined_tools(&self, upstream: &str) -> Vec<String> {
-        self.0.get(upstream).map(|(_, held)| held.clone()).unwrap_or_default()
+        self.0.get(upstream).map(|(_, quarantined)| quarantined.clone()).unwrap_or_default()
     }
 
     fn remote_handler(&self, upstream: &UpstreamConfig, _: &str) -> Arc<dyn Handler> {

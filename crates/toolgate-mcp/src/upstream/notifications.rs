@@ -68,15 +68,15 @@ impl SubscribedUris {
 
     /// Removes a URI, and returns whether it was present.
     fn remove(&mut self, uri: &str) -> bool {
-        let was_there = self.uris.remove(uri);
-        self.bytes -= if was_there { uri.len() } else { 0 };
-        was_there
+        let was_present = self.uris.remove(uri);
+        self.bytes -= if was_present { uri.len() } else { 0 };
+        was_present
     }
 }
 
 /// Builds the filter of a subscription: the given resources, or the lists if none is given.
-fn subscription_filter(wanted: &[String]) -> SubscriptionFilter {
-    if wanted.is_empty() {
+fn subscription_filter(uris: &[String]) -> SubscriptionFilter {
+    if uris.is_empty() {
         return SubscriptionFilter::builder()
             .tools_list_changed()
             .prompts_list_changed()
@@ -84,16 +84,16 @@ fn subscription_filter(wanted: &[String]) -> SubscriptionFilter {
             .build();
     }
     let mut filter = SubscriptionFilter::new();
-    filter.resource_subscriptions = Some(wanted.to_vec());
+    filter.resource_subscriptions = Some(uris.to_vec());
     filter
 }
 
 /// Waits for the next notification, or forever without a subscription.
 async fn next_notification(
-    heard: &mut Option<Subscription>,
+    subscription: &mut Option<Subscription>,
 ) -> Result<Option<ServerNotification>, ServiceError> {
-    match heard {
-        Some(heard) => heard.next().await,
+    match subscription {
+        Some(subscription) => subscription.next().await,
         None => std::future::pending().await,
     }
 }
@@ -108,19 +108,19 @@ async fn sleep_until(due: Option<Instant>) {
 
 /// Reads all pages of a list, and returns whether the list is complete.
 pub(crate) async fn read_pages<T: Serialize, L, F: Future<Output = Result<L, ServiceError>>>(
-    ask: impl Fn(Option<PaginatedRequestParams>) -> F,
+    request_page: impl Fn(Option<PaginatedRequestParams>) -> F,
     read: impl Fn(L) -> (Vec<T>, Option<String>),
 ) -> Result<(Vec<T>, bool), ServiceError> {
     let (mut all, mut cursor, mut bytes) = (Vec::new(), None, 0);
     for _ in 0..MAX_LIST_PAGES {
         let page = PaginatedRequestParams::default().with_cursor(cursor.clone());
-        let (part, next) = read(ask(Some(page)).await?);
-        for one in part {
-            bytes += serde_json::to_vec(&one).map_or(0, |text| text.len());
+        let (entries, next) = read(request_page(Some(page)).await?);
+        for entry in entries {
+            bytes += serde_json::to_vec(&entry).map_or(0, |text| text.len());
             if all.len() >= MAX_LIST_ENTRIES || bytes > MAX_LIST_BYTES {
                 return Ok((all, false));
             }
-            all.push(one);
+            all.push(entry);
         }
         // Some servers mark the last page with an empty cursor.
         match next.filter(|next| !next.is_empty()) {
@@ -150,9 +150,9 @@ impl UpstreamSupervisor {
 
     /// Restores resource subscriptions on a new connection.
     pub(crate) async fn restore_subscriptions(&self, peer: &Peer<RoleClient>) {
-        let modern = is_modern(peer);
-        let wanted: Vec<String> = lock(&self.subscribed_uris).iter().cloned().collect();
-        for uri in wanted.into_iter().filter(|_| !modern) {
+        let is_modern_peer = is_modern(peer);
+        let uris: Vec<String> = lock(&self.subscribed_uris).iter().cloned().collect();
+        for uri in uris.into_iter().filter(|_| !is_modern_peer) {
             let _ = tokio::time::timeout(
                 Duration::from_secs(5),
                 peer.subscribe(SubscribeRequestParams::new(uri.clone())),
@@ -180,71 +180,72 @@ impl UpstreamSupervisor {
 
     /// Keeps one subscription open: for lists, or for subscribed resources.
     async fn keep_subscription_open(&self, peer: &Peer<RoleClient>, resources: bool) {
-        let mut heard: Option<Subscription> = None;
-        let (mut patience, mut begun) = (MIN_RESUBSCRIBE_DELAY, Instant::now());
+        let mut subscription: Option<Subscription> = None;
+        let (mut delay, mut opened_at) = (MIN_RESUBSCRIBE_DELAY, Instant::now());
         // When to subscribe next, and whether a notification may have been missed meanwhile.
-        let (mut due, mut deaf) =
+        let (mut due, mut has_gap) =
             (Some(Instant::now()), self.start_count.load(Ordering::Relaxed) > 1);
         // Whether a subscription ever succeeded.
-        let mut knows = false;
+        let mut has_succeeded = false;
         loop {
             if !self.stop_requested.is_cancelled() && due.is_some_and(|due| due <= Instant::now()) {
-                let wanted: Vec<String> = if resources {
+                let uris: Vec<String> = if resources {
                     lock(&self.subscribed_uris).iter().cloned().collect()
                 } else {
                     Vec::new()
                 };
-                let before = heard.is_some();
+                let had_subscription = subscription.is_some();
                 due = None;
-                if resources && wanted.is_empty() {
-                    (heard, deaf) = (None, false);
-                } else if let Some(opened) =
-                    self.open_subscription(peer, subscription_filter(&wanted), &mut heard).await
+                if resources && uris.is_empty() {
+                    (subscription, has_gap) = (None, false);
+                } else if let Some(opened) = self
+                    .open_subscription(peer, subscription_filter(&uris), &mut subscription)
+                    .await
                 {
-                    deaf |= before && heard.is_none();
+                    has_gap |= had_subscription && subscription.is_none();
                     // Handle what is left of the old subscription before the new one.
-                    while let Some(said) =
-                        heard.as_mut().and_then(|before| before.next().now_or_never())
+                    while let Some(notification) =
+                        subscription.as_mut().and_then(|previous| previous.next().now_or_never())
                     {
-                        if !self.dispatch_notification(said) {
+                        if !self.dispatch_notification(notification) {
                             break;
                         }
                     }
-                    (heard, begun, knows) = (Some(opened), Instant::now(), true);
-                    if std::mem::take(&mut deaf) {
+                    (subscription, opened_at, has_succeeded) = (Some(opened), Instant::now(), true);
+                    if std::mem::take(&mut has_gap) {
                         self.relist_requested.notify_one();
-                        wanted.into_iter().for_each(|uri| self.publish_resource_update(uri));
+                        uris.into_iter().for_each(|uri| self.publish_resource_update(uri));
                     }
                 } else {
                     // The server may not support subscriptions, so try rarely.
-                    due = Instant::now().checked_add(if resources || knows {
-                        patience
+                    due = Instant::now().checked_add(if resources || has_succeeded {
+                        delay
                     } else {
                         SUBSCRIPTION_PROBE_INTERVAL
                     });
-                    patience = (patience * 2).min(MAX_RESUBSCRIBE_DELAY);
-                    deaf |= heard.is_none();
+                    delay = (delay * 2).min(MAX_RESUBSCRIBE_DELAY);
+                    has_gap |= subscription.is_none();
                 }
             }
             tokio::select! {
                 biased;
                 () = self.stop_requested.cancelled() => {
                     // Many servers do not exit while a subscription is open.
-                    if let Some(mut heard) = heard {
-                        let _ = heard.cancel().await;
-                        tokio::time::sleep(MIN_SUBSCRIPTION_AGE.saturating_sub(begun.elapsed())).await;
+                    if let Some(mut subscription) = subscription {
+                        let _ = subscription.cancel().await;
+                        tokio::time::sleep(MIN_SUBSCRIPTION_AGE.saturating_sub(opened_at.elapsed())).await;
                     }
                     return;
                 }
                 () = self.resubscribe_requested.notified(), if resources => due = Some(Instant::now()),
                 () = sleep_until(due) => {}
-                said = next_notification(&mut heard) => {
-                    if !self.dispatch_notification(said) {
-                        (heard, deaf) = (None, true);
+                notification = next_notification(&mut subscription) => {
+                    if !self.dispatch_notification(notification) {
+                        (subscription, has_gap) = (None, true);
                         // Back off if the subscription keeps ending early.
-                        patience = if begun.elapsed() > MIN_STABLE_SUBSCRIPTION_AGE { MIN_RESUBSCRIBE_DELAY } else { patience };
-                        due = Instant::now().checked_add(patience);
-                        patience = (patience * 2).min(MAX_RESUBSCRIBE_DELAY);
+                        delay = if opened_at.elapsed() > MIN_STABLE_SUBSCRIPTION_AGE { MIN_RESUBSCRIBE_DELAY } else { delay };
+                        due = Instant::now().checked_add(delay);
+                        delay = (delay * 2).min(MAX_RESUBSCRIBE_DELAY);
                     }
                 }
             }
@@ -263,8 +264,8 @@ impl UpstreamSupervisor {
         loop {
             tokio::select! {
                 opened = &mut opening => return opened.ok()?.ok(),
-                said = next_notification(before) => {
-                    if !self.dispatch_notification(said) {
+                notification = next_notification(before) => {
+                    if !self.dispatch_notification(notification) {
                         *before = None;
                     }
                 }
@@ -275,9 +276,9 @@ impl UpstreamSupervisor {
     /// Dispatches a notification, and returns whether the subscription is still open.
     fn dispatch_notification(
         &self,
-        said: Result<Option<ServerNotification>, ServiceError>,
+        notification: Result<Option<ServerNotification>, ServiceError>,
     ) -> bool {
-        match said {
+        match notification {
             Ok(Some(ServerNotification::ResourceUpdatedNotification(updated))) => {
                 self.publish_resource_update(updated.params.uri)
             }
@@ -293,7 +294,7 @@ impl UpstreamSupervisor {
     /// is open, the request is not sent.
     pub(crate) async fn send_request<T>(
         &self,
-        question: impl Future<Output = Result<T, ServiceError>>,
+        request: impl Future<Output = Result<T, ServiceError>>,
     ) -> Result<T, ServiceError> {
         if self.circuit_open().is_some() {
             let message =
@@ -301,27 +302,27 @@ impl UpstreamSupervisor {
             return Err(ServiceError::McpError(ErrorData::internal_error(message, None)));
         }
         let (timeout, generation) =
-            (self.upstream.timeout, self.connection().map(|standing| standing.generation));
+            (self.upstream.timeout, self.connection().map(|connection| connection.generation));
         let full = || {
             ErrorData::internal_error(
                 "the upstream is at its concurrency limit; try again later",
                 None,
             )
         };
-        let seat = tokio::time::timeout(timeout, self.slots.acquire()).await;
-        let _seat = seat
+        let permit = tokio::time::timeout(timeout, self.slots.acquire()).await;
+        let _permit = permit
             .map_err(|_| ServiceError::McpError(full()))?
             .map_err(|_| ServiceError::TransportClosed)?;
         // A request of the upstream may now belong to this question instead of to the only call.
-        let _other = self.routes.add_unrouted();
-        let said = tokio::time::timeout(timeout, question)
+        let _unrouted = self.routes.add_unrouted();
+        let result = tokio::time::timeout(timeout, request)
             .await
             .unwrap_or(Err(ServiceError::Timeout { timeout }));
-        let trouble = match &said {
+        let kind = match &result {
             Err(ServiceError::TransportSend(why)) => Some(TransportErrorKind::classify(why)),
             _ => None,
         };
-        match (&said, trouble, generation) {
+        match (&result, kind, generation) {
             // Reconnect with a new access token.
             (_, Some(TransportErrorKind::Rejected(401, _)), Some(generation))
                 if self.can_renew_token() =>
@@ -358,7 +359,7 @@ impl UpstreamSupervisor {
             (Ok(_), ..) => self.on_success(),
             _ => self.on_response(),
         }
-        said
+        result
     }
 
     /// Publishes a change of a resource if a client is subscribed to it.
@@ -375,28 +376,28 @@ impl UpstreamSupervisor {
     pub(crate) async fn update_subscription(
         self: &Arc<Self>,
         uri: String,
-        promised: bool,
-        wanted: impl Fn() -> bool + Send + 'static,
+        is_acknowledged: bool,
+        is_wanted: impl Fn() -> bool + Send + 'static,
     ) -> Result<(), ServiceError> {
-        let own = Arc::clone(self);
-        let told = tokio::spawn(async move {
-            let _one = own.subscription_lock.lock().await;
-            own.send_subscription(&uri, wanted(), promised).await
+        let supervisor = Arc::clone(self);
+        let task = tokio::spawn(async move {
+            let _turn = supervisor.subscription_lock.lock().await;
+            supervisor.send_subscription(&uri, is_wanted(), is_acknowledged).await
         });
-        told.await.unwrap_or(Err(ServiceError::TransportClosed))
+        task.await.unwrap_or(Err(ServiceError::TransportClosed))
     }
 
     async fn send_subscription(
         &self,
         uri: &str,
-        wants: bool,
-        promised: bool,
+        subscribes: bool,
+        is_acknowledged: bool,
     ) -> Result<(), ServiceError> {
-        let news = {
-            let mut wanted = lock(&self.subscribed_uris);
-            if wants
-                && !wanted.contains(uri)
-                && wanted.bytes() + uri.len() > MAX_SUBSCRIBED_URI_BYTES
+        let is_new = {
+            let mut uris = lock(&self.subscribed_uris);
+            if subscribes
+                && !uris.contains(uri)
+                && uris.bytes() + uri.len() > MAX_SUBSCRIBED_URI_BYTES
             {
                 let full = ErrorData::internal_error(
                     "too many resource subscriptions for this upstream; try again later",
@@ -404,16 +405,16 @@ impl UpstreamSupervisor {
                 );
                 return Err(ServiceError::McpError(full));
             }
-            if wants { wanted.insert(uri) } else { wanted.remove(uri) }
+            if subscribes { uris.insert(uri) } else { uris.remove(uri) }
         };
-        if !news {
+        if !is_new {
             return Ok(());
         }
         let timeout = self.upstream.timeout;
-        let told = async {
-            let standing = self.connection().ok_or(ServiceError::TransportClosed)?;
-            let peer = &standing.peer;
-            let told = match (is_modern(peer), wants) {
+        let result = async {
+            let connection = self.connection().ok_or(ServiceError::TransportClosed)?;
+            let peer = &connection.peer;
+            let result = match (is_modern(peer), subscribes) {
                 (true, _) => {
                     self.resubscribe_requested.notify_one();
                     Ok(())
@@ -421,7 +422,7 @@ impl UpstreamSupervisor {
                 (false, true) => peer.subscribe(SubscribeRequestParams::new(uri)).await,
                 (false, false) => peer.unsubscribe(UnsubscribeRequestParams::new(uri)).await,
             };
-            match told {
+            match result {
                 // The supervisor reconnects.
                 Err(ServiceError::TransportSend(why))
                     if matches!(
@@ -429,20 +430,20 @@ impl UpstreamSupervisor {
                         TransportErrorKind::SessionLost
                     ) =>
                 {
-                    self.report_session_lost(standing.generation);
+                    self.report_session_lost(connection.generation);
                     Err(ServiceError::TransportClosed)
                 }
-                told => told,
+                result => result,
             }
         };
-        let told = tokio::time::timeout(timeout, told)
+        let result = tokio::time::timeout(timeout, result)
             .await
             .unwrap_or(Err(ServiceError::Timeout { timeout }));
-        match told {
+        match result {
             // The subscription is restored after reconnecting.
-            Err(ServiceError::TransportClosed) if wants && promised => Ok(()),
+            Err(ServiceError::TransportClosed) if subscribes && is_acknowledged => Ok(()),
             Err(error) => {
-                if wants {
+                if subscribes {
                     lock(&self.subscribed_uris).remove(uri);
                 }
                 Err(error)
@@ -459,11 +460,11 @@ mod tests {
     #[tokio::test]
     async fn an_empty_cursor_marks_the_last_page() {
         let pages_of = async |cursors: [&str; 2]| {
-            let ask = |page: Option<PaginatedRequestParams>| async move {
+            let request_page = |page: Option<PaginatedRequestParams>| async move {
                 Ok::<_, ServiceError>(page.and_then(|page| page.cursor).is_some())
             };
-            read_pages(ask, |later: bool| {
-                (vec![later], Some(cursors[usize::from(later)].to_owned()))
+            read_pages(request_page, |is_last: bool| {
+                (vec![is_last], Some(cursors[usize::from(is_last)].to_owned()))
             })
             .await
             .unwrap()

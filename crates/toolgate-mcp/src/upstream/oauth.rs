@@ -44,19 +44,19 @@ impl AccessTokenRequest<'_> {
     ) -> Result<String, String> {
         let mut form = vec![("grant_type", "client_credentials".to_owned())];
         let mut scope = self.scope.map(str::to_owned);
-        let (url, in_form) = match self.source {
+        let (url, has_form_credentials) = match self.source {
             TokenSource::Url(url) => (url.clone(), false),
             TokenSource::Issuer(issuer) => {
-                let wants = ProtectedResourceMetadata::load(client, upstream, issuer).await?;
-                let service = TokenEndpoint::discover(client, issuer).await?;
-                scope = scope.or(wants.scope);
-                form.push(("resource", wants.resource));
-                (service.url, service.has_form_credentials)
+                let metadata = ProtectedResourceMetadata::load(client, upstream, issuer).await?;
+                let endpoint = TokenEndpoint::discover(client, issuer).await?;
+                scope = scope.or(metadata.scope);
+                form.push(("resource", metadata.resource));
+                (endpoint.url, endpoint.has_form_credentials)
             }
         };
         form.extend(scope.map(|scope| ("scope", scope)));
         let mut request = client.post(&url).timeout(OAUTH_REQUEST_TIMEOUT);
-        if in_form {
+        if has_form_credentials {
             form.extend([("client_id", id.to_owned()), ("client_secret", secret.to_owned())]);
         } else {
             request = request.basic_auth(form_encoded(id), Some(form_encoded(secret)));
@@ -84,9 +84,9 @@ struct ProtectedResourceMetadata {
 
 impl ProtectedResourceMetadata {
     async fn load(client: &Client, upstream: &str, issuer: &str) -> Result<Self, String> {
-        let own = Url::parse(upstream).map_err(|error| format!("`url`: {error}"))?;
+        let address = Url::parse(upstream).map_err(|error| format!("`url`: {error}"))?;
         let request = client
-            .get(own.clone())
+            .get(address.clone())
             .header(ACCEPT, "application/json, text/event-stream")
             .timeout(OAUTH_REQUEST_TIMEOUT);
         let answer = request.send().await.map_err(|error| error.without_url().to_string())?;
@@ -99,59 +99,62 @@ impl ProtectedResourceMetadata {
         // Close the response: a server that does not reject it may stream forever.
         drop(answer);
         // Use only metadata of the same origin.
-        let named = challenge_parameter(&challenge, "resource_metadata")
+        let metadata_url = challenge_parameter(&challenge, "resource_metadata")
             .and_then(|url| Url::parse(&url).ok());
-        let places = named
-            .filter(|url| url.origin() == own.origin())
+        let urls = metadata_url
+            .filter(|url| url.origin() == address.origin())
             .into_iter()
-            .chain(well_known_urls(&own, "oauth-protected-resource"));
-        let Some(metadata) = first_json_object(client, places).await? else {
+            .chain(well_known_urls(&address, "oauth-protected-resource"));
+        let Some(metadata) = first_json_object(client, urls).await? else {
             // Without metadata, the URL is the resource identifier.
             return Ok(Self {
-                resource: resource_identifier(&own),
+                resource: resource_identifier(&address),
                 scope: challenge_parameter(&challenge, "scope"),
             });
         };
         let resource = string_field(&metadata, "resource")
             .ok_or("the resource metadata of the upstream has no `resource`")?;
-        if !Url::parse(&resource).is_ok_and(|resource| is_same_or_parent(&resource, &own)) {
+        if !Url::parse(&resource).is_ok_and(|resource| is_same_or_parent(&resource, &address)) {
             return Err(format!(
                 "the resource metadata of the upstream names another resource: `{}`",
                 truncate_text(&resource)
             ));
         }
         let issuers = string_array_field(&metadata, "authorization_servers");
-        if !issuers.iter().any(|named| named.trim_end_matches('/') == issuer.trim_end_matches('/'))
+        if !issuers
+            .iter()
+            .any(|metadata_url| metadata_url.trim_end_matches('/') == issuer.trim_end_matches('/'))
         {
             return Err(format!(
                 "the upstream accepts tokens of `{}`, not of the issuer `{issuer}`",
                 truncate_text(&issuers.join("`, `"))
             ));
         }
-        let all = string_array_field(&metadata, "scopes_supported").join(" ");
+        let scopes = string_array_field(&metadata, "scopes_supported").join(" ");
         Ok(Self {
             resource,
-            scope: challenge_parameter(&challenge, "scope").or((!all.is_empty()).then_some(all)),
+            scope: challenge_parameter(&challenge, "scope")
+                .or((!scopes.is_empty()).then_some(scopes)),
         })
     }
 }
 
 /// Returns a URL as resource identifier, without parts that may be secret (RFC 8707).
 fn resource_identifier(address: &Url) -> String {
-    let mut bare = address.clone();
-    bare.set_query(None);
-    bare.set_fragment(None);
-    let _ = bare.set_username("").and_then(|()| bare.set_password(None));
-    bare.to_string()
+    let mut identifier = address.clone();
+    identifier.set_query(None);
+    identifier.set_fragment(None);
+    let _ = identifier.set_username("").and_then(|()| identifier.set_password(None));
+    identifier.to_string()
 }
 
 /// Truncates text of a server for an error message.
 fn truncate_text(text: &str) -> String {
-    let mut words: String = text.chars().take(200).collect();
-    if words.len() < text.len() {
-        words.push('…');
+    let mut truncated: String = text.chars().take(200).collect();
+    if truncated.len() < text.len() {
+        truncated.push('…');
     }
-    words
+    truncated
 }
 
 /// Returns whether a resource identifier is the address or a parent path of it.
@@ -170,30 +173,30 @@ struct TokenEndpoint {
 
 impl TokenEndpoint {
     async fn discover(client: &Client, issuer: &str) -> Result<Self, String> {
-        let own = Url::parse(issuer).map_err(|error| format!("`issuer`: {error}"))?;
-        let own_place = |what: &str| well_known_urls(&own, what).into_iter().next();
-        let mut places: Vec<Url> = ["oauth-authorization-server", "openid-configuration"]
+        let issuer_url = Url::parse(issuer).map_err(|error| format!("`issuer`: {error}"))?;
+        let well_known_url = |what: &str| well_known_urls(&issuer_url, what).into_iter().next();
+        let mut urls: Vec<Url> = ["oauth-authorization-server", "openid-configuration"]
             .into_iter()
-            .filter_map(own_place)
+            .filter_map(well_known_url)
             .collect();
-        places.extend(Url::parse(&format!(
+        urls.extend(Url::parse(&format!(
             "{}/.well-known/openid-configuration",
             issuer.trim_end_matches('/')
         )));
         let (mut metadata, mut why) =
             (None, format!("cannot find the metadata of the issuer `{issuer}`; set `token_url`"));
-        for place in places {
-            let Some(said) = first_json_object(client, [place]).await.unwrap_or_default() else {
+        for url in urls {
+            let Some(body) = first_json_object(client, [url]).await.unwrap_or_default() else {
                 continue;
             };
-            let named = string_field(&said, "issuer").unwrap_or_default();
-            if named.trim_end_matches('/') == issuer.trim_end_matches('/') {
-                metadata = Some(said);
+            let named_issuer = string_field(&body, "issuer").unwrap_or_default();
+            if named_issuer.trim_end_matches('/') == issuer.trim_end_matches('/') {
+                metadata = Some(body);
                 break;
             }
             why = format!(
                 "the metadata of the issuer `{issuer}` names another issuer: `{}`",
-                truncate_text(&named)
+                truncate_text(&named_issuer)
             );
         }
         let metadata = metadata.ok_or(why)?;
@@ -201,28 +204,29 @@ impl TokenEndpoint {
             format!("the metadata of the issuer `{issuer}` has no `token_endpoint`")
         })?;
         // Never send a secret unencrypted if the issuer uses HTTPS.
-        if own.scheme() == "https" && !token_endpoint.starts_with("https://") {
+        if issuer_url.scheme() == "https" && !token_endpoint.starts_with("https://") {
             return Err(format!(
                 "the token endpoint of the issuer `{issuer}` is not encrypted: `{}`",
                 truncate_text(&token_endpoint)
             ));
         }
         let methods = string_array_field(&metadata, "token_endpoint_auth_methods_supported");
-        let takes = |method: &str| methods.iter().any(|known| known == method);
-        let in_form = takes("client_secret_post") && !takes("client_secret_basic");
-        if !in_form && !methods.is_empty() && !takes("client_secret_basic") {
+        let supports = |method: &str| methods.iter().any(|known| known == method);
+        let has_form_credentials =
+            supports("client_secret_post") && !supports("client_secret_basic");
+        if !has_form_credentials && !methods.is_empty() && !supports("client_secret_basic") {
             return Err(format!(
                 "the issuer `{issuer}` does not support client secrets, only {}",
                 truncate_text(&methods.join(", "))
             ));
         }
-        Ok(Self { url: token_endpoint, has_form_credentials: in_form })
+        Ok(Self { url: token_endpoint, has_form_credentials })
     }
 }
 
 /// Returns the well-known URLs of an address: for its path, and for the host.
-fn well_known_urls(address: &Url, what: &str) -> Vec<Url> {
-    let at = |path: &str| address.join(&format!("/.well-known/{what}{path}")).ok();
+fn well_known_urls(address: &Url, name: &str) -> Vec<Url> {
+    let at = |path: &str| address.join(&format!("/.well-known/{name}{path}")).ok();
     let path = address.path().trim_end_matches('/');
     let root = (!path.is_empty()).then(|| at("")).flatten();
     at(path).into_iter().chain(root).collect()
@@ -231,15 +235,15 @@ fn well_known_urls(address: &Url, what: &str) -> Vec<Url> {
 /// Returns the first JSON object that one of the URLs returns.
 async fn first_json_object(
     client: &Client,
-    places: impl IntoIterator<Item = Url>,
+    urls: impl IntoIterator<Item = Url>,
 ) -> Result<Option<Value>, String> {
-    for place in places {
-        let (status, said) = send_json_request(
-            client.get(place).header(ACCEPT, "application/json").timeout(OAUTH_REQUEST_TIMEOUT),
+    for url in urls {
+        let (status, body) = send_json_request(
+            client.get(url).header(ACCEPT, "application/json").timeout(OAUTH_REQUEST_TIMEOUT),
         )
         .await?;
-        if status == 200 && said.is_object() {
-            return Ok(Some(said));
+        if status == 200 && body.is_object() {
+            return Ok(Some(body));
         }
     }
     Ok(None)
@@ -249,10 +253,10 @@ async fn first_json_object(
 async fn send_json_request(request: reqwest::RequestBuilder) -> Result<(u16, Value), String> {
     let answer = request.send().await.map_err(|error| error.without_url().to_string())?;
     let status = answer.status().as_u16();
-    let said = crate::upstream::transport::bounded_http::read_body(answer)
+    let body = crate::upstream::transport::bounded_http::read_body(answer)
         .await
         .map_err(|error| error.without_url().to_string())?;
-    Ok((status, said.and_then(|said| serde_json::from_slice(&said).ok()).unwrap_or_default()))
+    Ok((status, body.and_then(|body| serde_json::from_slice(&body).ok()).unwrap_or_default()))
 }
 
 fn string_field(value: &Value, key: &str) -> Option<String> {
@@ -276,14 +280,14 @@ fn challenge_parameter(challenge: &str, name: &str) -> Option<String> {
     loop {
         let (key, after) = rest.split_once('=')?;
         let after = after.trim_start();
-        let (value, left) = match after.strip_prefix('"') {
+        let (value, remaining) = match after.strip_prefix('"') {
             Some(quoted) => quoted.split_once('"')?,
             None => after.split_at(after.find(',').unwrap_or(after.len())),
         };
         if key.trim_matches([' ', ',']).eq_ignore_ascii_case(name) {
             return Some(value.trim().to_owned());
         }
-        rest = left;
+        rest = remaining;
     }
 }
 
@@ -308,7 +312,7 @@ mod tests {
 
     #[test]
     fn a_resource_covers_itself_and_the_paths_below() {
-        for (resource, address, is) in [
+        for (resource, address, expected) in [
             ("https://a.example/mcp", "https://a.example/mcp", true),
             ("https://a.example", "https://a.example/mcp", true),
             ("https://a.example/m", "https://a.example/mcp", false),
@@ -317,7 +321,7 @@ mod tests {
         ] {
             assert_eq!(
                 is_same_or_parent(&Url::parse(resource).unwrap(), &Url::parse(address).unwrap()),
-                is,
+                expected,
                 "{resource} {address}"
             );
         }

@@ -64,15 +64,11 @@ impl Handler for DisconnectedHandler {
 }
 
 impl RemoteToolHandler {
-    pub(crate) fn new(link: Arc<UpstreamSupervisor>, tool: &str) -> Self {
-        let accepted = link.pins.accepted_digest(tool);
-        let plain = link.pins.can_use_fast_path(tool) && crate::is_header_safe_name(tool);
-        Self {
-            supervisor: link,
-            tool: tool.to_owned(),
-            accepted_digest: accepted,
-            can_use_fast_path: plain,
-        }
+    pub(crate) fn new(supervisor: Arc<UpstreamSupervisor>, tool: &str) -> Self {
+        let accepted_digest = supervisor.pins.accepted_digest(tool);
+        let can_use_fast_path =
+            supervisor.pins.can_use_fast_path(tool) && crate::is_header_safe_name(tool);
+        Self { supervisor, tool: tool.to_owned(), accepted_digest, can_use_fast_path }
     }
 
     /// Returns the error for an upstream that is down: since when, and when to retry.
@@ -130,14 +126,18 @@ impl RemoteToolHandler {
         &self,
         ctx: &ToolContext,
         arguments: &CheckedArguments,
-        line: Option<&CallChannel>,
+        channel: Option<&CallChannel>,
     ) -> Result<CallToolResult, Failure> {
-        let link = &self.supervisor;
-        if let Some((since, rest, hopeful)) = link.circuit_open() {
-            let (name, since) = (&link.upstream.name, format_time(since));
+        let supervisor = &self.supervisor;
+        if let Some((since, open_time, can_close_early)) = supervisor.circuit_open() {
+            let (name, since) = (&supervisor.upstream.name, format_time(since));
             // The upstream is being probed and may recover before the breaker closes.
-            let ms = retry_delay_ms(if hopeful { rest.min(STARTUP_RETRY_DELAY) } else { rest });
-            let message = match hopeful {
+            let ms = retry_delay_ms(if can_close_early {
+                open_time.min(STARTUP_RETRY_DELAY)
+            } else {
+                open_time
+            });
+            let message = match can_close_early {
                 true => {
                     format!(
                         "the upstream `{name}` failed repeatedly; its circuit breaker is open since {since}, and it is being probed"
@@ -153,46 +153,48 @@ impl RemoteToolHandler {
                 .effects(CallEffects::None)
                 .retry_after_ms(ms));
         }
-        let mut seat = self.acquire_slot(ctx).await?;
-        let mut given =
+        let mut permit = self.acquire_slot(ctx).await?;
+        let mut inputs =
             CallInputs { arguments: arguments.value().as_object(), responses: None, state: None };
         for round in 0..MAX_REQUESTS_PER_CALL {
             // Check the connection and the definition before every request.
-            let asked = async {
-                let standing = link.connection().ok_or_else(|| self.down_failure())?;
+            let exchange = async {
+                let connection = supervisor.connection().ok_or_else(|| self.down_failure())?;
                 self.check_definition()?;
-                link.extend_silence_limit(ctx.time_left().unwrap_or(link.upstream.timeout));
-                match standing.direct.as_ref().filter(|_| self.can_use_fast_path) {
-                    Some(straight) => {
-                        self.call_direct(&standing, straight, &given, line, ctx).await
+                supervisor
+                    .extend_silence_limit(ctx.time_left().unwrap_or(supervisor.upstream.timeout));
+                match connection.direct.as_ref().filter(|_| self.can_use_fast_path) {
+                    Some(direct) => {
+                        self.call_direct(&connection, direct, &inputs, channel, ctx).await
                     }
-                    None => self.call_rmcp(&standing, &given, line, ctx).await,
+                    None => self.call_rmcp(&connection, &inputs, channel, ctx).await,
                 }
             };
             // The upstream may have caused effects before it asked for input.
-            match asked.await.map_err(|failure| {
+            match exchange.await.map_err(|failure| {
                 if round == 0 { failure } else { failure.without_declared_effects() }
             })? {
                 ServerResult::CallToolResult(result) => return Ok(result),
                 // Do not ask the client if its answer could not be sent.
                 ServerResult::InputRequiredResult(_) if round + 1 == MAX_REQUESTS_PER_CALL => break,
-                ServerResult::InputRequiredResult(asked) => {
+                ServerResult::InputRequiredResult(input_request) => {
                     // Release the slot while the client is asked. The token delays a shutdown
                     // meanwhile.
-                    let parked = link.suspended_calls.token();
-                    drop(seat);
-                    (given.responses, given.state) = self.ask_client(asked, line).await?;
-                    seat =
+                    let suspension = supervisor.suspended_calls.token();
+                    drop(permit);
+                    (inputs.responses, inputs.state) =
+                        self.ask_client(input_request, channel).await?;
+                    permit =
                         self.acquire_slot(ctx).await.map_err(Failure::without_declared_effects)?;
-                    drop(parked);
+                    drop(suspension);
                 }
                 _ => {
-                    link.on_response();
+                    supervisor.on_response();
                     return Err(Failure::business(
                         "upstream_rejected",
                         format!(
                             "the upstream `{}` returned an unsupported result type",
-                            link.upstream.name
+                            supervisor.upstream.name
                         ),
                     ));
                 }
@@ -200,19 +202,21 @@ impl RemoteToolHandler {
         }
         Err(Failure::business(
             "upstream_rejected",
-            format!("the upstream `{}` asked for input too many times", link.upstream.name),
+            format!("the upstream `{}` asked for input too many times", supervisor.upstream.name),
         ))
     }
 
     /// Acquires a concurrency slot. A call that waits for one was not sent yet.
     async fn acquire_slot(&self, ctx: &ToolContext) -> Result<SemaphorePermit<'_>, Failure> {
-        let link = &self.supervisor;
-        let patience = ctx.time_left().unwrap_or(link.upstream.timeout).mul_f64(0.9);
-        match tokio::time::timeout(patience, link.slots.acquire()).await {
-            Ok(Ok(seat)) => Ok(seat),
+        let supervisor = &self.supervisor;
+        let timeout = ctx.time_left().unwrap_or(supervisor.upstream.timeout).mul_f64(0.9);
+        match tokio::time::timeout(timeout, supervisor.slots.acquire()).await {
+            Ok(Ok(permit)) => Ok(permit),
             _ => {
-                let message =
-                    format!("the upstream `{}` is at its concurrency limit", link.upstream.name);
+                let message = format!(
+                    "the upstream `{}` is at its concurrency limit",
+                    supervisor.upstream.name
+                );
                 Err(Failure::transient("upstream_unavailable", message)
                     .effects(CallEffects::None)
                     .retry_after_ms(1_000))
@@ -252,40 +256,40 @@ impl RemoteToolHandler {
     /// Sends one request on the fast path and waits for the response.
     async fn call_direct(
         &self,
-        standing: &ActiveConnection,
-        straight: &DirectClient,
-        given: &CallInputs<'_>,
-        line: Option<&CallChannel>,
+        connection: &ActiveConnection,
+        direct: &DirectClient,
+        inputs: &CallInputs<'_>,
+        channel: Option<&CallChannel>,
         ctx: &ToolContext,
     ) -> Result<ServerResult, Failure> {
-        let mut meta = line.map(|line| forwarded_meta(line, true)).unwrap_or_default();
-        if let Some(token) = line.and_then(|line| line.meta.get_progress_token()) {
+        let mut meta = channel.map(|channel| forwarded_meta(channel, true)).unwrap_or_default();
+        if let Some(token) = channel.and_then(|channel| channel.meta.get_progress_token()) {
             meta.set_progress_token(token);
         }
         meta.set_protocol_version(ProtocolVersion::V_2026_07_28);
         meta.set_client_info(client_info());
-        if line.is_none() {
+        if channel.is_none() {
             meta.set_client_capabilities(ClientCapabilities::default());
         }
         let params = DirectCallParams {
             name: &self.tool,
-            arguments: given.arguments,
-            input_responses: given.responses.as_ref(),
-            request_state: given.state.as_deref(),
+            arguments: inputs.arguments,
+            input_responses: inputs.responses.as_ref(),
+            request_state: inputs.state.as_deref(),
             meta,
         };
-        let mut waiting = DirectRequestGuard {
+        let mut guard = DirectRequestGuard {
             link: &self.supervisor,
-            generation: standing.generation,
+            generation: connection.generation,
             is_done: false,
             cancelled: ctx.cancellation_token(),
         };
-        let answer = straight.call(&params, |word| {
+        let answer = direct.call(&params, |event| {
             self.supervisor.on_message();
-            match word {
+            match event {
                 // A client that reads too slowly misses messages.
-                DirectCallEvent::Client(word) => {
-                    drop(line.map(|line| line.to_client.try_send(word)))
+                DirectCallEvent::Client(event) => {
+                    drop(channel.map(|channel| channel.to_client.try_send(event)))
                 }
                 DirectCallEvent::ListsChanged => self.supervisor.on_lists_changed(),
                 DirectCallEvent::ResourceUpdated(uri) => {
@@ -294,10 +298,10 @@ impl RemoteToolHandler {
             }
         });
         let answer = answer.await;
-        waiting.is_done = true;
+        guard.is_done = true;
         answer
             .inspect(|_| self.supervisor.on_success())
-            .map_err(|broken| self.classify_direct_error(broken, standing))
+            .map_err(|error| self.classify_direct_error(error, connection))
     }
 
     /// Sends one request through rmcp and waits for the response.
@@ -305,34 +309,34 @@ impl RemoteToolHandler {
     /// If the caller stops waiting, the upstream receives a cancellation.
     async fn call_rmcp(
         &self,
-        standing: &ActiveConnection,
-        given: &CallInputs<'_>,
-        line: Option<&CallChannel>,
+        connection: &ActiveConnection,
+        inputs: &CallInputs<'_>,
+        channel: Option<&CallChannel>,
         ctx: &ToolContext,
     ) -> Result<ServerResult, Failure> {
-        let (generation, peer) = (standing.generation, &standing.peer);
+        let (generation, peer) = (connection.generation, &connection.peer);
         let mut params = CallToolRequestParams::new(self.tool.clone());
-        params.arguments = given.arguments.cloned();
+        params.arguments = inputs.arguments.cloned();
         (params.input_responses, params.request_state) =
-            (given.responses.clone(), given.state.clone());
+            (inputs.responses.clone(), inputs.state.clone());
         let request = ClientRequest::CallToolRequest(CallToolRequest::new(params));
         let mut options = PeerRequestOptions::no_options();
-        if let Some(line) = line {
-            options = options.with_meta(forwarded_meta(line, is_modern(peer)));
+        if let Some(channel) = channel {
+            options = options.with_meta(forwarded_meta(channel, is_modern(peer)));
         }
-        let _other = line.is_none().then(|| self.supervisor.routes.add_unrouted());
+        let _unrouted = channel.is_none().then(|| self.supervisor.routes.add_unrouted());
         let send = peer.send_request_with_option(request, options);
-        let asked = OpenQuestionCounter::default();
-        let opened = self
+        let open_questions = OpenQuestionCounter::default();
+        let sent = self
             .supervisor
             .routes
-            .send_for_call(line, &asked, send, |handle| {
+            .send_for_call(channel, &open_questions, send, |handle| {
                 (handle.id.clone(), handle.progress_token.clone())
             })
             .await;
         let (handle, route) =
-            opened.map_err(|error| self.classify_rmcp_error(error, false, standing))?;
-        let mut waiting = RmcpRequestGuard {
+            sent.map_err(|error| self.classify_rmcp_error(error, false, connection))?;
+        let mut guard = RmcpRequestGuard {
             peer: peer.clone(),
             link: Arc::clone(&self.supervisor),
             generation,
@@ -340,26 +344,26 @@ impl RemoteToolHandler {
             route,
             is_done: false,
             cancelled: ctx.cancellation_token().clone(),
-            open_questions: asked,
+            open_questions,
         };
         let answer = handle.await_response().await;
-        waiting.is_done = true;
+        guard.is_done = true;
         match answer {
             Ok(result) => {
                 self.supervisor.on_success();
                 Ok(result)
             }
-            Err(error) => Err(self.classify_rmcp_error(error, true, standing)),
+            Err(error) => Err(self.classify_rmcp_error(error, true, connection)),
         }
     }
 
     /// Asks the client for the input that an upstream requests.
     async fn ask_client(
         &self,
-        asked: InputRequiredResult,
-        line: Option<&CallChannel>,
+        input_request: InputRequiredResult,
+        channel: Option<&CallChannel>,
     ) -> Result<(Option<InputResponses>, Option<String>), Failure> {
-        let refuse = |why: &str| {
+        let failure = |why: &str| {
             Failure::business(
                 "upstream_rejected",
                 format!(
@@ -368,27 +372,29 @@ impl RemoteToolHandler {
                 ),
             )
         };
-        let Some(requests) = asked.input_requests.filter(|requests| !requests.is_empty()) else {
-            return Ok((None, asked.request_state));
+        let Some(requests) = input_request.input_requests.filter(|requests| !requests.is_empty())
+        else {
+            return Ok((None, input_request.request_state));
         };
-        let line = line.ok_or_else(|| refuse("no client is connected to answer"))?;
+        let channel = channel.ok_or_else(|| failure("no client is connected to answer"))?;
         let (reply, answer) = ReplySender::new(None);
-        line.to_client
+        channel
+            .to_client
             .try_send(UpstreamEvent::Inputs(mcp_convert::rename_questions(requests), reply))
-            .map_err(|_| refuse("no client is connected to answer"))?;
+            .map_err(|_| failure("no client is connected to answer"))?;
         let responses = answer
             .await
-            .map_err(|_| refuse("no client is connected to answer"))?
-            .map_err(|_| refuse("the client refused"))?;
+            .map_err(|_| failure("no client is connected to answer"))?
+            .map_err(|_| failure("the client refused"))?;
         Ok((
             (!responses.is_empty()).then(|| mcp_convert::restore_responses(responses)),
-            asked.request_state,
+            input_request.request_state,
         ))
     }
 }
 
-fn format_time(moment: Timestamp) -> String {
-    moment.strftime("%Y-%m-%d %H:%M:%SZ").to_string()
+fn format_time(time: Timestamp) -> String {
+    time.strftime("%Y-%m-%d %H:%M:%SZ").to_string()
 }
 
 /// Converts a retry delay to milliseconds, at least 100.
@@ -397,12 +403,12 @@ fn retry_delay_ms(wait: Duration) -> u64 {
 }
 
 /// Returns the client's metadata that an upstream may see.
-fn forwarded_meta(line: &CallChannel, modern: bool) -> RequestMetaObject {
-    let mut meta = mcp_convert::strip_request_meta(line.meta.clone());
-    if modern {
+fn forwarded_meta(channel: &CallChannel, is_modern_peer: bool) -> RequestMetaObject {
+    let mut meta = mcp_convert::strip_request_meta(channel.meta.clone());
+    if is_modern_peer {
         // Toolgate does not substitute for missing capabilities of the client.
-        meta.set_client_capabilities(line.capabilities.clone());
-        if let Some(level) = line.log_level {
+        meta.set_client_capabilities(channel.capabilities.clone());
+        if let Some(level) = channel.log_level {
             meta.set_log_level(level);
         }
     }
@@ -457,22 +463,22 @@ impl Drop for RmcpRequestGuard {
         if self.is_done && self.route.is_none() {
             return;
         }
-        let (peer, link, id) = (self.peer.clone(), Arc::clone(&self.link), self.id.clone());
-        let (route, over, generation) = (self.route, self.is_done, self.generation);
-        let at_fault = !self.cancelled.is_cancelled() && !self.open_questions.has_open();
+        let (peer, supervisor, id) = (self.peer.clone(), Arc::clone(&self.link), self.id.clone());
+        let (route, is_done, generation) = (self.route, self.is_done, self.generation);
+        let is_upstream_fault = !self.cancelled.is_cancelled() && !self.open_questions.has_open();
         tokio::spawn(async move {
             if let Some(route) = route {
-                link.routes.remove(&id, route).await;
+                supervisor.routes.remove(&id, route).await;
             }
-            if !over {
-                if at_fault {
-                    link.on_failure(generation, UpstreamFailure::Timeout);
+            if !is_done {
+                if is_upstream_fault {
+                    supervisor.on_failure(generation, UpstreamFailure::Timeout);
                 }
-                let gone = CancelledNotificationParam::new(
+                let params = CancelledNotificationParam::new(
                     Some(id),
                     Some("the caller no longer waits for the response".to_owned()),
                 );
-                let _ = peer.send_notification(CancelledNotification::new(gone).into()).await;
+                let _ = peer.send_notification(CancelledNotification::new(params).into()).await;
             }
         });
     }
@@ -490,9 +496,9 @@ impl Handler for RemoteToolHandler {
         ctx: ToolContext,
         arguments: &CheckedArguments,
     ) -> Result<Value, Failure> {
-        let line = ctx.extension::<CallChannel>();
-        let result = self.call(&ctx, arguments, line.as_deref()).await?;
-        let said = result_text(&result);
+        let channel = ctx.extension::<CallChannel>();
+        let result = self.call(&ctx, arguments, channel.as_deref()).await?;
+        let text = result_text(&result);
         // The tool ran to its end, so its changes before the failure are done.
         let failed = || {
             let message = format!(
@@ -502,27 +508,27 @@ impl Handler for RemoteToolHandler {
             Failure::business("tool_failed", message).effects(CallEffects::Done)
         };
         // An error text may contain a credential.
-        let clean = |said: Value| self.supervisor.upstream.redact_value(said);
+        let redact = |value: Value| self.supervisor.upstream.redact_value(value);
         if result.is_error == Some(true) {
-            let failure = self.match_error_pattern(&said).unwrap_or_else(failed);
+            let failure = self.match_error_pattern(&text).unwrap_or_else(failed);
             let structured = result.structured_content.unwrap_or_default();
-            return Err(failure.upstream(clean(json!({"said": said, "structured": structured}))));
+            return Err(failure.upstream(redact(json!({"said": text, "structured": structured}))));
         }
         // Some servers report an error in a successful result.
-        let blurted = || {
+        let text_error = || {
             (self.supervisor.upstream.detects_text_errors && is_error_in_success(&result))
                 .then(failed)
         };
-        if let Some(failure) = self.match_error_pattern(&said).or_else(blurted) {
-            return Err(failure.upstream(clean(json!({"said": said}))));
+        if let Some(failure) = self.match_error_pattern(&text).or_else(text_error) {
+            return Err(failure.upstream(redact(json!({"said": text}))));
         }
         let value = result_value(&result);
         // An upstream must not return a value in the form of toolgate's own errors.
-        if let Some(own) = toolgate::strip_reserved_fields(&value) {
-            return Ok(own);
+        if let Some(stripped) = toolgate::strip_reserved_fields(&value) {
+            return Ok(stripped);
         }
-        if let Some(line) = &line {
-            *line.raw_result.lock().unwrap_or_else(std::sync::PoisonError::into_inner) =
+        if let Some(channel) = &channel {
+            *channel.raw_result.lock().unwrap_or_else(std::sync::PoisonError::into_inner) =
                 Some((value.clone(), Box::new(result)));
         }
         Ok(value)

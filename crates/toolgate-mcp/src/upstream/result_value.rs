@@ -86,14 +86,14 @@ mod tests {
 
     #[test]
     fn error_texts_in_successes_are_detected() {
-        let says = |text: &str| CallToolResult::success(vec![ContentBlock::text(text)]);
+        let success = |text: &str| CallToolResult::success(vec![ContentBlock::text(text)]);
         for text in [
             "Error: no such table",
             "error: x",
             "Database error: near \"x\"",
             "Invalid input error: y",
         ] {
-            assert!(is_error_in_success(&says(text)), "{text}");
+            assert!(is_error_in_success(&success(text)), "{text}");
         }
         for text in [
             "Errors: 0",
@@ -103,12 +103,12 @@ mod tests {
             "the log says\nError: x",
             "Terror: a film",
         ] {
-            assert!(!is_error_in_success(&says(text)), "{text}");
+            assert!(!is_error_in_success(&success(text)), "{text}");
         }
-        let mut several = says("Error: x");
+        let mut several = success("Error: x");
         several.content.push(ContentBlock::text("and more"));
         assert!(!is_error_in_success(&several));
-        let mut structured = says("Error: x");
+        let mut structured = success("Error: x");
         structured.structured_content = Some(json!({"rows": []}));
         assert!(!is_error_in_success(&structured));
     }

@@ -121,34 +121,35 @@ fn collapse_whitespace(text: &str) -> String {
 ///
 /// A blank line, the end of a sentence and the start of a list item or heading separate lines.
 fn join_wrapped_lines(text: &str) -> String {
-    let (mut whole, mut ended) = (String::with_capacity(text.len()), true);
+    let (mut joined, mut is_line_ended) = (String::with_capacity(text.len()), true);
     for line in text.lines().map(collapse_whitespace) {
-        let parts = ended
+        let is_separate = is_line_ended
             || line.is_empty()
             || LINE_START_PATTERN.as_ref().is_some_and(|item| item.is_match(&line));
-        if !whole.is_empty() {
-            whole.push(if parts { '\n' } else { ' ' });
+        if !joined.is_empty() {
+            joined.push(if is_separate { '\n' } else { ' ' });
         }
-        whole.push_str(&line);
-        ended = line.is_empty() || line.ends_with(['.', '!', '?']);
+        joined.push_str(&line);
+        is_line_ended = line.is_empty() || line.ends_with(['.', '!', '?']);
     }
-    whole
+    joined
 }
 
 /// Returns the first line or sentence of a text that matches a pattern, else the matching text.
 fn find_instruction(text: &str) -> Option<String> {
-    let (orders, whole) = (INSTRUCTION_PATTERNS.as_ref()?, join_wrapped_lines(text));
-    if !orders.is_match(&whole) {
+    let (patterns, joined) = (INSTRUCTION_PATTERNS.as_ref()?, join_wrapped_lines(text));
+    if !patterns.is_match(&joined) {
         return None;
     }
-    let ends = ['\n', '.'];
-    let mut parts = text
-        .split_inclusive(ends)
-        .chain(whole.split_inclusive(ends))
-        .chain(whole.lines())
+    let separators = ['\n', '.'];
+    let mut candidates = text
+        .split_inclusive(separators)
+        .chain(joined.split_inclusive(separators))
+        .chain(joined.lines())
         .map(collapse_whitespace);
-    let found =
-        parts.find(|part| orders.is_match(part)).unwrap_or_else(|| collapse_whitespace(&whole));
+    let found = candidates
+        .find(|part| patterns.is_match(part))
+        .unwrap_or_else(|| collapse_whitespace(&joined));
     Some(found.chars().take(160).filter(|c| !is_invisible(*c)).collect())
 }
 
@@ -158,27 +159,31 @@ pub(crate) fn is_harmless_text(text: &str) -> bool {
 }
 
 /// Collects the texts of a schema.
-fn collect_schema_texts(value: &serde_json::Value, at: &str, texts: &mut Vec<(String, String)>) {
+fn collect_schema_texts(
+    value: &serde_json::Value,
+    location: &str,
+    texts: &mut Vec<(String, String)>,
+) {
     match value {
         serde_json::Value::Object(map) => {
             for (key, item) in map {
-                texts.push((format!("{at} name"), key.clone()));
-                collect_schema_texts(item, &format!("{at}/{key}"), texts);
+                texts.push((format!("{location} name"), key.clone()));
+                collect_schema_texts(item, &format!("{location}/{key}"), texts);
             }
         }
         serde_json::Value::Array(items) => {
-            items.iter().for_each(|item| collect_schema_texts(item, at, texts))
+            items.iter().for_each(|item| collect_schema_texts(item, location, texts))
         }
-        serde_json::Value::String(text) => texts.push((at.to_owned(), text.clone())),
+        serde_json::Value::String(text) => texts.push((location.to_owned(), text.clone())),
         _ => {}
     }
 }
 
 /// Returns the texts of a tool without its name and the property names of its schemas.
 pub(crate) fn tool_text(tool: &Tool) -> String {
-    let said =
+    let texts =
         tool_texts(tool).into_iter().filter(|(part, _)| part != "name" && !part.ends_with(" name"));
-    said.map(|(_, text)| text).collect::<Vec<_>>().join("\n")
+    texts.map(|(_, text)| text).collect::<Vec<_>>().join("\n")
 }
 
 #[cfg(test)]

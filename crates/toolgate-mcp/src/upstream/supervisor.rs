@@ -176,11 +176,11 @@ impl UpstreamSupervisor {
         launcher: Option<PathBuf>,
         updates: ResourceUpdateSender,
     ) -> Arc<Self> {
-        let offer = UpstreamCatalog {
+        let catalog = UpstreamCatalog {
             tools: pins.accepted().unwrap_or_default(),
             ..UpstreamCatalog::default()
         };
-        let link = Arc::new(Self {
+        let supervisor = Arc::new(Self {
             slots: Semaphore::new(upstream.max_concurrency),
             suspended_calls: TaskTracker::new(),
             idle_watch: crate::upstream::connection_health::IdleWatch::new(upstream.timeout),
@@ -191,7 +191,7 @@ impl UpstreamSupervisor {
             status: watch::Sender::new(UpstreamStatus::Starting),
             connection: Mutex::default(),
             down_since: Mutex::new(Timestamp::now()),
-            catalog: Mutex::new(Arc::new(offer)),
+            catalog: Mutex::new(Arc::new(catalog)),
             list_changes: watch::Sender::new(0),
             announced_changes: watch::Sender::new(0),
             announcement_limiter: crate::upstream::connection_health::ListChangedLimiter::default(),
@@ -217,8 +217,8 @@ impl UpstreamSupervisor {
             stop_requested: CancellationToken::new(),
             stopped: watch::Sender::new(false),
         });
-        tokio::spawn(Arc::clone(&link).supervise());
-        link
+        tokio::spawn(Arc::clone(&supervisor).supervise());
+        supervisor
     }
 
     /// Returns whether the supervisor runs this configuration.
@@ -236,32 +236,33 @@ impl UpstreamSupervisor {
     /// Stops the supervisor and its child process.
     pub(crate) async fn stop(&self) {
         self.stop_requested.cancel();
-        let mut ended = self.stopped.subscribe();
-        let _ = tokio::time::timeout(Duration::from_secs(10), ended.wait_for(|ended| *ended)).await;
+        let mut stopped = self.stopped.subscribe();
+        let _ = tokio::time::timeout(Duration::from_secs(10), stopped.wait_for(|stopped| *stopped))
+            .await;
     }
 
     /// Connects, watches the connection, and reconnects with backoff.
     async fn supervise(self: Arc<Self>) {
-        let mut tries: u32 = 0;
+        let mut attempts: u32 = 0;
         while !self.stop_requested.is_cancelled() {
             self.start_count.fetch_add(1, Ordering::Relaxed);
-            let why = self.run_connection(&mut tries).await;
+            let why = self.run_connection(&mut attempts).await;
             *lock(&self.connection) = None;
             if self.stop_requested.is_cancelled() {
                 break;
             }
-            let wait = crate::upstream::connection_health::reconnect_backoff(tries);
-            tries = tries.saturating_add(1);
+            let wait = crate::upstream::connection_health::reconnect_backoff(attempts);
+            attempts = attempts.saturating_add(1);
             let now = Timestamp::now();
             let next = now.checked_add(wait).unwrap_or(now);
             let why = self.with_stderr_tail(why);
             self.status.send_modify(|status| {
-                let (since, news) = match status {
+                let (since, is_new) = match status {
                     UpstreamStatus::Down { since, why: before, .. } => (*since, *before != why),
                     _ => (now, true),
                 };
                 // Log each reason once.
-                if news {
+                if is_new {
                     tracing::warn!(upstream = self.upstream.name, why, "upstream is down");
                 }
                 *status = UpstreamStatus::Down { since, why, next };
@@ -276,7 +277,7 @@ impl UpstreamSupervisor {
     }
 
     /// Runs one connection, and returns why it ended.
-    async fn run_connection(self: &Arc<Self>, tries: &mut u32) -> String {
+    async fn run_connection(self: &Arc<Self>, attempts: &mut u32) -> String {
         // Do not connect while a reference is missing.
         let missing = self.upstream.missing_references();
         self.has_missing_references.store(!missing.is_empty(), Ordering::Relaxed);
@@ -296,24 +297,24 @@ impl UpstreamSupervisor {
         };
         if let Err(why) = listed {
             // A program that exits right after a modern handshake may work with the older protocol.
-            let ended = connection.child.is_some() && connection.closed.is_cancelled();
-            self.is_legacy_handshake_due.store(ended && is_modern(&peer), Ordering::Relaxed);
+            let has_exited = connection.child.is_some() && connection.closed.is_cancelled();
+            self.is_legacy_handshake_due.store(has_exited && is_modern(&peer), Ordering::Relaxed);
             let _ = connection.service.close_with_timeout(Duration::from_secs(2)).await;
             return format!("cannot list its tools: {why}");
         }
         self.on_connected();
         let generation = u64::from(self.start_count.load(Ordering::Relaxed));
-        let straight = connection.direct.take();
+        let direct = connection.direct.take();
         *lock(&self.connection) =
-            Some(Arc::new(ActiveConnection { generation, peer: peer.clone(), direct: straight }));
-        let begun = tokio::time::Instant::now();
+            Some(Arc::new(ActiveConnection { generation, peer: peer.clone(), direct }));
+        let connected_at = tokio::time::Instant::now();
         self.status.send_replace(UpstreamStatus::Up { since: Timestamp::now() });
         tracing::info!(upstream = self.upstream.name, "upstream is up");
         let why =
             self.watch_connection(&connection.service, &connection.closed, &peer, generation).await;
         // Connections that keep failing early increase the backoff.
-        if begun.elapsed() > MIN_STABLE_CONNECTION_AGE {
-            *tries = 0;
+        if connected_at.elapsed() > MIN_STABLE_CONNECTION_AGE {
+            *attempts = 0;
         }
         *lock(&self.down_since) = Timestamp::now();
         *lock(&self.connection) = None;
@@ -334,18 +335,18 @@ impl UpstreamSupervisor {
     async fn watch_connection(
         self: &Arc<Self>,
         service: &rmcp::service::RunningService<RoleClient, UpstreamClientHandler>,
-        over: &CancellationToken,
+        closed: &CancellationToken,
         peer: &Peer<RoleClient>,
         generation: u64,
     ) -> String {
-        let mut again = self.lost_generation.subscribe();
-        let mut pulse = tokio::time::interval(HEALTH_CHECK_INTERVAL);
-        pulse.tick().await;
-        let mut look = tokio::time::interval(Duration::from_millis(50));
-        let mut listed: Option<tokio::time::Instant> = None;
-        let mut passed_over = 0;
+        let mut lost_sessions = self.lost_generation.subscribe();
+        let mut health_ticks = tokio::time::interval(HEALTH_CHECK_INTERVAL);
+        health_ticks.tick().await;
+        let mut poll = tokio::time::interval(Duration::from_millis(50));
+        let mut last_listing: Option<tokio::time::Instant> = None;
+        let mut skipped = 0;
         // Listings run concurrently with the other branches.
-        let mut asking: PendingListing<'_> = None;
+        let mut listing: PendingListing<'_> = None;
         let mut changes = Box::pin(async {
             self.restore_log_level(peer).await;
             self.restore_subscriptions(peer).await;
@@ -354,37 +355,37 @@ impl UpstreamSupervisor {
         loop {
             tokio::select! {
                 () = &mut changes => return "the server closed the connection".to_owned(),
-                () = over.cancelled() => return "the server closed the connection".to_owned(),
+                () = closed.cancelled() => return "the server closed the connection".to_owned(),
                 () = self.stop_requested.cancelled() => {
                     // Close the subscriptions first: many servers do not exit while a client
                     // listens.
                     let _ = tokio::time::timeout(UNSUBSCRIBE_TIMEOUT, &mut changes).await;
                     return "toolgate is stopping".to_owned();
                 }
-                () = async { drop(again.wait_for(|lost| *lost >= generation).await) } => return "the server lost the session".to_owned(),
-                said = wait_for_listing(&mut asking) => {
-                    asking = None;
-                    if let Err(why) = said {
+                () = async { drop(lost_sessions.wait_for(|lost| *lost >= generation).await) } => return "the server lost the session".to_owned(),
+                result = wait_for_listing(&mut listing) => {
+                    listing = None;
+                    if let Err(why) = result {
                         return why;
                     }
                 }
                 // Limit the rate of listings, however often changes are announced.
-                () = self.relist_requested.notified(), if asking.is_none() && listed.is_none_or(|at| at.elapsed() > MIN_RELIST_INTERVAL) => {
-                    listed = Some(tokio::time::Instant::now());
-                    asking = Some(self.check_health(peer, "cannot list its tools").boxed());
+                () = self.relist_requested.notified(), if listing.is_none() && last_listing.is_none_or(|at| at.elapsed() > MIN_RELIST_INTERVAL) => {
+                    last_listing = Some(tokio::time::Instant::now());
+                    listing = Some(self.check_health(peer, "cannot list its tools").boxed());
                 }
-                _ = look.tick() => {
+                _ = poll.tick() => {
                     if service.is_closed() || peer.is_transport_closed() {
                         return "the server closed the connection".to_owned();
                     }
                 }
-                _ = pulse.tick() => {
-                    if let Some(straight) = self.connection().as_ref().and_then(|standing| standing.direct.as_ref()) {
-                        straight.close_idle();
+                _ = health_ticks.tick() => {
+                    if let Some(direct) = self.connection().as_ref().and_then(|connection| connection.direct.as_ref()) {
+                        direct.close_idle();
                     }
                     // List again even without a notification: it also is the health check.
-                    if asking.is_none() && crate::upstream::connection_health::is_health_check_due(&mut passed_over, self.is_busy()) {
-                        asking = Some(self.check_health(peer, "health check failed").boxed());
+                    if listing.is_none() && crate::upstream::connection_health::is_health_check_due(&mut skipped, self.is_busy()) {
+                        listing = Some(self.check_health(peer, "health check failed").boxed());
                     }
                 }
             }
@@ -394,50 +395,51 @@ impl UpstreamSupervisor {
     /// Ends a connection whose session was lost.
     pub(crate) fn report_session_lost(&self, generation: u64) {
         self.lost_generation.send_if_modified(|lost| {
-            let news = generation > *lost;
+            let is_new = generation > *lost;
             *lost = generation.max(*lost);
-            news
+            is_new
         });
     }
 
     /// Returns whether the access token may have expired and can be fetched again.
     pub(crate) fn can_renew_token(&self) -> bool {
-        let renews = matches!(
+        let has_token_grant = matches!(
             &self.upstream.transport,
             UpstreamTransport::Http { credentials: Credentials::ClientCredentials { .. }, .. }
         );
-        let fresh = |since: &Timestamp| {
+        let is_fresh = |since: &Timestamp| {
             Duration::try_from(Timestamp::now().duration_since(*since))
                 .is_ok_and(|age| age < MIN_TOKEN_AGE_FOR_RENEWAL)
         };
-        let fresh = matches!(&*self.status.borrow(), UpstreamStatus::Up { since } if fresh(since));
-        renews && !fresh
+        let is_fresh =
+            matches!(&*self.status.borrow(), UpstreamStatus::Up { since } if is_fresh(since));
+        has_token_grant && !is_fresh
     }
 
     pub(crate) fn record_stderr_line(&self, line: String) {
         let line = self.upstream.redact_secrets(&line);
         tracing::info!(upstream = self.upstream.name, "{line}");
-        let mut words = lock(&self.stderr_tail);
-        words.push_back(line);
-        while words.len() > 5 {
-            words.pop_front();
+        let mut lines = lock(&self.stderr_tail);
+        lines.push_back(line);
+        while lines.len() > 5 {
+            lines.pop_front();
         }
     }
 
     /// Adds the last line of standard error to a reason.
     fn with_stderr_tail(&self, why: String) -> String {
-        let words: Vec<String> = std::mem::take(&mut *lock(&self.stderr_tail)).into();
+        let lines: Vec<String> = std::mem::take(&mut *lock(&self.stderr_tail)).into();
         let why = self.upstream.redact_secrets(&why);
-        match words.last().filter(|word| !word.is_empty()) {
-            Some(word) if *word == why => why,
-            Some(word) => format!("{why} (stderr: {})", word.chars().take(200).collect::<String>()),
+        match lines.last().filter(|line| !line.is_empty()) {
+            Some(line) if *line == why => why,
+            Some(line) => format!("{why} (stderr: {})", line.chars().take(200).collect::<String>()),
             None => why,
         }
     }
 
     /// Returns the peer of the current connection.
     pub(crate) fn peer(&self) -> Option<Peer<RoleClient>> {
-        self.connection().map(|standing| standing.peer.clone())
+        self.connection().map(|connection| connection.peer.clone())
     }
 
     /// The current connection.
@@ -487,9 +489,9 @@ impl UpstreamSupervisor {
 type PendingListing<'q> = Option<BoxFuture<'q, Result<(), String>>>;
 
 /// Waits for the listing in progress, or forever if there is none.
-async fn wait_for_listing(asking: &mut PendingListing<'_>) -> Result<(), String> {
-    match asking {
-        Some(asking) => asking.await,
+async fn wait_for_listing(listing: &mut PendingListing<'_>) -> Result<(), String> {
+    match listing {
+        Some(listing) => listing.await,
         None => std::future::pending().await,
     }
 }

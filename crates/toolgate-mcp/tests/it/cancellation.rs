@@ -1,33 +1,31 @@
-//! What is taken back is taken back everywhere: calls and prompts of clients, and questions of
-//! upstreams.
+//! Tests that cancellations of calls, prompts and questions reach the other side.
 
 use serde_json::{Value, json};
 
 use crate::support::{TestGateway, fixture_path, wait_until};
 use crate::tls_and_authentication::{LegacyHttpClient, http_client};
 
-/// A gateway before the fixture, of the newest revision or of an older one, and the file in which
-/// that says what it hears.
+/// Opens a gateway whose fixture logs requests to the file `log`. Options select the revision.
 async fn gateway_with_logging_fixture(options: &str) -> (TestGateway, tempfile::TempDir) {
     let home = tempfile::tempdir().unwrap();
     let config = format!(
         "[upstreams.fix]\ncommand = {}\nargs = [{options}]\nprefix = \"\"\nundeclared = \"read\"\nenv = {{ FIXTURE_COUNTER = {} }}\n",
         json!(fixture_path()),
-        json!(home.path().join("heard"))
+        json!(home.path().join("log"))
     );
     (TestGateway::open(&config).await, home)
 }
 
 async fn wait_for_fixture_line(home: &tempfile::TempDir, line: &str) {
-    let heard = async || {
-        std::fs::read_to_string(home.path().join("heard"))
-            .is_ok_and(|said| said.lines().any(|one| one == line))
+    let is_logged = async || {
+        std::fs::read_to_string(home.path().join("log"))
+            .is_ok_and(|log| log.lines().any(|logged| logged == line))
     };
-    wait_until(line, heard).await;
+    wait_until(&format!("the fixture logs `{line}`"), is_logged).await;
 }
 
 fn cancellation(id: u64) -> Value {
-    json!({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": id, "reason": "the user has"}})
+    json!({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": id, "reason": "cancelled by the user"}})
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -39,11 +37,11 @@ async fn cancellation_by_client_reaches_upstream() {
             .start_request("tools/call", &json!({"name": "sleep", "arguments": {"ms": 60_000}}));
         wait_for_fixture_line(&home, "sleep 60000").await;
         client.send(&cancellation(call));
-        wait_for_fixture_line(&home, "woken 60000").await;
+        wait_for_fixture_line(&home, "cancelled sleep 60000").await;
         let prompt = client.start_request("prompts/get", &json!({"name": "slow"}));
         wait_for_fixture_line(&home, "prompt").await;
         client.send(&cancellation(prompt));
-        wait_for_fixture_line(&home, "prompt taken back").await;
+        wait_for_fixture_line(&home, "cancelled prompt").await;
         gate.shut_down().await;
     }
 }
@@ -57,22 +55,20 @@ async fn cancelled_elicitation_and_its_progress_are_forwarded() {
         "tools/call",
         &json!({"name": "ask_and_forget", "arguments": {"ms": 1_500}}),
     );
-    let question = client.inbox.wait_for(|said| said["method"] == "elicitation/create").await;
+    let question = client.inbox.wait_for(|message| message["method"] == "elicitation/create").await;
     let token = question["params"]["_meta"]["progressToken"].clone();
     let progress = json!({"progressToken": token, "progress": 5.5, "message": "the user thinks"});
     client.send(&json!({"jsonrpc": "2.0", "method": "notifications/progress", "params": progress}));
-    // Of what nobody has asked for, nobody hears.
-    let other = json!({"progressToken": "nobody's", "progress": 9});
-    client.send(&json!({"jsonrpc": "2.0", "method": "notifications/progress", "params": other}));
+    // Progress with an unknown token is not forwarded.
+    let unknown = json!({"progressToken": "unknown", "progress": 9});
+    client.send(&json!({"jsonrpc": "2.0", "method": "notifications/progress", "params": unknown}));
     wait_for_fixture_line(&home, "progress 5.5").await;
-    let told = client.inbox.wait_for(|said| said["method"] == "notifications/cancelled").await;
-    assert_eq!(told["params"]["requestId"], question["id"], "{told}");
+    let cancelled =
+        client.inbox.wait_for(|message| message["method"] == "notifications/cancelled").await;
+    assert_eq!(cancelled["params"]["requestId"], question["id"], "{cancelled}");
     let answer = client.wait_for_answer(call).await;
-    assert_eq!(
-        answer["result"]["content"][0]["text"], "It was asked, and does not matter any more.",
-        "{answer}"
-    );
-    assert!(!std::fs::read_to_string(home.path().join("heard")).unwrap().contains("progress 9"));
+    assert_eq!(answer["result"]["content"][0]["text"], "The question was cancelled.", "{answer}");
+    assert!(!std::fs::read_to_string(home.path().join("log")).unwrap().contains("progress 9"));
     gate.shut_down().await;
 }
 
@@ -85,9 +81,10 @@ async fn cancelled_call_cancels_its_elicitation() {
         "tools/call",
         &json!({"name": "ask_and_forget", "arguments": {"ms": 60_000}}),
     );
-    let question = client.inbox.wait_for(|said| said["method"] == "elicitation/create").await;
+    let question = client.inbox.wait_for(|message| message["method"] == "elicitation/create").await;
     client.send(&cancellation(call));
-    let told = client.inbox.wait_for(|said| said["method"] == "notifications/cancelled").await;
-    assert_eq!(told["params"]["requestId"], question["id"], "{told}");
+    let cancelled =
+        client.inbox.wait_for(|message| message["method"] == "notifications/cancelled").await;
+    assert_eq!(cancelled["params"]["requestId"], question["id"], "{cancelled}");
     gate.shut_down().await;
 }

@@ -1,4 +1,4 @@
-//! Who is asked, and whose answer counts.
+//! Tests which client is asked for approval or input, and which answers count.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -14,10 +14,7 @@ use crate::security::token_digest;
 use crate::support::{TestGateway, fixture_config, fixture_path, wait_until};
 use crate::tls_and_authentication::{LegacyHttpClient, http_client};
 
-const APPROVAL_RULES: &str = "[tools.count]\nkind = \"mcp\"\nupstream = \"fix\"\neffect = \"write\"\n\
-    [[policy]]\nname = \"person\"\nrule = \"ask\"\ntools = [\"count\"]\nwhen = \"true\"\nreason = \"A person decides.\"\n";
-
-/// The approval that a refused call waits for.
+/// Returns the id of the approval that a refused call needs.
 fn approval_id(result: &Value) -> &str {
     let error = &result["_meta"]["toolgate/error"];
     assert_eq!(error["code"], "approval_required", "{result}");
@@ -31,21 +28,21 @@ async fn client_approval_is_rejected_after_tool_is_destructive() {
     let mut older =
         LegacyHttpClient::connect(&http_client(), &gate.url, json!({"elicitation": {}})).await;
     let call = older.start_request("tools/call", &json!({"name": "count", "arguments": {}}));
-    let question = older.inbox.wait_for(|said| said["method"] == "elicitation/create").await;
+    let question = older.inbox.wait_for(|message| message["method"] == "elicitation/create").await;
     let newer = gate.client().in_session("s").with_capabilities(json!({"elicitation": {}}));
-    let asked = newer.call("count", json!({})).await;
-    assert_eq!(asked["resultType"], "input_required", "{asked}");
-    // From here on it may destroy something.
+    let suspended = newer.call("count", json!({})).await;
+    assert_eq!(suspended["resultType"], "input_required", "{suspended}");
+    // After the reload, the tool is destructive.
     gate.reload(&(fixture_config("") + &APPROVAL_RULES.replace("effect = \"write\"\n", "")))
         .await
         .unwrap();
     older.send(&json!({"jsonrpc": "2.0", "id": question["id"], "result": yes}));
-    let of_older = older.wait_for_answer(call).await["result"].clone();
-    let answer = json!({"toolgate_approval": yes});
-    let back = json!({"name": "count", "arguments": {}, "requestState": asked["requestState"], "inputResponses": answer});
-    let of_newer = newer.call_method("tools/call", back).await.1["result"].clone();
-    for result in [of_older, of_newer] {
-        // It still waits for whoever may.
+    let older_result = older.wait_for_answer(call).await["result"].clone();
+    let input = json!({"toolgate_approval": yes});
+    let resumed = json!({"name": "count", "arguments": {}, "requestState": suspended["requestState"], "inputResponses": input});
+    let newer_result = newer.call_method("tools/call", resumed).await.1["result"].clone();
+    for result in [older_result, newer_result] {
+        // The approval is still open for a permitted approver.
         assert!(
             gate.gateway
                 .runtime()
@@ -63,32 +60,38 @@ async fn client_approval_is_rejected_after_tool_is_destructive() {
 async fn client_without_form_support_gets_no_elicitation() {
     let home = tempfile::tempdir().unwrap();
     let marks = home.path().join("marks");
-    let curious = format!(
+    let upstream = format!(
         "[upstreams.ill]\ncommand = {}\nargs = [\"--ill\"]\nprefix = \"\"\nundeclared = \"read\"\nenv = {{ FIXTURE_COUNTER = {} }}\n",
         json!(fixture_path()),
         json!(marks)
     );
-    let asked = APPROVAL_RULES.replace("count", "echo").replace("\"fix\"", "\"ill\"");
-    let gate = TestGateway::open(&(curious + &asked)).await;
+    let rules = APPROVAL_RULES.replace("count", "echo").replace("\"fix\"", "\"ill\"");
+    let gate = TestGateway::open(&(upstream + &rules)).await;
     let echo = json!({"name": "echo", "arguments": {"text": "x"}});
-    // Its upstream's question is refused, too, and it is told what became of the call.
+    // The gateway also refuses the question of the upstream, and reports the outcome of the call.
     let mark = |key: &str| json!({"name": "mark", "arguments": {"key": key, "how": "asks"}});
-    let told =
+    let last_mark =
         || std::fs::read_to_string(&marks).unwrap().lines().last().unwrap_or_default().to_owned();
-    for (can, is_asked) in [(json!({"url": {}}), false), (json!({"form": {}, "url": {}}), true)] {
-        let capabilities = json!({"elicitation": can});
+    for (elicitation, is_asked) in
+        [(json!({"url": {}}), false), (json!({"form": {}, "url": {}}), true)]
+    {
+        let capabilities = json!({"elicitation": elicitation});
         let newer = gate
             .client()
-            .in_session(&can.to_string().replace([' ', '"'], ""))
+            .in_session(&elicitation.to_string().replace([' ', '"'], ""))
             .with_capabilities(capabilities.clone());
         for (call, key) in [(echo.clone(), "toolgate_approval"), (mark("newer"), "input")] {
-            let (_, said) = newer.call_method("tools/call", call.clone()).await;
-            assert_eq!(said["result"]["inputRequests"][key].is_object(), is_asked, "{can}: {said}");
+            let (_, answer) = newer.call_method("tools/call", call.clone()).await;
+            assert_eq!(
+                answer["result"]["inputRequests"][key].is_object(),
+                is_asked,
+                "{elicitation}: {answer}"
+            );
         }
         if is_asked {
             continue;
         }
-        assert_eq!(told(), "null");
+        assert_eq!(last_mark(), "null");
         let refused = newer.call("echo", json!({"text": "x"})).await;
         assert!(!approval_id(&refused).is_empty());
         let mut older = LegacyHttpClient::connect(&http_client(), &gate.url, capabilities).await;
@@ -97,7 +100,7 @@ async fn client_without_form_support_gets_no_elicitation() {
         );
         let done = older.call_method("tools/call", mark("older")).await;
         assert_eq!(
-            (&done["result"]["structuredContent"], told().as_str()),
+            (&done["result"]["structuredContent"], last_mark().as_str()),
             (&json!({"done": true}), "null"),
             "{done}"
         );
@@ -108,54 +111,49 @@ async fn client_without_form_support_gets_no_elicitation() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn client_at_concurrency_limit_can_answer_and_cancel() {
-    let token = |principal: &str| {
-        format!(
-            "[[gateway.tokens]]\nprincipal = \"{principal}\"\nsha256 = \"{}\"\n",
-            token_digest(principal)
-        )
-    };
-    let ask = "[tools.echo]\nkind = \"mcp\"\nupstream = \"fix\"\neffect = \"write\"\n\
+    let rules = "[tools.echo]\nkind = \"mcp\"\nupstream = \"fix\"\neffect = \"write\"\n\
         [[policy]]\nname = \"person\"\nrule = \"ask\"\ntools = [\"echo\"]\nwhen = \"true\"\nreason = \"A person decides.\"\n";
     let gate = TestGateway::open(&format!(
-        "{}{ask}[gateway]\nconcurrency = 2\n{}",
+        "{}{rules}[gateway]\nconcurrency = 2\n{}",
         fixture_config(""),
-        token("ann")
+        token_config("ann", "ann")
     ))
     .await;
-    let mut own = reqwest::header::HeaderMap::new();
-    own.insert("authorization", "Bearer ann".parse().unwrap());
-    let http = reqwest::Client::builder().no_proxy().default_headers(own).build().unwrap();
+    let mut headers = reqwest::header::HeaderMap::new();
+    headers.insert("authorization", "Bearer ann".parse().unwrap());
+    let http = reqwest::Client::builder().no_proxy().default_headers(headers).build().unwrap();
     let mut older = LegacyHttpClient::connect(&http, &gate.url, json!({"elicitation": {}})).await;
     for answers in [true, false] {
-        // The call has the one seat that there is for somebody.
-        let asked = older.start_request(
+        // The call holds the only permit of this client.
+        let call = older.start_request(
             "tools/call",
             &json!({"name": "echo", "arguments": {"text": answers.to_string()}}),
         );
-        let question = older.inbox.wait_for(|said| said["method"] == "elicitation/create").await;
-        let said = match answers {
+        let question =
+            older.inbox.wait_for(|message| message["method"] == "elicitation/create").await;
+        let reply = match answers {
             true => {
                 json!({"jsonrpc": "2.0", "id": question["id"], "result": {"action": "accept", "content": {"approve": true}}})
             }
             false => {
-                json!({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": asked}})
+                json!({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": call}})
             }
         };
-        let taken = older.http_request(reqwest::Method::POST).json(&said).send().await.unwrap();
-        assert_eq!(taken.status().as_u16(), 202, "{answers}");
+        let accepted = older.http_request(reqwest::Method::POST).json(&reply).send().await.unwrap();
+        assert_eq!(accepted.status().as_u16(), 202, "{answers}");
         if answers {
-            assert_eq!(older.wait_for_answer(asked).await["result"]["isError"], false);
+            assert_eq!(older.wait_for_answer(call).await["result"]["isError"], false);
         }
         let ping = json!({"jsonrpc": "2.0", "id": format!("ping {answers}"), "method": "ping"});
-        let pings = async || {
+        let has_permit = async || {
             let answer =
                 older.http_request(reqwest::Method::POST).json(&ping).send().await.unwrap();
             let free = answer.status() == 200;
-            // To its end: until then it has the seat.
+            // The permit is free only after the body is read completely.
             answer.text().await.unwrap();
             free
         };
-        wait_until("the seat is free", pings).await;
+        wait_until("the permit is free", has_permit).await;
     }
     drop(older);
     gate.shut_down().await;
@@ -171,46 +169,45 @@ async fn suspended_call_does_not_block_upstream_or_reload() {
         "test_input_required_result_elicitation",
         gate.client().in_session("asked").with_capabilities(json!({"elicitation": {}})),
     );
-    let asked = client.call(tool, json!({})).await;
-    assert_eq!(asked["resultType"], "input_required", "{asked}");
+    let suspended = client.call(tool, json!({})).await;
+    assert_eq!(suspended["resultType"], "input_required", "{suspended}");
     assert_eq!(
         gate.client().in_session("other").call_code("echo", json!({"text": "x"})).await,
         "ok"
     );
-    // Nor is it forgotten where the upstream is replaced meanwhile: what is under way ends as it
-    // began.
+    // A replaced upstream finishes its running calls.
     gate.reload(&upstream(30)).await.unwrap();
     assert_eq!(
         gate.client().in_session("later").call_code("echo", json!({"text": "x"})).await,
         "ok"
     );
     let name = json!({"user_name": {"action": "accept", "content": {"name": "Ann"}}});
-    let back = json!({"name": tool, "arguments": {}, "requestState": asked["requestState"], "inputResponses": name});
-    let told = client.call_method("tools/call", back).await.1;
-    assert_eq!(told["result"]["content"][0]["text"], "Hello, Ann!", "{told}");
+    let resumed = json!({"name": tool, "arguments": {}, "requestState": suspended["requestState"], "inputResponses": name});
+    let answer = client.call_method("tools/call", resumed).await.1;
+    assert_eq!(answer["result"]["content"][0]["text"], "Hello, Ann!", "{answer}");
     gate.shut_down().await;
 }
 
-/// A server of 2026-07-28 that asks back without end, and counts how often it is called.
+/// Starts a server of revision 2026-07-28 that always asks again, and counts its calls.
 async fn start_endless_elicitation_server(called: Arc<AtomicUsize>) -> String {
     serve_connections(move |mut stream| {
         let called = Arc::clone(&called);
         async move {
-            let Some((_, asked)) = read_request(&mut stream).await else { return };
+            let Some((_, request)) = read_request(&mut stream).await else { return };
             let form = json!({"message": "Who?", "requestedSchema": {"type": "object", "properties": {"name": {"type": "string"}}}});
-            let said = match asked["method"].as_str().unwrap_or_default() {
-                "server/discover" => discover_result(&asked, "asks", &json!({"tools": {}})),
+            let response = match request["method"].as_str().unwrap_or_default() {
+                "server/discover" => discover_result(&request, "asks", &json!({"tools": {}})),
                 "tools/list" => {
-                    modern_result(&asked, json!({"tools": [{"name": "ask", "description": "Asks.", "inputSchema": {"type": "object"}}]}))
+                    modern_result(&request, json!({"tools": [{"name": "ask", "description": "Asks.", "inputSchema": {"type": "object"}}]}))
                 }
                 "tools/call" => {
                     called.fetch_add(1, Ordering::SeqCst);
                     let questions = json!({"who": {"method": "elicitation/create", "params": form}});
-                    json_rpc_result(&asked, json!({"resultType": "input_required", "inputRequests": questions}))
+                    json_rpc_result(&request, json!({"resultType": "input_required", "inputRequests": questions}))
                 }
                 _ => http_response("202 Accepted", "text/plain", ""),
             };
-            let _ = stream.write_all(said.as_bytes()).await;
+            let _ = stream.write_all(response.as_bytes()).await;
         }
     })
     .await
@@ -226,19 +223,19 @@ async fn suspended_call_resumes_after_upstream_is_replaced() {
         "test_input_required_result_elicitation",
         gate.client().in_session("asked").with_capabilities(json!({"elicitation": {}})),
     );
-    let asked = client.call(tool, json!({})).await;
-    assert_eq!(asked["resultType"], "input_required", "{asked}");
+    let suspended = client.call(tool, json!({})).await;
+    assert_eq!(suspended["resultType"], "input_required", "{suspended}");
     let slow = gate.client().in_session("slow");
     let slow = tokio::spawn(async move { slow.call_code("sleep", json!({"ms": 12_000})).await });
     tokio::time::sleep(Duration::from_millis(500)).await;
     gate.reload(&upstream(30)).await.unwrap();
-    // Whoever waits for all to be over is at it by now.
+    // By now the replaced upstream waits for its calls.
     tokio::time::sleep(Duration::from_millis(500)).await;
     let name = json!({"user_name": {"action": "accept", "content": {"name": "Ann"}}});
-    let back = json!({"name": tool, "arguments": {}, "requestState": asked["requestState"], "inputResponses": name});
-    let told = client.call_method("tools/call", back).await.1;
-    assert_eq!(told["result"]["content"][0]["text"], "Hello, Ann!", "{told}");
-    assert!(!slow.is_finished(), "it was waited for");
+    let resumed = json!({"name": tool, "arguments": {}, "requestState": suspended["requestState"], "inputResponses": name});
+    let answer = client.call_method("tools/call", resumed).await.1;
+    assert_eq!(answer["result"]["content"][0]["text"], "Hello, Ann!", "{answer}");
+    assert!(!slow.is_finished(), "the slow call has already ended");
     slow.abort();
     gate.shut_down().await;
 }
@@ -252,15 +249,15 @@ async fn upstream_elicitation_ends_after_ten_rounds() {
     ))
     .await;
     let client = gate.client().in_session("s").with_capabilities(json!({"elicitation": {}}));
-    let (mut said, mut answered) = (client.call("ask", json!({})).await, 0);
-    while said["resultType"] == "input_required" {
+    let (mut result, mut answered) = (client.call("ask", json!({})).await, 0);
+    while result["resultType"] == "input_required" {
         answered += 1;
         let name = json!({"who": {"action": "accept", "content": {"name": "Ann"}}});
-        let back = json!({"name": "ask", "arguments": {}, "requestState": said["requestState"], "inputResponses": name});
-        said = client.call_method("tools/call", back).await.1["result"].clone();
+        let resumed = json!({"name": "ask", "arguments": {}, "requestState": result["requestState"], "inputResponses": name});
+        result = client.call_method("tools/call", resumed).await.1["result"].clone();
     }
-    assert_eq!(said["_meta"]["toolgate/error"]["code"], "upstream_rejected", "{said}");
-    // The tenth question is not put to it.
-    assert_eq!((answered, called.load(Ordering::SeqCst)), (9, 10), "{said}");
+    assert_eq!(result["_meta"]["toolgate/error"]["code"], "upstream_rejected", "{result}");
+    // The tenth question is not forwarded.
+    assert_eq!((answered, called.load(Ordering::SeqCst)), (9, 10), "{result}");
     gate.shut_down().await;
 }

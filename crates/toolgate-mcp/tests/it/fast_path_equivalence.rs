@@ -1,5 +1,4 @@
-//! The straight way for calls of 2026-07-28: it says what the long way says, and what breaks on it
-//! is told from what was done.
+//! Tests that the fast path for calls of revision 2026-07-28 behaves like the slow path.
 
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -13,7 +12,7 @@ use toolgate_store::{Ledger, RowFilter};
 
 use crate::support::{TestGateway, count_lines, fixture_path, wait_until};
 
-/// The fixture over HTTP, where it is, and where it says what it was asked.
+/// The fixture over HTTP, its URL, and the directory of its log.
 struct HttpFixtureProcess(Child, String, tempfile::TempDir);
 
 impl HttpFixtureProcess {
@@ -21,11 +20,11 @@ impl HttpFixtureProcess {
         use std::io::BufRead;
         let home = tempfile::tempdir().unwrap();
         let mut command = Command::new(fixture_path());
-        command.args(["--listen", "127.0.0.1:0"]).env("FIXTURE_COUNTER", home.path().join("asked"));
+        command.args(["--listen", "127.0.0.1:0"]).env("FIXTURE_COUNTER", home.path().join("log"));
         let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
-        let mut said = String::new();
-        std::io::BufReader::new(child.stdout.take().unwrap()).read_line(&mut said).unwrap();
-        let address = said
+        let mut line = String::new();
+        std::io::BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let address = line
             .split("http://")
             .nth(1)
             .unwrap()
@@ -44,7 +43,7 @@ impl Drop for HttpFixtureProcess {
     }
 }
 
-/// A request over a connection of its own: what comes back, head and all.
+/// Sends a call over a new connection. Returns the response with its head.
 async fn post_call(address: &str, params: Value, name: &str) -> String {
     let body = json!({"jsonrpc": "2.0", "id": "one", "method": "tools/call", "params": params})
         .to_string();
@@ -72,7 +71,7 @@ fn call_params(tool: &str, arguments: Value, token: Option<&str>) -> Value {
     json!({"name": tool, "arguments": arguments, "_meta": meta})
 }
 
-/// All messages of an answer, without what is different each time.
+/// Returns all messages of an answer, without the parts that differ each time.
 fn messages(answer: &str) -> Vec<Value> {
     let (_, body) = answer.split_once("\r\n\r\n").unwrap();
     let events = body
@@ -112,22 +111,29 @@ async fn fast_path_answers_like_slow_path() {
         ("test_image_content", json!({}), "application/json"),
         ("test_embedded_resource", json!({}), "application/json"),
         ("test_multiple_content_types", json!({}), "application/json"),
-        // What is said before the answer makes it a stream.
+        // Messages before the answer make the response a stream.
         ("test_tool_with_progress", json!({}), "text/event-stream"),
     ] {
-        let straight =
+        let fast =
             post_call(&gate.url, call_params(tool, arguments.clone(), Some("mine")), tool).await;
         assert!(
-            straight.to_ascii_lowercase().contains(&format!("content-type: {kind}")),
-            "{tool}: {straight}"
+            fast.to_ascii_lowercase().contains(&format!("content-type: {kind}")),
+            "{tool}: {fast}"
         );
-        // What this revision has no word for goes the long way.
-        let mut long = call_params(tool, arguments, Some("mine"));
-        long["of no meaning"] = json!(1);
-        let said = messages(&straight);
-        assert_eq!(said, messages(&post_call(&gate.url, long, tool).await), "{tool}");
+        // An unknown parameter sends the call over the slow path.
+        let mut slow_params = call_params(tool, arguments, Some("mine"));
+        slow_params["unknown"] = json!(1);
+        let fast_messages = messages(&fast);
+        assert_eq!(
+            fast_messages,
+            messages(&post_call(&gate.url, slow_params, tool).await),
+            "{tool}"
+        );
         if kind == "text/event-stream" {
-            assert!(said.len() > 2 && said[0]["params"]["progressToken"] == "mine", "{said:?}");
+            assert!(
+                fast_messages.len() > 2 && fast_messages[0]["params"]["progressToken"] == "mine",
+                "{fast_messages:?}"
+            );
         }
     }
     gate.shut_down().await;
@@ -143,10 +149,10 @@ async fn disconnect_cancels_call_and_row_is_recorded() {
         ))
         .await;
         tokio::select! {
-            said = post_call(&gate.url, call_params("sleep", json!({"ms": 600_000}), None), "sleep") => panic!("nobody waits so long: {said}"),
-            () = wait_until("it sleeps", async || count_lines(&upstream.2.path().join("asked")) > 0) => {}
+            answer = post_call(&gate.url, call_params("sleep", json!({"ms": 600_000}), None), "sleep") => panic!("the call ended early: {answer}"),
+            () = wait_until("the call runs", async || count_lines(&upstream.2.path().join("log")) > 0) => {}
         }
-        // Alone, and while the gateway goes on.
+        // The gateway writes the row without a client, and while it runs.
         let rows = || {
             let mut found = Vec::new();
             let sleeps = RowFilter { tool: Some("sleep".to_owned()), ..RowFilter::default() };
@@ -160,25 +166,26 @@ async fn disconnect_cancels_call_and_row_is_recorded() {
             Ledger::open(gate.home.path().join("ledger.db")).unwrap().query(&sleeps, note).unwrap();
             found
         };
-        wait_until("its row is there", async || !rows().is_empty()).await;
+        wait_until("the row is written", async || !rows().is_empty()).await;
         assert_eq!(rows(), [("cancelled".to_owned(), json!(effects))]);
         gate.shut_down().await;
     }
 }
 
-/// A server that does as the name of the tool says.
+/// Starts a server on which each tool has the fault in its name. Returns its URL and the call
+/// count.
 async fn start_scripted_server() -> (String, Arc<AtomicUsize>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
-    let ran = Arc::new(AtomicUsize::new(0));
-    let counted = Arc::clone(&ran);
+    let calls = Arc::new(AtomicUsize::new(0));
+    let counter = Arc::clone(&calls);
     tokio::spawn(async move {
         loop {
             let (stream, _) = listener.accept().await.unwrap();
-            tokio::spawn(serve_script(stream, Arc::clone(&counted)));
+            tokio::spawn(serve_script(stream, Arc::clone(&counter)));
         }
     });
-    (format!("http://{address}/mcp"), ran)
+    (format!("http://{address}/mcp"), calls)
 }
 
 const SCRIPTED_TOOLS: [&str; 19] = [
@@ -186,13 +193,13 @@ const SCRIPTED_TOOLS: [&str; 19] = [
     "chatters", "nameless", "lost", "ill", "blank", "texts", "long", "page", "logs", "failing",
 ];
 
-async fn serve_script(mut stream: TcpStream, ran: Arc<AtomicUsize>) {
+async fn serve_script(mut stream: TcpStream, calls: Arc<AtomicUsize>) {
     let mut text = Vec::new();
     loop {
         let mut chunk = [0; 4096];
         let head = loop {
-            if let Some(at) = text.windows(4).position(|window| window == b"\r\n\r\n") {
-                break at + 4;
+            if let Some(end) = text.windows(4).position(|window| window == b"\r\n\r\n") {
+                break end + 4;
             }
             match stream.read(&mut chunk).await {
                 Ok(n) if n > 0 => text.extend_from_slice(&chunk[..n]),
@@ -208,10 +215,10 @@ async fn serve_script(mut stream: TcpStream, ran: Arc<AtomicUsize>) {
             let Ok(n @ 1..) = stream.read(&mut chunk).await else { return };
             text.extend_from_slice(&chunk[..n]);
         }
-        let asked: Value = serde_json::from_slice(&text[head..head + length]).unwrap_or_default();
+        let request: Value = serde_json::from_slice(&text[head..head + length]).unwrap_or_default();
         text.drain(..head + length);
         let result = |result: Value| {
-            json!({"jsonrpc": "2.0", "id": asked["id"], "result": result}).to_string()
+            json!({"jsonrpc": "2.0", "id": request["id"], "result": result}).to_string()
         };
         let json = |body: &str| {
             format!("HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}", body.len()).into_bytes()
@@ -226,60 +233,60 @@ async fn serve_script(mut stream: TcpStream, ran: Arc<AtomicUsize>) {
         let done = result(
             json!({"resultType": "complete", "content": [{"type": "text", "text": "done"}]}),
         );
-        let tool = asked.pointer("/params/name").and_then(Value::as_str).unwrap_or_default();
-        ran.fetch_add(usize::from(!tool.is_empty()), Ordering::SeqCst);
-        let answer = match (asked["method"].as_str().unwrap_or_default(), tool) {
+        let tool = request.pointer("/params/name").and_then(Value::as_str).unwrap_or_default();
+        calls.fetch_add(usize::from(!tool.is_empty()), Ordering::SeqCst);
+        let answer = match (request["method"].as_str().unwrap_or_default(), tool) {
             ("server/discover", _) => {
-                let about = json!({"name": "scripted", "version": "1"});
+                let server_info = json!({"name": "scripted", "version": "1"});
                 json(&result(json!({
-                    "resultType": "complete", "supportedVersions": ["2026-07-28"], "capabilities": {"tools": {}}, "serverInfo": about,
-                    "ttlMs": 1000, "cacheScope": "private", "_meta": {"io.modelcontextprotocol/serverInfo": about},
+                    "resultType": "complete", "supportedVersions": ["2026-07-28"], "capabilities": {"tools": {}}, "serverInfo": server_info,
+                    "ttlMs": 1000, "cacheScope": "private", "_meta": {"io.modelcontextprotocol/serverInfo": server_info},
                 })))
             }
             ("tools/list", _) => {
-                let one = |name: &&str| json!({"name": name, "description": "Does so.", "inputSchema": {"type": "object"}});
-                let tools: Vec<Value> = SCRIPTED_TOOLS.iter().map(one).collect();
+                let tool_definition = |name: &&str| json!({"name": name, "description": "Does so.", "inputSchema": {"type": "object"}});
+                let tools: Vec<Value> = SCRIPTED_TOOLS.iter().map(tool_definition).collect();
                 json(&result(json!({"resultType": "complete", "tools": tools, "ttlMs": 1000, "cacheScope": "private"})))
             }
             ("tools/call", "plain") => json(&done),
-            // It answers, and goes without a word.
+            // The server answers, and then closes the connection without a notice.
             ("tools/call", "leaves") => {
                 let _ = stream.write_all(&json(&done)).await;
                 return;
             }
-            // It does what it was asked, and says nothing.
+            // The server runs the call, and closes the connection without an answer.
             ("tools/call", "breaks") => return,
-            // An answer that does not end.
+            // The answer never ends.
             ("tools/call", "endless") => {
                 let _ =
                     stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n\r\n{\"jsonrpc\": \"2.0\", \"x\": \"").await;
                 while stream.write_all(&[b'a'; 1 << 16]).await.is_ok() {}
                 return;
             }
-            // It answers, and leaves the stream open.
+            // The server answers, and keeps the stream open.
             ("tools/call", "stays") => stream_of(&done).into_bytes(),
-            // Words and the answer in one breath.
+            // Notifications and the answer are in one chunk.
             ("tools/call", "chatters") => {
-                let token = asked.pointer("/params/_meta/progressToken").cloned().unwrap_or_default();
-                let word = |n: u8| {
+                let token = request.pointer("/params/_meta/progressToken").cloned().unwrap_or_default();
+                let notification = |n: u8| {
                     json!({"jsonrpc": "2.0", "method": "notifications/progress", "params": {"progressToken": token, "progress": n}})
                         .to_string()
                 };
-                let body = format!("data: {}\n\ndata: {}\n\ndata: {done}\n\n", word(1), word(2));
+                let body = format!("data: {}\n\ndata: {}\n\ndata: {done}\n\n", notification(1), notification(2));
                 format!("HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-length: {}\r\n\r\n{body}", body.len()).into_bytes()
             }
-            // It says what goes on, whoever wants to hear it.
+            // The server sends a log message to every client.
             ("tools/call", "logs") => {
-                let word = json!({"jsonrpc": "2.0", "method": "notifications/message", "params": {"level": "error", "data": "oh"}});
-                let body = format!("data: {word}\n\ndata: {done}\n\n");
+                let notification = json!({"jsonrpc": "2.0", "method": "notifications/message", "params": {"level": "error", "data": "oh"}});
+                let body = format!("data: {notification}\n\ndata: {done}\n\n");
                 format!("HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-length: {}\r\n\r\n{body}", body.len()).into_bytes()
             }
-            // A stream that ends before the answer.
+            // The stream ends before the answer.
             ("tools/call", "ends") => b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-length: 8\r\n\r\n: hello\n".to_vec(),
             ("tools/call", "junk") => json("{\"jsonrpc\": \"2.0\", "),
-            // The answer to another question.
+            // The answer has the id of another request.
             ("tools/call", "other") => json(&done.replacen("\"id\":", "\"id\":1000", 1)),
-            // Turned away with an error that has no name, whatever it says.
+            // The rejection has an error without an id.
             ("tools/call", "nameless" | "lost" | "ill") => {
                 let status = match tool {
                     "nameless" => "400 Bad Request",
@@ -289,32 +296,32 @@ async fn serve_script(mut stream: TcpStream, ran: Arc<AtomicUsize>) {
                 let body = r#"{"jsonrpc": "2.0", "id": null, "error": {"code": -32000, "message": "no"}}"#;
                 format!("HTTP/1.1 {status}\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}", body.len()).into_bytes()
             }
-            // It has done something, and says with the status, too, that it went wrong.
+            // The call has an effect, and the result and the status report a failure.
             ("tools/call", "failing") => {
-                let mut said: Value = serde_json::from_str(&done).unwrap();
-                said["result"]["isError"] = json!(true);
-                let body = said.to_string();
+                let mut message: Value = serde_json::from_str(&done).unwrap();
+                message["result"]["isError"] = json!(true);
+                let body = message.to_string();
                 format!("HTTP/1.1 400 No\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}", body.len()).into_bytes()
             }
-            // An event that says nothing, and one without a kind.
+            // The stream has an event without data, and an event without a type.
             ("tools/call", "blank") => {
                 let body = format!("id: 0\ndata: \n\nevent:\ndata: {done}\n\n");
                 format!("HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-length: {}\r\n\r\n{body}", body.len()).into_bytes()
             }
-            // It says the number of the question as text.
+            // The answer has the id of the request as text.
             ("tools/call", "texts") => {
-                let mut said: Value = serde_json::from_str(&done).unwrap();
-                said["id"] = json!(asked["id"].to_string());
-                json(&said.to_string())
+                let mut message: Value = serde_json::from_str(&done).unwrap();
+                message["id"] = json!(request["id"].to_string());
+                json(&message.to_string())
             }
-            // Each event is no longer than it may be; all of them are.
+            // Each event is within the size limit, but all events together exceed the limit.
             ("tools/call", "long") => {
                 let pad = "a".repeat(6 << 20);
-                let word = format!(r#"data: {{"jsonrpc": "2.0", "method": "notifications/other", "params": {{"pad": "{pad}"}}}}"#);
-                let body = format!("{word}\n\n{word}\n\n{word}\n\ndata: {done}\n\n");
+                let notification = format!(r#"data: {{"jsonrpc": "2.0", "method": "notifications/other", "params": {{"pad": "{pad}"}}}}"#);
+                let body = format!("{notification}\n\n{notification}\n\n{notification}\n\ndata: {done}\n\n");
                 format!("HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-length: {}\r\n\r\n{body}", body.len()).into_bytes()
             }
-            // Something for people.
+            // The server answers with an HTML page.
             ("tools/call", "page") => b"HTTP/1.1 200 OK\r\ncontent-type: text/html\r\ncontent-length: 2\r\n\r\nhi".to_vec(),
             ("tools/call", "stranger") => b"HTTP/1.1 401 Unauthorized\r\ncontent-length: 0\r\n\r\n".to_vec(),
             _ => b"HTTP/1.1 202 Accepted\r\ncontent-length: 0\r\n\r\n".to_vec(),
@@ -327,10 +334,10 @@ async fn serve_script(mut stream: TcpStream, ran: Arc<AtomicUsize>) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn parameter_headers_are_checked_against_tool_of_agent() {
-    let find = |agent: &str, more: &str| {
+    let find = |agent: &str, extra: &str| {
         format!(
             "[agents.{agent}.tools.find]\nkind = \"command\"\ncommand = \"cat\"\neffect = \"read\"\ndescription = \"Finds.\"\n\
-             input = {{ type = \"object\", properties = {{ place = {{ type = \"string\"{more} }} }} }}\n"
+             input = {{ type = \"object\", properties = {{ place = {{ type = \"string\"{extra} }} }} }}\n"
         )
     };
     let tools = [
@@ -340,19 +347,19 @@ async fn parameter_headers_are_checked_against_tool_of_agent() {
     ]
     .concat();
     let gate = TestGateway::open(&tools).await;
-    for (agent, status, why) in [
+    for (agent, status, prefix) in [
         ("a", 400, "missing Mcp-Param-Region"),
         ("b", 200, ""),
         ("c", 400, "missing Mcp-Param-Zone"),
     ] {
         let mut client = gate.client();
         client.url = format!("{}/mcp/{agent}", gate.url);
-        let (found, answer) = client
+        let (answered, answer) = client
             .call_method("tools/call", json!({"name": "find", "arguments": {"place": "here"}}))
             .await;
-        assert_eq!(found, status, "{agent}: {answer}");
+        assert_eq!(answered, status, "{agent}: {answer}");
         assert!(
-            answer["error"]["message"].as_str().unwrap_or_default().starts_with(why),
+            answer["error"]["message"].as_str().unwrap_or_default().starts_with(prefix),
             "{agent}: {answer}"
         );
     }
@@ -367,7 +374,7 @@ async fn progress_in_same_chunk_as_answer_is_forwarded() {
     ))
     .await;
     for n in 0..20 {
-        let said = messages(
+        let received = messages(
             &post_call(
                 &gate.url,
                 call_params("chatters", json!({"n": n}), Some("mine")),
@@ -376,9 +383,9 @@ async fn progress_in_same_chunk_as_answer_is_forwarded() {
             .await,
         );
         let progress: Vec<&Value> =
-            said.iter().filter_map(|message| message.pointer("/params/progress")).collect();
-        assert_eq!(progress, [&json!(1.0), &json!(2.0)], "{said:?}");
-        assert_eq!(said.last().unwrap()["result"]["content"][0]["text"], "done");
+            received.iter().filter_map(|message| message.pointer("/params/progress")).collect();
+        assert_eq!(progress, [&json!(1.0), &json!(2.0)], "{received:?}");
+        assert_eq!(received.last().unwrap()["result"]["content"][0]["text"], "done");
     }
     gate.shut_down().await;
 }
@@ -390,7 +397,7 @@ async fn log_messages_follow_requested_level() {
         "[upstreams.s]\nurl = \"{url}\"\nprefix = \"\"\nundeclared = \"read\"\n"
     ))
     .await;
-    for (level, hears) in [
+    for (level, is_forwarded) in [
         (None, false),
         (Some("loud"), false),
         (Some("critical"), false),
@@ -401,34 +408,33 @@ async fn log_messages_follow_requested_level() {
         if let Some(level) = level {
             params["_meta"]["io.modelcontextprotocol/logLevel"] = json!(level);
         }
-        let said = messages(&post_call(&gate.url, params, "logs").await);
+        let received = messages(&post_call(&gate.url, params, "logs").await);
         assert_eq!(
-            said.iter().any(|message| message["method"] == "notifications/message"),
-            hears,
-            "{level:?}: {said:?}"
+            received.iter().any(|message| message["method"] == "notifications/message"),
+            is_forwarded,
+            "{level:?}: {received:?}"
         );
-        assert_eq!(said.last().unwrap()["result"]["content"][0]["text"], "done");
+        assert_eq!(received.last().unwrap()["result"]["content"][0]["text"], "done");
     }
     gate.shut_down().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn broken_response_is_distinguished_from_completed_call() {
-    let (url, ran) = start_scripted_server().await;
+    let (url, calls) = start_scripted_server().await;
     let tools: String = SCRIPTED_TOOLS
         .iter()
         .map(|tool| format!("[tools.{tool}]\nkind = \"mcp\"\nupstream = \"s\"\neffect = \"write\"\npolicy = \"open\"\ntimeout = \"20s\"\n"))
         .collect();
     let gate =
         TestGateway::open(&format!("[upstreams.s]\nurl = \"{url}\"\nprefix = \"\"\n{tools}")).await;
-    let mut asked = 0;
-    // Nobody waits for more than there is: that would be `timeout`.
+    let mut call_count = 0;
+    // The gateway does not wait for the end of a stream after its answer: that would be `timeout`.
     for (tool, code, effects) in [
         ("plain", "ok", Value::Null),
         ("plain", "ok", Value::Null),
         ("leaves", "ok", Value::Null),
-        // The connection that was left is not taken for one that stands, and nothing is unclear
-        // about the call after it.
+        // The gateway does not reuse the closed connection, and the next call has a known outcome.
         ("plain", "ok", Value::Null),
         ("stays", "ok", Value::Null),
         ("plain", "ok", Value::Null),
@@ -442,8 +448,8 @@ async fn broken_response_is_distinguished_from_completed_call() {
         ("stranger", "upstream_forbidden", json!("none")),
         ("plain", "ok", Value::Null),
         ("failing", "tool_failed", json!("done")),
-        // Who says with such a status alone that nothing was done may be of another revision by
-        // now: it is asked for its tools.
+        // A server that rejects calls by status may have changed its revision. The gateway reads
+        // its tools again.
         ("nameless", "upstream_unavailable", json!("none")),
         ("nameless", "upstream_invalid", json!("none")),
         ("lost", "upstream_invalid", json!("none")),
@@ -455,29 +461,41 @@ async fn broken_response_is_distinguished_from_completed_call() {
         ("page", "upstream_rejected", json!("unknown")),
         ("plain", "ok", Value::Null),
     ] {
-        asked += 1;
-        let mut said =
-            gate.client().in_session(&format!("s{asked}")).call(tool, json!({"n": asked})).await;
+        call_count += 1;
+        let mut result = gate
+            .client()
+            .in_session(&format!("s{call_count}"))
+            .call(tool, json!({"n": call_count}))
+            .await;
         while code == "upstream_invalid"
-            && said["_meta"]["toolgate/error"]["code"] == "upstream_unavailable"
+            && result["_meta"]["toolgate/error"]["code"] == "upstream_unavailable"
         {
-            // It has not told them yet.
+            // The upstream has not sent its tools yet.
             tokio::time::sleep(Duration::from_millis(20)).await;
-            assert!(asked < 500, "{said}");
-            asked += 1;
-            said = gate
+            assert!(call_count < 500, "{result}");
+            call_count += 1;
+            result = gate
                 .client()
-                .in_session(&format!("s{asked}"))
-                .call(tool, json!({"n": asked}))
+                .in_session(&format!("s{call_count}"))
+                .call(tool, json!({"n": call_count}))
                 .await;
         }
-        let error = &said["_meta"]["toolgate/error"];
-        let (found, left) = (
+        let error = &result["_meta"]["toolgate/error"];
+        let (found_code, found_effects) = (
             error["code"].as_str().unwrap_or("ok"),
             error.get("effects").cloned().unwrap_or_default(),
         );
-        assert_eq!((found, &left), (code, &effects), "{tool}: {:.600}", said.to_string());
-        assert_eq!(ran.load(Ordering::SeqCst), asked, "{tool} was asked for once");
+        assert_eq!(
+            (found_code, &found_effects),
+            (code, &effects),
+            "{tool}: {:.600}",
+            result.to_string()
+        );
+        assert_eq!(
+            calls.load(Ordering::SeqCst),
+            call_count,
+            "{tool}: the upstream received another number of calls"
+        );
     }
     gate.shut_down().await;
 }

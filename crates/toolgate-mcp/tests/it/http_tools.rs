@@ -1,4 +1,4 @@
-//! Tools that are requests to a web service.
+//! Tests tools that send requests to a web service.
 
 use std::sync::{Arc, Mutex};
 
@@ -8,7 +8,7 @@ use tokio::net::TcpListener;
 
 use crate::support::{TestGateway, unused_address};
 
-/// A web service that remembers what it was asked.
+/// A web service that records its requests.
 struct HttpServiceFixture {
     port: u16,
     requests: Arc<Mutex<Vec<String>>>,
@@ -18,11 +18,11 @@ impl HttpServiceFixture {
     async fn start() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();
-        let asked = Arc::new(Mutex::new(Vec::new()));
-        let seen = Arc::clone(&asked);
+        let requests = Arc::new(Mutex::new(Vec::new()));
+        let recorder = Arc::clone(&requests);
         tokio::spawn(async move {
             while let Ok((mut stream, _)) = listener.accept().await {
-                let seen = Arc::clone(&seen);
+                let recorder = Arc::clone(&recorder);
                 tokio::spawn(async move {
                     let mut request = Vec::new();
                     let mut chunk = [0; 4096];
@@ -48,7 +48,7 @@ impl HttpServiceFixture {
                         if body.len() < length {
                             continue;
                         }
-                        seen.lock().unwrap().push(text.clone());
+                        recorder.lock().unwrap().push(text.clone());
                         let path = head.split_whitespace().nth(1).unwrap_or_default().to_owned();
                         let answer = response_for(&path, port);
                         let _ = stream.write_all(answer.as_bytes()).await;
@@ -58,7 +58,7 @@ impl HttpServiceFixture {
                 });
             }
         });
-        Self { port, requests: asked }
+        Self { port, requests }
     }
 
     fn recorded_requests(&self) -> Vec<String> {
@@ -67,36 +67,36 @@ impl HttpServiceFixture {
 }
 
 fn response_for(path: &str, port: u16) -> String {
-    let say = |status: &str, headers: &str, body: &str| {
+    let response = |status: &str, headers: &str, body: &str| {
         format!(
             "HTTP/1.1 {status}\r\n{headers}content-length: {}\r\nconnection: close\r\n\r\n{body}",
             body.len()
         )
     };
     match path.split('?').next().unwrap_or_default() {
-        "/status/404" => say("404 Not Found", "", "nothing here"),
-        "/status/422" => say("422 Unprocessable", "", "not today, s3cr3t-token"),
-        "/status/429" => say("429 Too Many", "retry-after: 7\r\n", ""),
-        "/status/403" => say("403 Forbidden", "", ""),
-        "/status/503" => say("503 Unavailable", "", ""),
-        "/big" => say("200 OK", "", &"x".repeat(3000)),
-        "/text" => say("200 OK", "", "just words"),
-        "/refused" => say(
+        "/status/404" => response("404 Not Found", "", "nothing here"),
+        "/status/422" => response("422 Unprocessable", "", "not today, s3cr3t-token"),
+        "/status/429" => response("429 Too Many", "retry-after: 7\r\n", ""),
+        "/status/403" => response("403 Forbidden", "", ""),
+        "/status/503" => response("503 Unavailable", "", ""),
+        "/big" => response("200 OK", "", &"x".repeat(3000)),
+        "/text" => response("200 OK", "", "just words"),
+        "/refused" => response(
             "200 OK",
             "",
             &json!({"isError": true, "errorCategory": "PERMISSION", "code": "paused"}).to_string(),
         ),
-        "/empty" => say("204 No Content", "", ""),
-        "/to-self" => say("302 Found", "location: /text\r\n", ""),
+        "/empty" => response("204 No Content", "", ""),
+        "/to-self" => response("302 Found", "location: /text\r\n", ""),
         "/to-localhost" => {
-            say("302 Found", &format!("location: http://localhost:{port}/text\r\n"), "")
+            response("302 Found", &format!("location: http://localhost:{port}/text\r\n"), "")
         }
         "/to-metadata" => {
-            say("302 Found", "location: http://169.254.169.254/latest/meta-data\r\n", "")
+            response("302 Found", "location: http://169.254.169.254/latest/meta-data\r\n", "")
         }
-        "/to-file" => say("302 Found", "location: file:///etc/passwd\r\n", ""),
-        "/round" => say("302 Found", "location: /round\r\n", ""),
-        _ => say(
+        "/to-file" => response("302 Found", "location: file:///etc/passwd\r\n", ""),
+        "/round" => response("302 Found", "location: /round\r\n", ""),
+        _ => response(
             "200 OK",
             "content-type: application/json\r\n",
             &json!({"path": path, "price": 1.10}).to_string(),
@@ -104,10 +104,10 @@ fn response_for(path: &str, port: u16) -> String {
     }
 }
 
-/// A tool that asks the service.
-fn http_tool_config(name: &str, service: &HttpServiceFixture, path: &str, more: &str) -> String {
+/// Builds the configuration of a tool that calls the service.
+fn http_tool_config(name: &str, service: &HttpServiceFixture, path: &str, extra: &str) -> String {
     format!(
-        "[tools.{name}]\nkind = \"http\"\neffect = \"read\"\nnetworks = [\"127.0.0.0/8\"]\nurl = \"http://127.0.0.1:{}{path}\"\nretry = {{ times = 0 }}\n{more}\n",
+        "[tools.{name}]\nkind = \"http\"\neffect = \"read\"\nnetworks = [\"127.0.0.0/8\"]\nurl = \"http://127.0.0.1:{}{path}\"\nretry = {{ times = 0 }}\n{extra}\n",
         service.port
     )
 }
@@ -152,40 +152,41 @@ async fn arguments_fill_url_template_query_and_body() {
         );
     let gate = TestGateway::open(&config).await;
     let client = gate.client();
-    let got = client.call("get", json!({"id": "A/7 ?#%", "expand": "a&b=c"})).await;
+    let result = client.call("get", json!({"id": "A/7 ?#%", "expand": "a&b=c"})).await;
     assert_eq!(
-        got["structuredContent"]["path"], "/orders/A%2F7%20%3F%23%25?expand=a%26b%3Dc&v=2",
-        "{got}"
+        result["structuredContent"]["path"], "/orders/A%2F7%20%3F%23%25?expand=a%26b%3Dc&v=2",
+        "{result}"
     );
     client.call("get", json!({"id": "B"})).await;
     client.call("post", json!({"id": "B", "note": "n", "amount": 1.50})).await;
     client.call("shaped", json!({"id": "B", "amount": 1.50})).await;
     client.call("form", json!({"id": "B&C", "note": "ü"})).await;
-    let asked = service.recorded_requests();
+    let requests = service.recorded_requests();
     assert!(
-        asked[0]
+        requests[0]
             .to_ascii_lowercase()
             .contains(&format!("x-key: {}", std::env::var("PATH").unwrap().to_ascii_lowercase()))
     );
-    assert!(asked[1].starts_with("GET /orders/B?v=2 "), "{}", asked[1]);
-    assert!(asked[2].ends_with(r#"{"amount":1.5,"note":"n"}"#), "{}", asked[2]);
+    assert!(requests[1].starts_with("GET /orders/B?v=2 "), "{}", requests[1]);
+    assert!(requests[2].ends_with(r#"{"amount":1.5,"note":"n"}"#), "{}", requests[2]);
     assert!(
-        asked[3].ends_with(r#"{"fixed":true,"order":{"amount":1.5,"id":"B","label":"order B"}}"#),
+        requests[3]
+            .ends_with(r#"{"fixed":true,"order":{"amount":1.5,"id":"B","label":"order B"}}"#),
         "{}",
-        asked[3]
+        requests[3]
     );
-    assert!(asked[4].ends_with("id=B%26C&note=%C3%BC"), "{}", asked[4]);
+    assert!(requests[4].ends_with("id=B%26C&note=%C3%BC"), "{}", requests[4]);
     client.call("typed", json!({"id": "B"})).await;
-    // One kind is said, and it is that of the file where there is one.
-    for (at, kind) in [
+    // Each request has one content type, and a configured type has priority.
+    for (index, kind) in [
         (2, "application/json"),
         (4, "application/x-www-form-urlencoded"),
         (5, "application/vnd.api+json"),
     ] {
-        let request = service.recorded_requests()[at].to_ascii_lowercase();
-        let said: Vec<&str> =
+        let request = service.recorded_requests()[index].to_ascii_lowercase();
+        let content_types: Vec<&str> =
             request.lines().filter_map(|line| line.strip_prefix("content-type: ")).collect();
-        assert_eq!(said, [kind], "{request}");
+        assert_eq!(content_types, [kind], "{request}");
     }
     for (id, code) in [
         ("..", "invalid_arguments"),
@@ -235,19 +236,19 @@ async fn http_statuses_map_to_error_codes() {
     let refused = client.call("s422", json!({})).await;
     assert!(!refused.to_string().contains("s3cr3t"), "{refused}");
     assert!(refused.to_string().contains("not today"), "{refused}");
-    // Whoever answers with a success does not refuse in the words of toolgate.
-    let told = client.call("refused", json!({})).await["structuredContent"].clone();
+    // A successful response is not a refusal of toolgate.
+    let result = client.call("refused", json!({})).await["structuredContent"].clone();
     assert_eq!(
-        (&told["upstream"]["code"], &told["isError"], &told["code"]),
+        (&result["upstream"]["code"], &result["isError"], &result["code"]),
         (&json!("paused"), &Value::Null, &Value::Null),
-        "{told}"
+        "{result}"
     );
     let busy = client.call("s429", json!({})).await;
     assert_eq!(busy["_meta"]["toolgate/error"]["retryAfterMs"], json!(7000), "{busy}");
     gate.shut_down().await;
 }
 
-/// A service repeats the key, and not the word in front of it.
+/// The service repeats only the secret, without the scheme in front of it.
 #[tokio::test(flavor = "multi_thread")]
 async fn authorization_secret_is_redacted_without_its_scheme() {
     let service = HttpServiceFixture::start().await;
@@ -287,17 +288,17 @@ async fn authorization_secret_is_redacted_without_its_scheme() {
 async fn http_tool_refuses_private_networks() {
     let service = HttpServiceFixture::start().await;
     let port = service.port;
-    let anywhere = |name: &str, url: &str, more: &str| {
+    let tool_config = |name: &str, url: &str, extra: &str| {
         format!(
-            "[tools.{name}]\nkind = \"http\"\neffect = \"read\"\nurl = \"{url}\"\nretry = {{ times = 0 }}\n{more}\n"
+            "[tools.{name}]\nkind = \"http\"\neffect = \"read\"\nurl = \"{url}\"\nretry = {{ times = 0 }}\n{extra}\n"
         )
     };
-    let config = anywhere("loopback", &format!("http://127.0.0.1:{port}/text"), "")
-        + &anywhere("named", &format!("http://localhost:{port}/text"), "")
-        + &anywhere("odd", &format!("http://2130706433:{port}/text"), "")
-        + &anywhere("v6", &format!("http://[::ffff:127.0.0.1]:{port}/text"), "")
-        + &anywhere("zero", &format!("http://0.0.0.0:{port}/text"), "")
-        + &anywhere(
+    let config = tool_config("loopback", &format!("http://127.0.0.1:{port}/text"), "")
+        + &tool_config("named", &format!("http://localhost:{port}/text"), "")
+        + &tool_config("odd", &format!("http://2130706433:{port}/text"), "")
+        + &tool_config("v6", &format!("http://[::ffff:127.0.0.1]:{port}/text"), "")
+        + &tool_config("zero", &format!("http://0.0.0.0:{port}/text"), "")
+        + &tool_config(
             "allowed",
             &format!("http://localhost:{port}/text"),
             "networks = [\"127.0.0.1\", \"::1\"]",
@@ -336,7 +337,7 @@ async fn http_tool_refuses_private_networks() {
     ] {
         assert_eq!(client.call_code(tool, json!({})).await, code, "{tool}");
     }
-    // What is for one host is not told to another.
+    // Headers with secrets are not sent to another host.
     let with_key = service
         .recorded_requests()
         .iter()

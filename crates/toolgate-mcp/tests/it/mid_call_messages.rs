@@ -44,7 +44,7 @@ async fn client_answer_loses_reserved_metadata() {
     let mut older =
         LegacyHttpClient::connect(&http_client(), &gate.url, json!({"elicitation": {}})).await;
     let call = older.start_request("tools/call", &mark_params("older", "asks"));
-    let question = older.inbox.wait_for(|said| said["method"] == "elicitation/create").await;
+    let question = older.inbox.wait_for(|message| message["method"] == "elicitation/create").await;
     older.send(&json!({"jsonrpc": "2.0", "id": question["id"], "result": said}));
     let answer = older.wait_for_answer(call).await;
     assert_eq!(answer["result"]["structuredContent"], json!({"done": true}), "{answer}");
@@ -66,27 +66,27 @@ async fn log_message_in_response_reaches_only_its_caller() {
     let address = serve_connections(move |mut stream| {
         let both = Arc::clone(&both);
         async move {
-            let Some((head, asked)) = read_request(&mut stream).await else { return };
+            let Some((head, request)) = read_request(&mut stream).await else { return };
             let schema = json!({"type": "object", "properties": {"who": {"type": "string"}}});
-            let said = match asked["method"].as_str().unwrap_or_default() {
+            let response = match request["method"].as_str().unwrap_or_default() {
                 "server/discover" => http_response("404 No", "text/html", "<p>"),
                 "" if head.starts_with("get ") => http_response("405 No", "text/plain", ""),
-                "initialize" => json_rpc_result(&asked, initialize_result()),
-                "ping" => json_rpc_result(&asked, json!({})),
+                "initialize" => json_rpc_result(&request, initialize_result()),
+                "ping" => json_rpc_result(&request, json!({})),
                 "tools/list" => {
-                    json_rpc_result(&asked, json!({"tools": [{"name": "talk", "description": "Talks.", "inputSchema": schema}]}))
+                    json_rpc_result(&request, json!({"tools": [{"name": "talk", "description": "Talks.", "inputSchema": schema}]}))
                 }
                 "tools/call" => {
                     // Both are under way when either says something.
                     both.wait().await;
-                    let params = json!({"level": "error", "data": asked["params"]["arguments"]["who"], "_meta": {"own": 1}});
+                    let params = json!({"level": "error", "data": request["params"]["arguments"]["who"], "_meta": {"own": 1}});
                     let word = json!({"jsonrpc": "2.0", "method": "notifications/message", "params": params});
-                    let done = json!({"jsonrpc": "2.0", "id": asked["id"], "result": {"content": [{"type": "text", "text": "done"}]}});
+                    let done = json!({"jsonrpc": "2.0", "id": request["id"], "result": {"content": [{"type": "text", "text": "done"}]}});
                     http_response("200 OK", "text/event-stream", &format!("data: {word}\n\ndata: {done}\n\n"))
                 }
                 _ => http_response("202 Accepted", "text/plain", ""),
             };
-            let _ = stream.write_all(said.as_bytes()).await;
+            let _ = stream.write_all(response.as_bytes()).await;
         }
     })
     .await;
@@ -102,7 +102,8 @@ async fn log_message_in_response_reaches_only_its_caller() {
         clients.push((who, client, call));
     }
     for (who, client, call) in &mut clients {
-        let said = client.inbox.wait_for(|said| said["method"] == "notifications/message").await;
+        let said =
+            client.inbox.wait_for(|message| message["method"] == "notifications/message").await;
         assert_eq!(said["params"]["data"], json!(who), "{said}");
         assert!(!said.to_string().contains("toolgate/"), "{said}");
         let answer = client.wait_for_answer(*call).await;
@@ -118,21 +119,21 @@ async fn start_slow_server(let_go: Arc<Semaphore>) -> String {
     serve_connections(move |mut stream| {
         let let_go = Arc::clone(&let_go);
         async move {
-            let Some((head, asked)) = read_request(&mut stream).await else { return };
-            let method = asked["method"].as_str().unwrap_or_default();
+            let Some((head, request)) = read_request(&mut stream).await else { return };
+            let method = request["method"].as_str().unwrap_or_default();
             let done = match method {
-                "prompts/get" => json!({"messages": [{"role": "user", "content": {"type": "text", "text": asked["params"]["name"]}}]}),
-                "resources/read" => json!({"contents": [{"uri": asked["params"]["uri"], "text": "here"}]}),
-                "completion/complete" => json!({"completion": {"values": [asked["params"]["ref"]["name"]]}}),
+                "prompts/get" => json!({"messages": [{"role": "user", "content": {"type": "text", "text": request["params"]["name"]}}]}),
+                "resources/read" => json!({"contents": [{"uri": request["params"]["uri"], "text": "here"}]}),
+                "completion/complete" => json!({"completion": {"values": [request["params"]["ref"]["name"]]}}),
                 _ => Value::Null,
             };
             if !done.is_null() {
-                let token = &asked["params"]["_meta"]["progressToken"];
+                let token = &request["params"]["_meta"]["progressToken"];
                 let params = json!({"progressToken": token, "progress": 1, "message": token.to_string()});
                 let word = json!({"jsonrpc": "2.0", "method": "notifications/progress", "params": params});
-                let done = json!({"jsonrpc": "2.0", "id": asked["id"], "result": done});
+                let done = json!({"jsonrpc": "2.0", "id": request["id"], "result": done});
                 let _ = stream.write_all(http_response("200 OK", "text/event-stream", &format!("data: {word}\n\n")).as_bytes()).await;
-                if asked["params"]["arguments"]["who"] == "endless" {
+                if request["params"]["arguments"]["who"] == "endless" {
                     let params = json!({"progressToken": token, "progress": 2, "message": "x".repeat(60 << 10)});
                     let word = json!({"jsonrpc": "2.0", "method": "notifications/progress", "params": params});
                     while !let_go.is_closed() && stream.write_all(format!("data: {word}\n\n").as_bytes()).await.is_ok() {
@@ -149,22 +150,22 @@ async fn start_slow_server(let_go: Arc<Semaphore>) -> String {
             }
             let mut own = initialize_result();
             own["capabilities"] = json!({"tools": {}, "prompts": {}, "resources": {}, "completions": {}});
-            let said = match method {
+            let response = match method {
                 "server/discover" => http_response("404 No", "text/html", "<p>"),
                 "" if head.starts_with("get ") => http_response("405 No", "text/plain", ""),
-                "initialize" => json_rpc_result(&asked, own),
-                "ping" => json_rpc_result(&asked, json!({})),
+                "initialize" => json_rpc_result(&request, own),
+                "ping" => json_rpc_result(&request, json!({})),
                 "tools/list" => json_rpc_result(
-                    &asked,
+                    &request,
                     json!({"tools": [{"name": "talk", "description": "Talks.", "inputSchema": {"type": "object"}}]}),
                 ),
-                "tools/call" => json_rpc_result(&asked, json!({"content": [{"type": "text", "text": "done"}]})),
-                "prompts/list" => json_rpc_result(&asked, json!({"prompts": [{"name": "hello", "arguments": [{"name": "who"}]}]})),
-                "resources/list" => json_rpc_result(&asked, json!({"resources": [{"uri": "x://a", "name": "a"}]})),
-                "resources/templates/list" => json_rpc_result(&asked, json!({"resourceTemplates": []})),
+                "tools/call" => json_rpc_result(&request, json!({"content": [{"type": "text", "text": "done"}]})),
+                "prompts/list" => json_rpc_result(&request, json!({"prompts": [{"name": "hello", "arguments": [{"name": "who"}]}]})),
+                "resources/list" => json_rpc_result(&request, json!({"resources": [{"uri": "x://a", "name": "a"}]})),
+                "resources/templates/list" => json_rpc_result(&request, json!({"resourceTemplates": []})),
                 _ => http_response("202 Accepted", "text/plain", ""),
             };
-            let _ = stream.write_all(said.as_bytes()).await;
+            let _ = stream.write_all(response.as_bytes()).await;
         }
     })
     .await
@@ -240,7 +241,7 @@ async fn progress_of_prompt_resource_and_completion_is_forwarded() {
         );
         is_own(&newer.wait_for(far).await);
         let_go.add_permits(1);
-        let answer = newer.wait_for(|said| said["id"] == json!(1)).await;
+        let answer = newer.wait_for(|message| message["id"] == json!(1)).await;
         assert_eq!(answer.pointer(place), Some(&json!(found)), "{method}: {answer}");
     }
     gate.shut_down().await;
@@ -292,7 +293,7 @@ async fn early_or_repeated_answer_does_not_run_tool() {
         client.http_request(Method::POST).json(&early).send().await.unwrap();
     }
     let call = client.start_request("tools/call", &json!({"name": "count", "arguments": {}}));
-    let question = client.inbox.wait_for(|said| said["method"] == "elicitation/create").await;
+    let question = client.inbox.wait_for(|message| message["method"] == "elicitation/create").await;
     assert!(!counter.exists(), "it ran before anybody was asked");
     for said in [json!({"action": "decline"}), yes] {
         let said = json!({"jsonrpc": "2.0", "id": question["id"], "result": said});

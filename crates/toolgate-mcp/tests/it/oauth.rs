@@ -54,9 +54,9 @@ async fn start_issuer_and_upstream(
         async move {
             let Some((head, body)) = read_request(&mut stream).await else { return };
             let message: Value = serde_json::from_str(&body).unwrap_or_default();
-            let about_itself = |said: &Value| http_response("200 OK", "application/json", &said.to_string().replace("OWN", &own));
+            let about_itself = |response: &Value| http_response("200 OK", "application/json", &response.to_string().replace("OWN", &own));
             let path = head.split_whitespace().nth(1).unwrap_or_default().to_owned();
-            let said = match (path.as_str(), message["method"].as_str().unwrap_or_default()) {
+            let response = match (path.as_str(), message["method"].as_str().unwrap_or_default()) {
                 ("/.well-known/oauth-protected-resource/mcp", _) => match &says.resource {
                     Some(resource) => about_itself(resource),
                     None => http_response("404 No", "text/plain", ""),
@@ -78,15 +78,15 @@ async fn start_issuer_and_upstream(
                 ),
                 ("/mcp", "tools/call") => match message["params"]["arguments"]["how"].as_str() {
                     Some("fails") => {
-                        let said = format!("`Bearer {ISSUED_TOKEN}` is not enough");
-                        json_rpc_result(&message, json!({"isError": true, "content": [{"type": "text", "text": said}]}))
+                        let response = format!("`Bearer {ISSUED_TOKEN}` is not enough");
+                        json_rpc_result(&message, json!({"isError": true, "content": [{"type": "text", "text": response}]}))
                     }
                     Some("breaks") => {
-                        let said = json!({"code": -32000, "message": "no", "data": {"headers": [ISSUED_TOKEN]}});
+                        let response = json!({"code": -32000, "message": "no", "data": {"headers": [ISSUED_TOKEN]}});
                         http_response(
                             "200 OK",
                             "application/json",
-                            &json!({"jsonrpc": "2.0", "id": message["id"], "error": said}).to_string(),
+                            &json!({"jsonrpc": "2.0", "id": message["id"], "error": response}).to_string(),
                         )
                     }
                     _ => json_rpc_result(&message, json!({"content": [{"type": "text", "text": "done"}]})),
@@ -96,7 +96,7 @@ async fn start_issuer_and_upstream(
                 ("/mcp", _) => http_response("202 Accepted", "text/plain", ""),
                 _ => http_response("404 No", "text/plain", ""),
             };
-            let _ = stream.write_all(said.as_bytes()).await;
+            let _ = stream.write_all(response.as_bytes()).await;
         }
     })
     .await;

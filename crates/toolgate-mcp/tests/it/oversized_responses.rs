@@ -118,19 +118,19 @@ async fn start_bomb_server(modern: bool, tools: String) -> (String, Arc<AtomicUs
     let address = serve_connections(move |mut stream| {
         let (tools, ran) = (tools.clone(), Arc::clone(&counted));
         async move {
-            let Some((head, asked)) = read_request(&mut stream).await else { return };
-            let said = match handshake_response(modern, &head, &asked, &tools) {
+            let Some((head, request)) = read_request(&mut stream).await else { return };
+            let response = match handshake_response(modern, &head, &request, &tools) {
                 _ if head.starts_with("get /packed") => bomb_response("gzip", &Value::Null),
-                Some(said) => said.into_bytes(),
+                Some(response) => response.into_bytes(),
                 None => {
                     ran.fetch_add(1, Ordering::SeqCst);
                     bomb_response(
-                        asked.pointer("/params/name").and_then(Value::as_str).unwrap_or_default(),
-                        &asked["id"],
+                        request.pointer("/params/name").and_then(Value::as_str).unwrap_or_default(),
+                        &request["id"],
                     )
                 }
             };
-            let _ = stream.write_all(&said).await;
+            let _ = stream.write_all(&response).await;
         }
     })
     .await;
@@ -345,16 +345,16 @@ async fn start_concurrency_probe(full: usize) -> (String, Arc<ConcurrencyProbe>)
     let address = serve_connections(move |mut stream| {
         let (tools, desk) = (tools.clone(), Arc::clone(&own));
         async move {
-            let Some((head, asked)) = read_request(&mut stream).await else { return };
-            let said = match handshake_response(true, &head, &asked, &tools) {
-                Some(said) => said,
+            let Some((head, request)) = read_request(&mut stream).await else { return };
+            let response = match handshake_response(true, &head, &request, &tools) {
+                Some(response) => response,
                 None => {
                     desk.total.fetch_add(1, Ordering::SeqCst);
                     desk.peak.fetch_max(
                         desk.running.fetch_add(1, Ordering::SeqCst) + 1,
                         Ordering::SeqCst,
                     );
-                    let ms = asked
+                    let ms = request
                         .pointer("/params/arguments/ms")
                         .and_then(Value::as_u64)
                         .unwrap_or_default();
@@ -363,10 +363,10 @@ async fn start_concurrency_probe(full: usize) -> (String, Arc<ConcurrencyProbe>)
                     }
                     tokio::time::sleep(Duration::from_millis(ms)).await;
                     desk.running.fetch_sub(1, Ordering::SeqCst);
-                    json_rpc_result(&asked, json!({"resultType": "complete", "content": []}))
+                    json_rpc_result(&request, json!({"resultType": "complete", "content": []}))
                 }
             };
-            let _ = stream.write_all(said.as_bytes()).await;
+            let _ = stream.write_all(response.as_bytes()).await;
         }
     })
     .await;
@@ -454,7 +454,7 @@ async fn circuit_breaker_opens_and_closes_for_silent_upstream() {
     let told = join_all((0..64).map(|n| call_error(&client, "ill_rest", 200 + n, 0))).await;
     let is_left_alone = |error: &&Value| {
         error["effects"] == "none"
-            && error["message"].as_str().is_some_and(|said| said.contains("circuit breaker"))
+            && error["message"].as_str().is_some_and(|message| message.contains("circuit breaker"))
     };
     let turned_away = told.iter().filter(is_left_alone).count();
     // Nobody was sent there but those who were answered.

@@ -134,25 +134,25 @@ async fn upstream_gets_metadata_without_toolgate_keys() {
 #[tokio::test(flavor = "multi_thread")]
 async fn result_must_match_listed_output_schema() {
     let address = serve_connections(|mut stream| async move {
-        let Some((head, asked)) = read_request(&mut stream).await else { return };
+        let Some((head, request)) = read_request(&mut stream).await else { return };
         let kind = |kind: &str| json!({"type": "object", "properties": {"n": {"type": kind}}, "required": ["n"]});
-        let said = match asked["method"].as_str().unwrap_or_default() {
+        let response = match request["method"].as_str().unwrap_or_default() {
             "server/discover" => http_response("404 No", "text/html", "<p>"),
             "" if head.starts_with("get ") => http_response("405 No", "text/plain", ""),
-            "initialize" => json_rpc_result(&asked, initialize_result()),
-            "ping" => json_rpc_result(&asked, json!({})),
+            "initialize" => json_rpc_result(&request, initialize_result()),
+            "ping" => json_rpc_result(&request, json!({})),
             "tools/list" => {
                 let tool = json!({"name": "read", "description": "Reads.", "inputSchema": kind("string"), "outputSchema": kind("integer")});
-                json_rpc_result(&asked, json!({"tools": [tool]}))
+                json_rpc_result(&request, json!({"tools": [tool]}))
             }
             "tools/call" => {
-                let text = asked["params"]["arguments"]["n"].as_str().unwrap_or_default();
+                let text = request["params"]["arguments"]["n"].as_str().unwrap_or_default();
                 let read = text.parse::<i64>().map_or_else(|_| json!(text), |n| json!(n));
-                json_rpc_result(&asked, json!({"content": [], "structuredContent": {"n": read}}))
+                json_rpc_result(&request, json!({"content": [], "structuredContent": {"n": read}}))
             }
             _ => http_response("202 Accepted", "text/plain", ""),
         };
-        let _ = stream.write_all(said.as_bytes()).await;
+        let _ = stream.write_all(response.as_bytes()).await;
     })
     .await;
     let gate = TestGateway::open(&format!(

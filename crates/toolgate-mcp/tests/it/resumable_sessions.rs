@@ -110,11 +110,6 @@ fn read_to_end(_: &StreamTranscript) -> bool {
     false
 }
 
-fn count_rows(gate: &TestGateway, tool: &str) -> usize {
-    let rows = Ledger::open(gate.ledger_path()).unwrap().find(&RowFilter::default()).unwrap();
-    rows.iter().filter(|row| row.row.tool.as_ref() == tool).count()
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn answer_is_kept_for_client_after_stream_timeout() {
     let gate =

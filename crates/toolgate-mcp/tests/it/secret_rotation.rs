@@ -30,29 +30,29 @@ async fn rotated_secret_is_used_and_old_one_stays_redacted() {
     let address = serve_connections(move |mut stream| {
         let (keys, waiting, go) = (Arc::clone(&noted), Arc::clone(&waits), Arc::clone(&gone));
         async move {
-            let Some((head, asked)) = read_request(&mut stream).await else { return };
+            let Some((head, request)) = read_request(&mut stream).await else { return };
             let key = head.lines().find_map(|line| line.strip_prefix("authorization: bearer ")).unwrap_or_default().to_owned();
-            let said = match asked["method"].as_str().unwrap_or_default() {
+            let response = match request["method"].as_str().unwrap_or_default() {
                 "server/discover" => http_response("404 No", "text/html", "<p>"),
                 "" if head.starts_with("get ") => http_response("405 No", "text/plain", ""),
-                "initialize" => json_rpc_result(&asked, initialize_result()),
+                "initialize" => json_rpc_result(&request, initialize_result()),
                 "tools/list" => {
                     let schema = json!({"type": "object", "properties": {"how": {"type": "string"}}});
-                    json_rpc_result(&asked, json!({"tools": [{"name": "talk", "description": "Talks.", "inputSchema": schema}]}))
+                    json_rpc_result(&request, json!({"tools": [{"name": "talk", "description": "Talks.", "inputSchema": schema}]}))
                 }
                 "tools/call" => {
                     keys.lock().unwrap().push(key.clone());
-                    if asked.pointer("/params/arguments/how") == Some(&json!("late")) {
+                    if request.pointer("/params/arguments/how") == Some(&json!("late")) {
                         waiting.fetch_add(1, Ordering::SeqCst);
                         go.notified().await;
                     }
                     let text = format!("no use for {key}");
-                    json_rpc_result(&asked, json!({"isError": true, "content": [{"type": "text", "text": text}]}))
+                    json_rpc_result(&request, json!({"isError": true, "content": [{"type": "text", "text": text}]}))
                 }
-                "ping" => json_rpc_result(&asked, json!({})),
+                "ping" => json_rpc_result(&request, json!({})),
                 _ => http_response("202 Accepted", "text/plain", ""),
             };
-            let _ = stream.write_all(said.as_bytes()).await;
+            let _ = stream.write_all(response.as_bytes()).await;
         }
     })
     .await;

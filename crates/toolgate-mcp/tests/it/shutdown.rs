@@ -96,7 +96,7 @@ async fn shutdown_does_not_wait_for_approval() {
     let mut older =
         LegacyHttpClient::connect(&http_client(), &gate.url, json!({"elicitation": {}})).await;
     let call = older.start_request("tools/call", &json!({"name": "count", "arguments": {}}));
-    older.inbox.wait_for(|said| said["method"] == "elicitation/create").await;
+    older.inbox.wait_for(|message| message["method"] == "elicitation/create").await;
     let gateway = gate.gateway.clone();
     let ending = tokio::spawn(async move { gateway.shut_down().await });
     // It is told how it can be approved otherwise.
@@ -140,9 +140,9 @@ async fn shutdown_waits_for_prompts_resources_and_completions() {
         let id = older.start_request(method, &params);
         older
             .inbox
-            .wait_for(|said| {
-                said["method"] == "notifications/progress"
-                    && said["params"]["progressToken"] == method
+            .wait_for(|message| {
+                message["method"] == "notifications/progress"
+                    && message["params"]["progressToken"] == method
             })
             .await;
         asked.push((id, place, found));

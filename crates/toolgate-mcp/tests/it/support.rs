@@ -1,4 +1,4 @@
-//! A gateway for tests, the fixture behind it, and a lean client before it.
+//! Provides a gateway for tests, its fixture upstream and a small client.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -11,29 +11,34 @@ use rmcp::transport::streamable_http_server::StreamableHttpService;
 use rmcp::transport::streamable_http_server::session::local::LocalSessionManager;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
 use tokio::io::{AsyncBufReadExt, BufReader, DuplexStream, Lines, ReadHalf, WriteHalf};
 use tokio::net::{TcpListener, TcpSocket};
 use tokio::task::JoinHandle;
 use toolgate::Store;
 use toolgate_config::Config;
 use toolgate_mcp::{Gateway, GatewayOptions, HttpListener, UpstreamOptions};
-use toolgate_store::SqliteStore;
+use toolgate_store::{Ledger, RowFilter, SqliteStore};
 
-/// What a client on streams is told, line by line.
+/// The lines that a client on streams receives.
 pub(crate) type ClientLines = Lines<BufReader<ReadHalf<DuplexStream>>>;
 
-/// The fixture: a server for upstreams to be.
+/// Returns the path of the fixture, an MCP server for tests.
 pub(crate) fn fixture_path() -> PathBuf {
-    let own = std::env::current_exe().unwrap();
-    let path = own.parent().unwrap().parent().unwrap().join("examples/fixture");
+    let exe = std::env::current_exe().unwrap();
+    let path = exe.parent().unwrap().parent().unwrap().join("examples/fixture");
     assert!(path.exists(), "build it with `cargo build --example fixture`: {}", path.display());
     path
 }
 
-/// A configuration with the fixture as an upstream over standard streams.
-pub(crate) fn fixture_config(more: &str) -> String {
+pub(crate) const CALC_TOOL_CONFIG: &str = "[tools.calc]\nkind = \"builtin\"\n";
+
+pub(crate) const ACCEPT_JSON_OR_EVENTS: &str = "application/json, text/event-stream";
+
+/// Builds a configuration with the fixture as an upstream over standard streams.
+pub(crate) fn fixture_config(extra: &str) -> String {
     format!(
-        "[upstreams.fix]\ncommand = {}\nargs = [\"--stdio\"]\nprefix = \"\"\n{more}\n",
+        "[upstreams.fix]\ncommand = {}\nargs = [\"--stdio\"]\nprefix = \"\"\n{extra}\n",
         json!(fixture_path())
     )
 }
@@ -51,8 +56,9 @@ impl TestGateway {
         Self::try_open(config).await.unwrap_or_else(|error| panic!("{error}"))
     }
 
-    /// One that does not wait long for upstreams that say nothing. Whoever needs one of the others
-    /// has to.
+    /// Opens a gateway that waits only 3 s for upstreams that do not respond.
+    ///
+    /// A test that needs the other upstreams waits for them itself.
     pub(crate) async fn open_with_short_timeout(config: &str) -> Self {
         Self::open_with_timeout(config, None, Duration::from_secs(3))
             .await
@@ -63,8 +69,7 @@ impl TestGateway {
         Self::open_with_timeout(config, None, Duration::from_secs(20)).await
     }
 
-    /// Another one, which keeps what tools look like in the same place, as a second process with
-    /// the same configuration does.
+    /// Opens another gateway with the same pins, like a second process with the same configuration.
     pub(crate) async fn open_with_same_pins(&self, config: &str) -> Self {
         Self::open_with_timeout(config, Some(self.pins_dir()), Duration::from_secs(20))
             .await
@@ -74,7 +79,7 @@ impl TestGateway {
     async fn open_with_timeout(
         config: &str,
         pins: Option<PathBuf>,
-        patience: Duration,
+        start_timeout: Duration,
     ) -> std::io::Result<Self> {
         let home = tempfile::tempdir()?;
         std::fs::write(home.path().join("toolgate.toml"), config)?;
@@ -87,7 +92,7 @@ impl TestGateway {
                 pin_dir: Some(pins.unwrap_or_else(|| home.path().join("pins"))),
                 launcher: None,
             },
-            upstream_start_timeout: patience,
+            upstream_start_timeout: start_timeout,
             launcher: None,
             built_in_rules: None,
             principal: "local".to_owned(),
@@ -110,8 +115,9 @@ impl TestGateway {
         McpTestClient::new(&self.url)
     }
 
-    /// A client on streams, which has said nothing yet: what serves it, where it asks and what it
-    /// is told.
+    /// Connects a client on streams, without a handshake.
+    ///
+    /// Returns the task of the server, the writer and the received lines.
     pub(crate) fn connect_streams(
         &self,
         agent: Option<&str>,
@@ -121,8 +127,8 @@ impl TestGateway {
         let (gateway, agent) = (self.gateway.clone(), agent.map(str::to_owned));
         let serving =
             tokio::spawn(async move { drop(gateway.serve_streams(input, output, agent).await) });
-        let (answers, ask) = tokio::io::split(ours);
-        (serving, ask, BufReader::new(answers).lines())
+        let (answers, writer) = tokio::io::split(ours);
+        (serving, writer, BufReader::new(answers).lines())
     }
 
     pub(crate) async fn shut_down(mut self) {
@@ -141,14 +147,14 @@ impl TestGateway {
     }
 }
 
-/// What was decided here is decided again when the test has ended.
+/// Replays the recorded decisions of the gateway when the test ends.
 impl Drop for TestGateway {
     fn drop(&mut self) {
         crate::lookback::assert_replay_unchanged(&self.ledger_path());
     }
 }
 
-/// A client of 2026-07-28, as plain as can be.
+/// A minimal client of revision 2026-07-28.
 #[derive(Clone)]
 pub(crate) struct McpTestClient {
     http: reqwest::Client,
@@ -160,9 +166,8 @@ pub(crate) struct McpTestClient {
 
 impl McpTestClient {
     pub(crate) fn new(base: &str) -> Self {
-        let http = reqwest::Client::builder().no_proxy().build().unwrap();
         Self {
-            http,
+            http: http_client(),
             url: format!("{base}/mcp"),
             token: None,
             session: None,
@@ -182,7 +187,7 @@ impl McpTestClient {
         Self { capabilities, ..self.clone() }
     }
 
-    /// Any request. The status, and what is in the body.
+    /// Sends a request. Returns the status and the message in the body.
     pub(crate) async fn call_method(&self, method: &str, mut params: Value) -> (u16, Value) {
         let meta = params
             .as_object_mut()
@@ -222,7 +227,7 @@ impl McpTestClient {
         (status, last_message(&answer.text().await.unwrap()))
     }
 
-    /// A call of a tool: its result.
+    /// Calls a tool, and returns its result.
     pub(crate) async fn call(&self, tool: &str, arguments: Value) -> Value {
         let (status, answer) =
             self.call_method("tools/call", json!({"name": tool, "arguments": arguments})).await;
@@ -231,7 +236,7 @@ impl McpTestClient {
         answer["result"].clone()
     }
 
-    /// A call that must be refused or fail: its code.
+    /// Calls a tool, and returns the error code, or `ok`.
     pub(crate) async fn call_code(&self, tool: &str, arguments: Value) -> String {
         let result = self.call(tool, arguments).await;
         result["_meta"]["toolgate/error"]["code"].as_str().unwrap_or("ok").to_owned()
@@ -248,7 +253,29 @@ impl McpTestClient {
     }
 }
 
-/// The last message of an answer: the body itself, or the last event of a stream.
+pub(crate) fn http_client() -> reqwest::Client {
+    reqwest::Client::builder().no_proxy().build().unwrap()
+}
+
+/// Builds the configuration of a gateway token.
+pub(crate) fn token_config(principal: &str, token: &str) -> String {
+    format!(
+        "[[gateway.tokens]]\nprincipal = \"{principal}\"\nsha256 = \"{}\"\n",
+        token_digest(token)
+    )
+}
+
+pub(crate) fn token_digest(token: &str) -> String {
+    Sha256::digest(token.as_bytes()).iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Counts the rows of a tool in the ledger.
+pub(crate) fn count_rows(gate: &TestGateway, tool: &str) -> usize {
+    let filter = RowFilter { tool: Some(tool.to_owned()), ..Default::default() };
+    Ledger::open(gate.ledger_path()).unwrap().find(&filter).unwrap().len()
+}
+
+/// Returns the last message of an answer: the body, or the last event of a stream.
 pub(crate) fn last_message(text: &str) -> Value {
     if let Ok(value) = serde_json::from_str(text) {
         return value;
@@ -261,11 +288,11 @@ pub(crate) fn last_message(text: &str) -> Value {
     last.unwrap_or_else(|| json!({"text": text}))
 }
 
-/// The children of this process, and theirs.
+/// Returns the running descendants of this process.
 pub(crate) fn child_processes() -> Vec<(u32, String)> {
     let mut found = Vec::new();
-    let mut look = vec![std::process::id()];
-    while let Some(parent) = look.pop() {
+    let mut parents = vec![std::process::id()];
+    while let Some(parent) = parents.pop() {
         for entry in std::fs::read_dir("/proc").unwrap().flatten() {
             let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok())
             else {
@@ -274,31 +301,33 @@ pub(crate) fn child_processes() -> Vec<(u32, String)> {
             let Ok(stat) = std::fs::read_to_string(entry.path().join("stat")) else { continue };
             let Some((_, rest)) = stat.rsplit_once(") ") else { continue };
             let mut fields = rest.split_whitespace();
-            let (state, of) = (
+            let (state, parent_pid) = (
                 fields.next().unwrap_or_default().to_owned(),
-                fields.next().and_then(|of| of.parse::<u32>().ok()),
+                fields.next().and_then(|field| field.parse::<u32>().ok()),
             );
-            if of == Some(parent) && state != "Z" {
-                let words = std::fs::read_to_string(entry.path().join("cmdline"))
+            if parent_pid == Some(parent) && state != "Z" {
+                let command_line = std::fs::read_to_string(entry.path().join("cmdline"))
                     .unwrap_or_default()
                     .replace('\0', " ");
-                found.push((pid, words));
-                look.push(pid);
+                found.push((pid, command_line));
+                parents.push(pid);
             }
         }
     }
     found
 }
 
-/// Those of them that have this number, `--tools N`. One that a test looks for has a number that no
-/// other test has.
+/// Returns the child processes with the argument `--tools N`.
+///
+/// Each test that searches for processes has a number that no other test has.
 pub(crate) fn processes_with_number(number: u8) -> Vec<Pid> {
-    let known = format!(" --tools {number} ");
-    let found = child_processes().into_iter().filter(|(_, words)| words.contains(&known));
+    let argument = format!(" --tools {number} ");
+    let found =
+        child_processes().into_iter().filter(|(_, command_line)| command_line.contains(&argument));
     found.filter_map(|(pid, _)| Pid::from_raw(pid as i32)).collect()
 }
 
-/// Kills these, and says how many there were.
+/// Kills these processes, and returns how many were killed.
 pub(crate) fn kill_processes_with_number(number: u8) -> usize {
     processes_with_number(number)
         .into_iter()
@@ -306,33 +335,33 @@ pub(crate) fn kill_processes_with_number(number: u8) -> usize {
         .count()
 }
 
-/// Runs a test that is ignored otherwise, in a process of its own.
+/// Runs an ignored test in a separate process.
 pub(crate) fn run_in_own_process(test: &str) {
-    let own = std::env::current_exe().unwrap();
-    let output = std::process::Command::new(own)
+    let exe = std::env::current_exe().unwrap();
+    let output = std::process::Command::new(exe)
         .args(["--exact", test, "--ignored", "--nocapture"])
         .output()
         .unwrap();
-    let said = format!(
+    let text = format!(
         "{}{}",
         String::from_utf8_lossy(&output.stdout),
         String::from_utf8_lossy(&output.stderr)
     );
-    assert!(output.status.success() && said.contains("1 passed"), "{said}");
+    assert!(output.status.success() && text.contains("1 passed"), "{text}");
 }
 
-/// Waits until something is so.
-pub(crate) async fn wait_until(what: &str, mut is: impl AsyncFnMut() -> bool) {
+/// Waits until a condition is true.
+pub(crate) async fn wait_until(condition: &str, mut is_true: impl AsyncFnMut() -> bool) {
     for _ in 0..900 {
-        if is().await {
+        if is_true().await {
             return;
         }
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
-    panic!("it never came to that {what}");
+    panic!("timed out waiting until {condition}");
 }
 
-/// An address at which nobody is, nor comes to be while this is held.
+/// Returns an address without a listener. No process can use the address while the socket exists.
 pub(crate) fn unused_address() -> (TcpSocket, SocketAddr) {
     let socket = TcpSocket::new_v4().unwrap();
     socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
@@ -344,7 +373,7 @@ pub(crate) fn count_lines(path: &Path) -> usize {
     std::fs::read_to_string(path).unwrap_or_default().lines().count()
 }
 
-/// Serves MCP over HTTP, and says where.
+/// Serves MCP over HTTP, and returns the URL.
 pub(crate) async fn start_mcp_server<S: ServerHandler>(
     service: StreamableHttpService<S, LocalSessionManager>,
 ) -> String {

@@ -27,154 +27,6 @@ include!("keys.rs");
 /// Of the key `FIRST_KEY`, for `localhost`, by itself.
 const TLS_CERTIFICATE_PEM: &str = "-----BEGIN CERTIFICATE-----\nMIIBcjCCARmgAwIBAgIBATAKBggqhkjOPQQDAjAUMRIwEAYDVQQDDAlsb2NhbGhv\nc3QwIBcNMjAwMTAxMDAwMDAwWhgPMjEyMDAxMDEwMDAwMDBaMBQxEjAQBgNVBAMM\nCWxvY2FsaG9zdDBZMBMGByqGSM49AgEGCCqGSM49AwEHA0IABGB4NuLUYrn5DA3c\ncnmyjzXA7cy59RP3TW4F6opttwYQHFMYMB326D1HjDP97WIv63LYH0qxCxgt75+k\nXeSxzH+jWjBYMAwGA1UdEwEB/wQCMAAwFAYDVR0RBA0wC4IJbG9jYWxob3N0MBMG\nA1UdJQQMMAoGCCsGAQUFBwMBMB0GA1UdDgQWBBQ4nnKCNU5WcGedtnAAh43JbM52\najAKBggqhkjOPQQDAgNHADBEAiBXOnP5MqZR+kv7h5gaFS0UldH1FXRM5jYBSx5B\npBciWQIgFT22YDFcTKL/gAdmZ+CuQfm6xYLKoPT+MrX1ugAZSXk=\n-----END CERTIFICATE-----\n";
 
-const CALC_TOOL_CONFIG: &str = "[tools.calc]\nkind = \"builtin\"\n";
-
-pub(crate) const ACCEPT_JSON_OR_EVENTS: &str = "application/json, text/event-stream";
-
-pub(crate) fn http_client() -> reqwest::Client {
-    reqwest::Client::builder().no_proxy().build().unwrap()
-}
-
-/// What is said on several streams, heard in one place. What nobody has waited for yet is kept.
-pub(crate) struct MessageInbox {
-    sender: mpsc::UnboundedSender<Value>,
-    receiver: mpsc::UnboundedReceiver<Value>,
-    unclaimed: Vec<Value>,
-}
-
-impl MessageInbox {
-    pub(crate) fn new() -> Self {
-        let (said, heard) = mpsc::unbounded_channel();
-        Self { sender: said, receiver: heard, unclaimed: Vec::new() }
-    }
-
-    /// Asks, and listens to what comes of it.
-    pub(crate) fn send(&self, request: RequestBuilder) {
-        let said = self.sender.clone();
-        tokio::spawn(async move { forward_messages(request.send().await.unwrap(), said).await });
-    }
-
-    pub(crate) async fn wait_for(&mut self, is: impl Fn(&Value) -> bool) -> Value {
-        if let Some(at) = self.unclaimed.iter().position(&is) {
-            return self.unclaimed.remove(at);
-        }
-        let found = tokio::time::timeout(Duration::from_secs(60), async {
-            loop {
-                let said = self.receiver.recv().await.unwrap();
-                if is(&said) {
-                    return said;
-                }
-                self.unclaimed.push(said);
-            }
-        })
-        .await;
-        found.unwrap_or_else(|_| panic!("it is not among what was said: {:?}", self.unclaimed))
-    }
-}
-
-/// All messages of an answer, as they come.
-async fn forward_messages(mut answer: Response, said: mpsc::UnboundedSender<Value>) {
-    let mut text = String::new();
-    while let Ok(Some(chunk)) = answer.chunk().await {
-        text.push_str(&String::from_utf8_lossy(&chunk));
-        while let Some(end) = text.find('\n') {
-            let line: String = text.drain(..=end).collect();
-            if let Some(message) =
-                line.strip_prefix("data:").and_then(|data| serde_json::from_str(data.trim()).ok())
-            {
-                let _ = said.send(message);
-            }
-        }
-    }
-    // It was one document, and no stream.
-    if let Ok(message) = serde_json::from_str(&text) {
-        let _ = said.send(message);
-    }
-}
-
-/// A client of 2025-06-18 over HTTP.
-pub(crate) struct LegacyHttpClient {
-    http: reqwest::Client,
-    url: String,
-    session: String,
-    last_id: u64,
-    pub(crate) inbox: MessageInbox,
-}
-
-impl LegacyHttpClient {
-    pub(crate) async fn connect(http: &reqwest::Client, base: &str, capabilities: Value) -> Self {
-        let url = format!("{base}/mcp");
-        let hello = json!({"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": {
-            "protocolVersion": "2025-06-18", "capabilities": capabilities, "clientInfo": {"name": "t", "version": "1"}}});
-        let greeted = http
-            .post(&url)
-            .header("accept", ACCEPT_JSON_OR_EVENTS)
-            .json(&hello)
-            .send()
-            .await
-            .unwrap();
-        let session = greeted.headers()["mcp-session-id"].to_str().unwrap().to_owned();
-        let older =
-            Self { http: http.clone(), url, session, last_id: 0, inbox: MessageInbox::new() };
-        let ready = json!({"jsonrpc": "2.0", "method": "notifications/initialized"});
-        assert!(
-            older
-                .http_request(Method::POST)
-                .json(&ready)
-                .send()
-                .await
-                .unwrap()
-                .status()
-                .is_success()
-        );
-        let stream = older.http_request(Method::GET).send().await.unwrap();
-        tokio::spawn(forward_messages(stream, older.inbox.sender.clone()));
-        older
-    }
-
-    pub(crate) fn http_request(&self, method: Method) -> RequestBuilder {
-        let request = self.http.request(method, &self.url).header("accept", ACCEPT_JSON_OR_EVENTS);
-        request.header("mcp-session-id", &self.session).header("mcp-protocol-version", "2025-06-18")
-    }
-
-    pub(crate) fn send(&self, message: &Value) {
-        self.inbox.send(self.http_request(Method::POST).json(message));
-    }
-
-    /// Asks, and does not wait.
-    pub(crate) fn start_request(&mut self, method: &str, params: &Value) -> u64 {
-        self.last_id += 1;
-        self.send(
-            &json!({"jsonrpc": "2.0", "id": self.last_id, "method": method, "params": params}),
-        );
-        self.last_id
-    }
-
-    pub(crate) async fn wait_for_answer(&mut self, id: u64) -> Value {
-        // What the gateway asks has numbers of its own.
-        self.inbox.wait_for(|said| said["id"] == json!(id) && said.get("method").is_none()).await
-    }
-
-    pub(crate) async fn call_method(&mut self, method: &str, params: Value) -> Value {
-        let id = self.start_request(method, &params);
-        self.wait_for_answer(id).await
-    }
-
-    /// Makes a call about which its user is asked, who says this. The code that it ends with.
-    async fn call_with_approval(&mut self, tool: &str, arguments: &Value, said: &Value) -> Value {
-        let id = self.start_request("tools/call", &json!({"name": tool, "arguments": arguments}));
-        let question = self.inbox.wait_for(|said| said["method"] == "elicitation/create").await;
-        let shown = question["params"]["message"].as_str().unwrap();
-        assert!(
-            shown.starts_with("A person decides.")
-                && shown.contains(arguments["text"].as_str().unwrap()),
-            "{question}"
-        );
-        self.send(&json!({"jsonrpc": "2.0", "id": question["id"], "result": said}));
-        self.wait_for_answer(id).await["result"].clone()
-    }
-}
-
 fn result_code(result: &Value) -> &str {
     result["_meta"]["toolgate/error"]["code"].as_str().unwrap_or("ok")
 }
@@ -451,31 +303,31 @@ async fn start_header_recording_server(modern: bool, heads: Arc<Mutex<Vec<String
     serve_connections(move |mut stream| {
         let heads = Arc::clone(&heads);
         async move {
-            let Some((head, asked)) = read_request(&mut stream).await else { return };
+            let Some((head, request)) = read_request(&mut stream).await else { return };
             heads.lock().unwrap().push(head.clone());
-            let locked = head.starts_with("post /locked") || asked.pointer("/params/arguments/how") == Some(&json!("locked"));
+            let locked = head.starts_with("post /locked") || request.pointer("/params/arguments/how") == Some(&json!("locked"));
             let own = json!({"name": "noting", "version": "1"});
-            let said = match asked["method"].as_str().unwrap_or_default() {
+            let response = match request["method"].as_str().unwrap_or_default() {
                 _ if locked => http_response("401 No", "text/plain", &head),
                 "server/discover" if modern => json_rpc_result(
-                    &asked,
+                    &request,
                     json!({"resultType": "complete", "supportedVersions": ["2026-07-28"],
                     "capabilities": {"tools": {}}, "serverInfo": own, "ttlMs": 1000, "cacheScope": "private",
                     "_meta": {"io.modelcontextprotocol/serverInfo": own}}),
                 ),
                 "server/discover" => http_response("404 No", "text/html", "<p>"),
                 "" if head.starts_with("get ") => http_response("405 No", "text/plain", ""),
-                "initialize" => json_rpc_result(&asked, initialize_result()),
+                "initialize" => json_rpc_result(&request, initialize_result()),
                 "tools/list" => json_rpc_result(
-                    &asked,
+                    &request,
                     json!({"resultType": "complete", "ttlMs": 1000, "cacheScope": "private",
                     "tools": [{"name": "talk", "description": "Talks.", "inputSchema": {"type": "object"}}]}),
                 ),
-                "tools/call" => json_rpc_result(&asked, json!({"resultType": "complete", "content": [{"type": "text", "text": "done"}]})),
-                "ping" => json_rpc_result(&asked, json!({})),
+                "tools/call" => json_rpc_result(&request, json!({"resultType": "complete", "content": [{"type": "text", "text": "done"}]})),
+                "ping" => json_rpc_result(&request, json!({})),
                 _ => http_response("202 Accepted", "text/plain", ""),
             };
-            let _ = stream.write_all(said.as_bytes()).await;
+            let _ = stream.write_all(response.as_bytes()).await;
         }
     })
     .await

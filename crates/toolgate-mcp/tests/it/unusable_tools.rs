@@ -19,13 +19,13 @@ async fn start_tool_server(tools: Value, is_there: &Arc<AtomicBool>) -> String {
             if !is_there.load(Ordering::SeqCst) {
                 return;
             }
-            let Some((head, asked)) = read_request(&mut stream).await else { return };
-            let said = match asked["method"].as_str().unwrap_or_default() {
-                "tools/list" => json_rpc_result(&asked, json!({"tools": tools})),
-                "tools/call" => json_rpc_result(&asked, json!({"content": [], "structuredContent": {"called": asked["params"]["name"]}})),
-                _ => legacy_response(&head, &asked, &json!({"tools": {}})),
+            let Some((head, request)) = read_request(&mut stream).await else { return };
+            let response = match request["method"].as_str().unwrap_or_default() {
+                "tools/list" => json_rpc_result(&request, json!({"tools": tools})),
+                "tools/call" => json_rpc_result(&request, json!({"content": [], "structuredContent": {"called": request["params"]["name"]}})),
+                _ => legacy_response(&head, &request, &json!({"tools": {}})),
             };
-            let _ = stream.write_all(said.as_bytes()).await;
+            let _ = stream.write_all(response.as_bytes()).await;
         }
     })
     .await

@@ -66,28 +66,28 @@ impl ScriptedUpstream {
     }
 
     async fn handle_connection(self: Arc<Self>, mut stream: TcpStream) {
-        let Some((head, asked)) = read_request(&mut stream).await else { return };
-        let method = asked["method"].as_str().unwrap_or_default();
+        let Some((head, request)) = read_request(&mut stream).await else { return };
+        let method = request["method"].as_str().unwrap_or_default();
         let session = format!("mcp-session-id: life-{}", self.session_epoch.load(Ordering::SeqCst));
         self.requests.lock().unwrap().push(method.to_owned());
-        let said = match method {
+        let response = match method {
             "server/discover" => http_response("404 No", "text/html", "<p>"),
             "" if head.starts_with("get ") => return self.stream_notifications(stream).await,
             "initialize" => {
                 let mut about = initialize_result();
                 about["capabilities"] = json!({"tools": {}, "prompts": {}, "resources": {}});
-                json_rpc_result(&asked, about).replacen("\r\n", &format!("\r\n{session}\r\n"), 1)
+                json_rpc_result(&request, about).replacen("\r\n", &format!("\r\n{session}\r\n"), 1)
             }
             // All others do not notice.
             "prompts/get" if !head.contains(&session) => {
                 http_response("404 Not Found", "text/plain", "")
             }
-            "ping" => json_rpc_result(&asked, json!({})),
+            "ping" => json_rpc_result(&request, json!({})),
             _ if self.answer_to(method) == Some(json!("hangs up")) => return,
             // It asks its client, and waits for what that says.
             "tools/call" if self.answer_to(method) == Some(json!("asks")) => {
                 let form = json!({"message": "Who?", "requestedSchema": {"type": "object", "properties": {"name": {"type": "string"}}}});
-                let question = json!({"jsonrpc": "2.0", "id": asked["id"], "method": "elicitation/create", "params": form});
+                let question = json!({"jsonrpc": "2.0", "id": request["id"], "method": "elicitation/create", "params": form});
                 let _ = stream
                     .write_all(
                         http_response(
@@ -107,16 +107,16 @@ impl ScriptedUpstream {
                     known = self.answer_to(method);
                 }
                 match known {
-                    Some(mut said) => {
-                        said["jsonrpc"] = json!("2.0");
-                        said["id"] = asked["id"].clone();
-                        http_response("200 OK", "application/json", &said.to_string())
+                    Some(mut response) => {
+                        response["jsonrpc"] = json!("2.0");
+                        response["id"] = request["id"].clone();
+                        http_response("200 OK", "application/json", &response.to_string())
                     }
                     None => http_response("202 Accepted", "text/plain", ""),
                 }
             }
         };
-        let _ = stream.write_all(said.as_bytes()).await;
+        let _ = stream.write_all(response.as_bytes()).await;
     }
 
     /// Says that its lists have changed, whenever it is told to.
@@ -270,7 +270,7 @@ async fn list_changed_without_change_does_not_reload_config() {
     )
     .unwrap();
     moody.announce.notify_one();
-    older.inbox.wait_for(|said| said["method"] == "notifications/tools/list_changed").await;
+    older.inbox.wait_for(|message| message["method"] == "notifications/tools/list_changed").await;
     assert_eq!(gate.client().tool_names().await, ["talk"]);
     moody.set_answer(
         "tools/list",
@@ -398,7 +398,7 @@ async fn refusal(gate: &TestGateway, session: usize, tool: &str) -> Value {
 
 /// Whether it is told since when.
 fn has_since(said: &Value) -> bool {
-    said["message"].as_str().is_some_and(|said| said.contains(" since 2"))
+    said["message"].as_str().is_some_and(|message| message.contains(" since 2"))
 }
 
 #[tokio::test(flavor = "multi_thread")]

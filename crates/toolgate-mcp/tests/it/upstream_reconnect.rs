@@ -62,15 +62,15 @@ impl DroppingServer {
     }
 
     async fn handle_connection(self: Arc<Self>, mut stream: TcpStream) {
-        let Some((head, asked)) = read_request(&mut stream).await else { return };
+        let Some((head, request)) = read_request(&mut stream).await else { return };
         let session = format!("mcp-session-id: life-{}", self.session_epoch.load(Ordering::SeqCst));
-        let with = |said: Value| modern_result(&asked, said);
-        let said = match asked["method"].as_str().unwrap_or_default() {
+        let modern = |result: Value| modern_result(&request, result);
+        let response = match request["method"].as_str().unwrap_or_default() {
             "server/discover" if self.modern => {
-                discover_result(&asked, "host", &json!({"tools": {}}))
+                discover_result(&request, "host", &json!({"tools": {}}))
             }
             "server/discover" => http_response("404 No", "text/html", "<p>"),
-            "initialize" => json_rpc_result(&asked, initialize_result()).replacen(
+            "initialize" => json_rpc_result(&request, initialize_result()).replacen(
                 "\r\n",
                 &format!("\r\n{session}\r\n"),
                 1,
@@ -79,17 +79,17 @@ impl DroppingServer {
             _ if !self.modern && !head.contains(&session) => {
                 http_response("404 Not Found", "text/plain", "")
             }
-            "ping" => json_rpc_result(&asked, json!({})),
+            "ping" => json_rpc_result(&request, json!({})),
             "tools/list" => {
                 let text = json!({"type": "string"});
                 let schema = json!({"type": "object", "properties": {"key": text, "how": text}});
                 let tools = ["look", "pay"].map(
                     |name| json!({"name": name, "description": "Does.", "inputSchema": schema}),
                 );
-                with(json!({"tools": tools}))
+                modern(json!({"tools": tools}))
             }
             "tools/call" => {
-                let key = asked
+                let key = request
                     .pointer("/params/arguments/key")
                     .and_then(Value::as_str)
                     .unwrap_or_default()
@@ -101,11 +101,11 @@ impl DroppingServer {
                     let _ = self.disconnects.subscribe().wait_for(|over| *over).await;
                     return;
                 }
-                with(json!({"content": [{"type": "text", "text": "done"}]}))
+                modern(json!({"content": [{"type": "text", "text": "done"}]}))
             }
             _ => http_response("202 Accepted", "text/plain", ""),
         };
-        let _ = stream.write_all(said.as_bytes()).await;
+        let _ = stream.write_all(response.as_bytes()).await;
     }
 }
 
@@ -289,30 +289,30 @@ async fn start_logging_server(
     serve_connections(move |mut stream| {
         let (life, told) = (life.load(Ordering::SeqCst), Arc::clone(&told));
         async move {
-            let Some((head, asked)) = read_request(&mut stream).await else { return };
+            let Some((head, request)) = read_request(&mut stream).await else { return };
             let session = format!("mcp-session-id: life-{life}");
-            let said = match asked["method"].as_str().unwrap_or_default() {
+            let response = match request["method"].as_str().unwrap_or_default() {
                 "server/discover" => http_response("404 No", "text/html", "<p>"),
                 "initialize" => {
                     let mut own = initialize_result();
                     own["capabilities"]["logging"] = json!({});
-                    json_rpc_result(&asked, own).replacen("\r\n", &format!("\r\n{session}\r\n"), 1)
+                    json_rpc_result(&request, own).replacen("\r\n", &format!("\r\n{session}\r\n"), 1)
                 }
                 "" if head.starts_with("get ") => http_response("405 No", "text/plain", ""),
                 _ if !head.contains(&session) => http_response("404 Not Found", "text/plain", ""),
-                "ping" => json_rpc_result(&asked, json!({})),
+                "ping" => json_rpc_result(&request, json!({})),
                 "logging/setLevel" => {
-                    told.lock().unwrap().insert(life, asked["params"]["level"].clone());
-                    json_rpc_result(&asked, json!({}))
+                    told.lock().unwrap().insert(life, request["params"]["level"].clone());
+                    json_rpc_result(&request, json!({}))
                 }
                 "tools/list" => {
                     let schema = json!({"type": "object", "properties": {"n": {"type": "integer"}}});
-                    json_rpc_result(&asked, json!({"tools": [{"name": "look", "description": "Looks.", "inputSchema": schema}]}))
+                    json_rpc_result(&request, json!({"tools": [{"name": "look", "description": "Looks.", "inputSchema": schema}]}))
                 }
                 "tools/call" => {
                     let params = json!({"level": "debug", "data": life});
                     let word = json!({"jsonrpc": "2.0", "method": "notifications/message", "params": params});
-                    let done = json!({"jsonrpc": "2.0", "id": asked["id"], "result": {"content": [{"type": "text", "text": "done"}]}});
+                    let done = json!({"jsonrpc": "2.0", "id": request["id"], "result": {"content": [{"type": "text", "text": "done"}]}});
                     match told.lock().unwrap().get(&life) == Some(&json!("debug")) {
                         true => http_response("200 OK", "text/event-stream", &format!("data: {word}\n\ndata: {done}\n\n")),
                         false => http_response("200 OK", "application/json", &done.to_string()),
@@ -320,7 +320,7 @@ async fn start_logging_server(
                 }
                 _ => http_response("202 Accepted", "text/plain", ""),
             };
-            let _ = stream.write_all(said.as_bytes()).await;
+            let _ = stream.write_all(response.as_bytes()).await;
         }
     })
     .await
@@ -358,8 +358,9 @@ async fn log_level_is_set_again_after_reconnect() {
         }
         client
             .inbox
-            .wait_for(|said| {
-                said["method"] == "notifications/message" && said["params"]["data"] == json!(round)
+            .wait_for(|message| {
+                message["method"] == "notifications/message"
+                    && message["params"]["data"] == json!(round)
             })
             .await;
     }

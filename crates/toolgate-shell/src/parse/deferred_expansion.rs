@@ -74,8 +74,9 @@ impl SyntaxAnalyzer<'_> {
         let text = self.text_of(node);
         match node.kind() {
             "heredoc_body" => {
-                let is_captured = above.iter().any(|outer| outer.kind() == "command_substitution");
-                return (is_captured || self.reads_variables || self.is_variable_value(above))
+                let is_substituted =
+                    above.iter().any(|outer| outer.kind() == "command_substitution");
+                return (is_substituted || self.reads_variables || self.is_variable_value(above))
                     && is_array_element(text);
             }
             "concatenation" | "word"

@@ -28,8 +28,8 @@ const ENCLOSING_NODE_KINDS: &[&str] = &[
 impl SyntaxAnalyzer<'_> {
     /// Doubts a part of the tree that a shell would parse differently.
     pub(crate) fn check_node(&mut self, node: Node<'_>, above: &[Node<'_>]) {
-        if let Some(why) = self.find_grammar_mismatch(node, above) {
-            self.add_doubt(why);
+        if let Some(reason) = self.find_grammar_mismatch(node, above) {
+            self.add_doubt(reason);
         }
     }
 
@@ -248,19 +248,19 @@ pub(crate) fn has_mixed_line_continuations(text: &str, tree: &Tree) -> bool {
     }
     // The texts in which a shell keeps the line break, with a flag for harmless ones in single
     // quotes.
-    let mut kept: Vec<(Range<usize>, bool)> = Vec::new();
+    let mut unjoined: Vec<(Range<usize>, bool)> = Vec::new();
     visit_tree(tree, |node, _| match node.kind() {
-        "comment" | "heredoc_content" => kept.push((node.byte_range(), false)),
-        "heredoc_body" if node.child_count() == 0 => kept.push((node.byte_range(), false)),
-        "heredoc_body" => kept.extend(gap_ranges(node).into_iter().map(|gap| (gap, false))),
-        "raw_string" => kept.push((node.byte_range(), true)),
+        "comment" | "heredoc_content" => unjoined.push((node.byte_range(), false)),
+        "heredoc_body" if node.child_count() == 0 => unjoined.push((node.byte_range(), false)),
+        "heredoc_body" => unjoined.extend(gap_ranges(node).into_iter().map(|gap| (gap, false))),
+        "raw_string" => unjoined.push((node.byte_range(), true)),
         _ => {}
     });
-    kept.retain(|(range, _)| !range.is_empty());
-    kept.sort_by_key(|(range, _)| range.start);
+    unjoined.retain(|(range, _)| !range.is_empty());
+    unjoined.sort_by_key(|(range, _)| range.start);
     let in_text = |at: usize| {
-        let last = kept.partition_point(|(range, _)| range.start <= at).checked_sub(1)?;
-        kept.get(last).filter(|(range, _)| range.contains(&at)).map(|(_, is_quoted)| *is_quoted)
+        let last = unjoined.partition_point(|(range, _)| range.start <= at).checked_sub(1)?;
+        unjoined.get(last).filter(|(range, _)| range.contains(&at)).map(|(_, is_quoted)| *is_quoted)
     };
     let (mut splits, mut keeps) = (false, false);
     for (at, _) in text.match_indices("\\\n") {

@@ -17,12 +17,12 @@ impl SyntaxAnalyzer<'_> {
             .trim_matches(['\'', '"']);
         let plain = !bare.is_empty() && bare.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
         let has_tabs = part("<<-").is_some();
-        let ends =
+        let is_terminated =
             part("heredoc_end").is_some_and(|end| self.is_delimiter_line(end, bare, has_tabs));
         // A shell uses the first delimiter, even if a substitution is open.
         let is_name =
             |line: &str| line == bare || (has_tabs && line.trim_start_matches('\t') == bare);
-        let goes_on =
+        let continues =
             part("heredoc_body").is_some_and(|body| self.text_of(body).lines().any(is_name));
         // The text starts on the next line, even if the command continues there: `cat <<E |`.
         let line = |start: Node<'_>, body: Node<'_>| {
@@ -31,10 +31,10 @@ impl SyntaxAnalyzer<'_> {
         let between = part("heredoc_start")
             .zip(part("heredoc_body").or(part("heredoc_end")))
             .and_then(|(start, body)| line(start, body));
-        let begins_later = between.is_some_and(|between| {
-            between.split_once('\n').is_some_and(|(_, more)| !more.trim().is_empty())
+        let starts_later = between.is_some_and(|between| {
+            between.split_once('\n').is_some_and(|(_, after)| !after.trim().is_empty())
         });
-        if !plain || !ends || goes_on || begins_later {
+        if !plain || !is_terminated || continues || starts_later {
             self.add_doubt("the end of a here-document is ambiguous");
         }
     }
@@ -48,10 +48,10 @@ impl SyntaxAnalyzer<'_> {
         let at = node.start_byte() + found.len() - found.trim_start().len();
         let indent =
             self.text.get(..at).and_then(|before| before.rsplit('\n').next()).unwrap_or_default();
-        let rest = self.text.get(at..).and_then(|behind| behind.strip_prefix(name));
-        let begins =
+        let rest = self.text.get(at..).and_then(|line| line.strip_prefix(name));
+        let starts_line =
             if has_tabs { indent.trim_start_matches('\t').is_empty() } else { indent.is_empty() };
-        begins && rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(['\n', ')']))
+        starts_line && rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(['\n', ')']))
     }
 
     /// Doubts expansions in a here-document without quotes that only the running shell knows.
@@ -80,9 +80,10 @@ impl SyntaxAnalyzer<'_> {
         };
         let is_found = |at: usize| {
             let mut cursor = node.walk();
-            let holds = |part: Node<'_>| part.byte_range().contains(&(node.start_byte() + at));
+            let contains_offset =
+                |part: Node<'_>| part.byte_range().contains(&(node.start_byte() + at));
             node.named_children(&mut cursor)
-                .any(|part| part.kind() != "heredoc_content" && holds(part))
+                .any(|part| part.kind() != "heredoc_content" && contains_offset(part))
         };
         text.match_indices("$(").any(|(at, _)| !is_escaped(at) && !is_found(at))
     }
@@ -100,11 +101,11 @@ impl SyntaxAnalyzer<'_> {
         });
         match ending.filter(|ending| is_spaced && !ending.is_empty()) {
             Some(ending) => {
-                let again = format!(
+                let trimmed = format!(
                     ": <<{ending}\n{}\n{ending}\n",
                     self.text_of(node).trim_end_matches('\n')
                 );
-                self.analysis.merge(crate::parse::analyze_text(&again, self.depth.nested()));
+                self.analysis.merge(crate::parse::analyze_text(&trimmed, self.depth.nested()));
             }
             None => {
                 self.add_doubt("a here-document contains code that only the running shell knows")

@@ -29,12 +29,12 @@ pub(crate) fn analyze_text(text: &str, depth: NestingBudget<'_>) -> ShellAnalysi
         return ShellAnalysis::opaque("the command is too long to analyze");
     }
     // Shells treat these characters as letters, while people and other programs see white space.
-    let odd = |c: char| {
+    let is_ambiguous = |c: char| {
         (c.is_whitespace() && !matches!(c, ' ' | '\t' | '\n'))
             || (c.is_control() && !matches!(c, '\t' | '\n'))
     };
     let mut found = ShellAnalysis::default();
-    if text.contains(odd) {
+    if text.contains(is_ambiguous) {
         found
             .opaque_reasons
             .push("it contains a character that shells and people read differently".to_owned());
@@ -48,15 +48,15 @@ pub(crate) fn analyze_text(text: &str, depth: NestingBudget<'_>) -> ShellAnalysi
 }
 
 fn parse_and_analyze(text: &str, depth: NestingBudget<'_>) -> ShellAnalysis {
-    let unread = || ShellAnalysis::opaque("the command cannot be parsed");
+    let unparsed = || ShellAnalysis::opaque("the command cannot be parsed");
     if !depth.try_spend(text.len()) {
         return ShellAnalysis::opaque("it contains too many commands");
     }
     let mut parser = Parser::new();
     if parser.set_language(&tree_sitter_bash::LANGUAGE.into()).is_err() {
-        return unread();
+        return unparsed();
     }
-    let Some(tree) = parser.parse(text, None) else { return unread() };
+    let Some(tree) = parser.parse(text, None) else { return unparsed() };
     if tree.root_node().descendant_count() > MAX_SYNTAX_NODES {
         return ShellAnalysis::opaque("the command is too large to analyze");
     }
@@ -90,11 +90,11 @@ fn parse_and_analyze(text: &str, depth: NestingBudget<'_>) -> ShellAnalysis {
     ]
     .iter()
     .any(|sign| text.contains(sign));
-    let hides = text.contains("\\$(")
+    let has_hidden_substitution = text.contains("\\$(")
         || text.contains("\\`")
         || text.contains("[$(")
         || text.contains("[`");
-    if calculates && hides {
+    if calculates && has_hidden_substitution {
         reader.add_doubt(deferred_expansion::SECOND_EVALUATION_REASON);
     }
     if tree.root_node().has_error() {
@@ -119,9 +119,9 @@ pub(crate) fn visit_tree<'t>(tree: &'t Tree, mut visit: impl FnMut(Node<'t>, &[N
     let mut above: Vec<Node<'t>> = Vec::new();
     loop {
         visit(cursor.node(), &above);
-        let here = cursor.node();
+        let node = cursor.node();
         if cursor.goto_first_child() {
-            above.push(here);
+            above.push(node);
             if above.len() > MAX_SYNTAX_DEPTH {
                 return false;
             }
@@ -209,8 +209,8 @@ impl<'r> SyntaxAnalyzer<'r> {
         if is_spaced { text.trim_start() } else { text }
     }
 
-    pub(crate) fn add_doubt(&mut self, why: impl Into<String>) {
-        self.analysis.opaque_reasons.push(why.into());
+    pub(crate) fn add_doubt(&mut self, reason: impl Into<String>) {
+        self.analysis.opaque_reasons.push(reason.into());
     }
 
     /// Records the values that variables may have.
@@ -235,7 +235,7 @@ impl<'r> SyntaxAnalyzer<'r> {
                 if parent == "command" {
                     let command =
                         above.last().and_then(|command| command.child_by_field_name("name"));
-                    let is_told = command.is_some_and(|name| {
+                    let is_known = command.is_some_and(|name| {
                         let is_text =
                             self.node_word(name, 0).text().is_some_and(|text| !text.is_empty());
                         is_text && !self.text_of(name).contains(['$', '`'])
@@ -245,22 +245,22 @@ impl<'r> SyntaxAnalyzer<'r> {
                     let gap = command
                         .and_then(|name| self.text.get(node.end_byte()..name.start_byte()))
                         .unwrap_or_default();
-                    let is_of_command = !gap.replace("\\\n", "").contains('\n');
-                    self.has_plain_assignments &= is_told
-                        && is_of_command
+                    let is_same_line = !gap.replace("\\\n", "").contains('\n');
+                    self.has_plain_assignments &= is_known
+                        && is_same_line
                         && !ASSIGNMENT_KEEPING_COMMANDS
                             .contains(&command.map(|name| self.text_of(name)).unwrap_or_default());
                     return;
                 }
                 // An assignment in a branch may not run.
                 let outer = above.iter().rev().nth(1).map(Node::kind).unwrap_or_default();
-                let away = node.next_sibling().is_some_and(|next| next.kind() == "&");
-                let kept = outer == "program"
+                let is_background = node.next_sibling().is_some_and(|next| next.kind() == "&");
+                let is_declared = outer == "program"
                     && ["declaration_command", "variable_assignments"].contains(&parent);
-                let straight = !away && (parent == "program" || kept);
+                let always_runs = !is_background && (parent == "program" || is_declared);
                 self.first_assignments.entry(name.clone()).or_insert_with(|| node.start_byte());
                 let words = self.variables.entry(name).or_default();
-                if !straight || !plain {
+                if !always_runs || !plain {
                     words.push(ShellWord::unknown(true));
                 }
                 words.push(value);
@@ -285,7 +285,7 @@ impl<'r> SyntaxAnalyzer<'r> {
             "expansion" if self.text_of(node).contains('=') => self.has_plain_assignments = false,
             "declaration_command" => {
                 let mut cursor = node.walk();
-                let odd = |child: Node<'_>| {
+                let is_other = |child: Node<'_>| {
                     !matches!(
                         child.kind(),
                         "variable_assignment" | "variable_name" | "file_redirect"
@@ -293,7 +293,7 @@ impl<'r> SyntaxAnalyzer<'r> {
                 };
                 // `export NAME=value` is plain; every other form is not.
                 self.has_plain_assignments &= self.text_of(node).starts_with("export")
-                    && !node.named_children(&mut cursor).any(odd);
+                    && !node.named_children(&mut cursor).any(is_other);
             }
             "command" => {
                 let name = node.child_by_field_name("name").map(|name| self.node_word(name, 0));
@@ -303,7 +303,7 @@ impl<'r> SyntaxAnalyzer<'r> {
                     .children_by_field_name("argument", &mut cursor)
                     .map(|word| self.node_word(word, 0));
                 // `set -A` sets arrays in other shells.
-                let fills = match name {
+                let sets_variable = match name {
                     "print" | "printf" => {
                         args.any(|word| word.match_pattern("-v*") != Certainty::No)
                     }
@@ -312,7 +312,7 @@ impl<'r> SyntaxAnalyzer<'r> {
                     }),
                     _ => VARIABLE_SETTERS.contains(&name),
                 };
-                self.has_plain_assignments &= !fills;
+                self.has_plain_assignments &= !sets_variable;
             }
             _ => {}
         }
@@ -454,10 +454,10 @@ impl<'r> SyntaxAnalyzer<'r> {
             self.add_doubt(format!("`{name}` changes what commands do"));
         }
         // A program may read or write a path in its variables: `GIT_TRACE=/x git status`.
-        let is_handed = above
+        let is_passed = above
             .last()
             .is_some_and(|outer| matches!(outer.kind(), "command" | "declaration_command"));
-        if is_handed && let Some(text) = value.filter(|_| name != "PATH") {
+        if is_passed && let Some(text) = value.filter(|_| name != "PATH") {
             // The parts of a long list are checked separately.
             let is_long = (16..256).contains(&text.matches(['=', ':', '@', ',']).count());
             let parts: Vec<&str> =
@@ -472,8 +472,8 @@ impl<'r> SyntaxAnalyzer<'r> {
     fn record_value(&mut self, value: Node<'_>) {
         const MAX_VARIABLE_VALUES: usize = 512;
         if self.analysis.variable_values.len() < MAX_VARIABLE_VALUES {
-            let kept = self.value_forms(value);
-            self.analysis.variable_values.extend(kept.into_iter().take(MAX_VARIABLE_VALUES));
+            let forms = self.value_forms(value);
+            self.analysis.variable_values.extend(forms.into_iter().take(MAX_VARIABLE_VALUES));
         }
         if self.analysis.variable_values.len() >= MAX_VARIABLE_VALUES {
             self.add_doubt("its variables have too many values");
@@ -499,9 +499,9 @@ impl<'r> SyntaxAnalyzer<'r> {
         let byte = |back: usize| {
             node.start_byte().checked_sub(back).and_then(|at| self.text.as_bytes().get(at)).copied()
         };
-        let begins =
+        let is_comment =
             byte(1).is_none_or(|before| b" \t\n;&|(".contains(&before)) && byte(2) != Some(b'\\');
-        if !begins {
+        if !is_comment {
             self.add_doubt("a part looks like a comment but is not one");
         }
     }
@@ -562,10 +562,10 @@ impl<'r> SyntaxAnalyzer<'r> {
                         .trim_start_matches(|c: char| c.is_ascii_digit())
                         .get(1..3)
                         == Some("&-");
-                    let behind = place
+                    let targets = place
                         .children_by_field_name("destination", &mut cursor)
                         .skip(usize::from(!closes));
-                    words.extend(behind.map(|word| (word.start_byte(), word)));
+                    words.extend(targets.map(|word| (word.start_byte(), word)));
                 }
                 _ => {}
             }
@@ -583,10 +583,10 @@ impl<'r> SyntaxAnalyzer<'r> {
         if env_vars::is_behaviour_input(&words) {
             self.add_doubt(env_vars::VARIABLE_CHANGE_REASON);
         }
-        let fed = self.redirected_stdin(&places).or_else(|| piped_stdin(node, above));
+        let stdin = self.redirected_stdin(&places).or_else(|| piped_stdin(node, above));
         let command = ShellCommand {
             words,
-            stdin: fed,
+            stdin,
             working_directory: self.required_directory(node, above),
             ..ShellCommand::default()
         };
@@ -649,12 +649,12 @@ fn piped_stdin(node: Node<'_>, above: &[Node<'_>]) -> Option<StdinSource> {
         }
         // The input of a group goes to all its commands. The input of a single command is known.
         let mut cursor = outer.walk();
-        let feeds = |child: Node<'_>| {
+        let is_input = |child: Node<'_>| {
             matches!(child.kind(), "heredoc_redirect" | "herestring_redirect" | "file_redirect")
         };
         if outer.kind() == "redirected_statement"
             && inner.kind() != "command"
-            && outer.children(&mut cursor).any(feeds)
+            && outer.children(&mut cursor).any(is_input)
         {
             return Some(StdinSource::Unknown);
         }

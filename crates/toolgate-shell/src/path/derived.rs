@@ -32,9 +32,9 @@ pub(crate) fn derived_files(command: &ShellCommand) -> Vec<ShellWord> {
 
 /// Returns the backup files with a suffix: `cp -S .old`.
 fn backup_files(words: &[ShellWord], shape: &ProgramSyntax, names: &[&str]) -> Vec<ShellWord> {
-    let given = options::parse_options(words, shape);
-    let Some(ending) = given.values(names).pop() else { return Vec::new() };
-    given.operands.into_iter().map(|file| file.append(&ending)).collect()
+    let parsed = options::parse_options(words, shape);
+    let Some(suffix) = parsed.values(names).pop() else { return Vec::new() };
+    parsed.operands.into_iter().map(|file| file.append(&suffix)).collect()
 }
 
 /// Returns the backup files of `sed -i.old`. Other spellings of the suffix are not supported.
@@ -90,31 +90,31 @@ fn split_file_names(program: &str, words: &[ShellWord]) -> Vec<ShellWord> {
         ..BASE_SYNTAX
     };
     if program == "split" {
-        let given = options::parse_options(words, &SPLIT_SYNTAX);
-        return given
+        let parsed = options::parse_options(words, &SPLIT_SYNTAX);
+        return parsed
             .operands
             .into_iter()
             .skip(1)
-            .map(|begins| begins.append(&ShellWord::unknown_name()))
+            .map(|prefix| prefix.append(&ShellWord::unknown_name()))
             .collect();
     }
-    let given = options::parse_options(words, &CSPLIT_SYNTAX);
+    let parsed = options::parse_options(words, &CSPLIT_SYNTAX);
     // The format of the counter may contain more of the path.
-    let counted = if given.has(&["-b", "--suffix-format"]) {
+    let counter = if parsed.has(&["-b", "--suffix-format"]) {
         ShellWord::unknown(false)
     } else {
         ShellWord::unknown_name()
     };
-    let mut begins = given.values(&["-f", "--p", "--prefix"]);
+    let mut prefix = parsed.values(&["-f", "--p", "--prefix"]);
     // Without an option, `csplit` uses a default prefix.
-    if begins.is_empty() {
-        begins.push(ShellWord::known("xx"));
+    if prefix.is_empty() {
+        prefix.push(ShellWord::known("xx"));
     }
     // The word after an abbreviated option is an operand as well.
-    let cut = given.has_exactly("--p");
-    begins
+    let is_abbreviated = parsed.has_exactly("--p");
+    prefix
         .into_iter()
-        .chain(given.operands.into_iter().filter(|_| cut))
-        .map(|begins| begins.append(&counted))
+        .chain(parsed.operands.into_iter().filter(|_| is_abbreviated))
+        .map(|prefix| prefix.append(&counter))
         .collect()
 }

@@ -24,9 +24,9 @@ impl<'h> PathPattern<'h> {
     pub fn new(pattern: &str, home: &'h str) -> Self {
         let path = expand_home_path(pattern.trim_end_matches('/'), home);
         // A relative path may start in any directory.
-        let somewhere = path.contains('/') && !path.starts_with(['/', '~', '*']);
+        let is_relative = path.contains('/') && !path.starts_with(['/', '~', '*']);
         Self {
-            path: if somewhere { format!("*/{}", path.trim_start_matches("./")) } else { path },
+            path: if is_relative { format!("*/{}", path.trim_start_matches("./")) } else { path },
             home,
         }
     }
@@ -109,15 +109,16 @@ impl<'h> PathPattern<'h> {
         }
         let spelling = &self.clean_spelling(spelling)[..];
         // A path that goes up and then down is compared by its remainder.
-        let wanted =
+        let can_match =
             |pattern: &str| can_intersect(spelling, &ShellWord::parse_rule_pattern(pattern));
-        let is_led = |text: &str| {
+        let is_indirect = |text: &str| {
             text.starts_with("/proc/")
-                || (text.starts_with('/') && (wanted("/proc/*/*") || wanted("/dev/fd/*")))
+                || (text.starts_with('/') && (can_match("/proc/*/*") || can_match("/dev/fd/*")))
         };
-        let is_odd = |text: &str| text.trim_start_matches("../").contains("/../") || is_led(text);
+        let is_unresolved =
+            |text: &str| text.trim_start_matches("../").contains("/../") || is_indirect(text);
         if working_dir::has_unknown_parent(spelling)
-            || matches!(spelling.first(), Some(WordPart::Text(text)) if is_odd(text))
+            || matches!(spelling.first(), Some(WordPart::Text(text)) if is_unresolved(text))
         {
             return Certainty::Maybe;
         }
@@ -128,48 +129,49 @@ impl<'h> PathPattern<'h> {
         }
         // An unknown word may be any path. A partly known word may be every path that fits its
         // parts.
-        let here = if self.is_bare_name() {
+        let matches = if self.is_bare_name() {
             let name = &self.path;
             [name.clone(), format!("*/{name}"), format!("{name}/*"), format!("*/{name}/*")]
                 .iter()
-                .any(|pattern| wanted(pattern))
+                .any(|pattern| can_match(pattern))
         } else {
             let relative = !matches!(spelling.first(), Some(WordPart::Text(text)) if text.starts_with(['/', '~']));
             let name = base_name(&self.path);
-            let somewhere = || {
+            let can_match_name = || {
                 let names = [
                     name.to_owned(),
                     format!("*/{name}"),
                     format!("{name}/*"),
                     format!("*/{name}/*"),
                 ];
-                names.iter().any(|pattern| wanted(pattern))
+                names.iter().any(|pattern| can_match(pattern))
             };
             // A file pattern starts in the current directory, while an unknown part may contain any
             // path.
             let from_here = || {
                 if spelling.contains(&WordPart::AnyText) {
-                    somewhere()
+                    can_match_name()
                 } else {
                     self.can_start_suffix(spelling)
                 }
             };
-            wanted(&self.path) || wanted(&format!("{}/*", self.path)) || (relative && from_here())
+            can_match(&self.path)
+                || can_match(&format!("{}/*", self.path))
+                || (relative && from_here())
         };
-        if here { Certainty::Maybe } else { Certainty::No }
+        if matches { Certainty::Maybe } else { Certainty::No }
     }
 
     fn match_known_path(&self, text: &str) -> Certainty {
         // A path with `/../` may have gone through a symbolic link.
-        let odd = text.starts_with('~') && !text.starts_with("~/") && text != "~";
-        let detour = text
-            .rfind("/../")
-            .and_then(|at| text.get(at + 4..))
-            .or_else(|| if odd { text.split_once('/').map(|(_, rest)| rest) } else { None });
+        let is_other_home = text.starts_with('~') && !text.starts_with("~/") && text != "~";
+        let detour = text.rfind("/../").and_then(|at| text.get(at + 4..)).or_else(|| {
+            if is_other_home { text.split_once('/').map(|(_, rest)| rest) } else { None }
+        });
         if let Some(tail) = detour
             && self.match_known_path(tail) == Certainty::Yes
         {
-            return Certainty::Maybe.max(if odd {
+            return Certainty::Maybe.max(if is_other_home {
                 Certainty::Maybe
             } else {
                 self.match_direct_path(text)
@@ -193,31 +195,32 @@ impl<'h> PathPattern<'h> {
             None => path,
         };
         let parts: Vec<&str> = path.split('/').collect();
-        let like = |name: &str, pattern: &str| toolgate_text::matches_glob(pattern, name);
+        let matches_part = |name: &str, pattern: &str| toolgate_text::matches_glob(pattern, name);
         if self.is_bare_name() {
-            return if parts.iter().any(|part| like(part, &self.path)) {
+            return if parts.iter().any(|part| matches_part(part, &self.path)) {
                 Certainty::Yes
             } else {
                 Certainty::No
             };
         }
         if path.starts_with('/') {
-            let under = like(&path, &self.path) || like(&path, &format!("{}/*", self.path));
+            let under =
+                matches_part(&path, &self.path) || matches_part(&path, &format!("{}/*", self.path));
             return if under { Certainty::Yes } else { Certainty::No };
         }
         // From an unknown directory, the path starts like the end of the pattern.
-        let given: Vec<&str> = parts
+        let given_parts: Vec<&str> = parts
             .into_iter()
             .skip_while(|part| *part == "..")
             .filter(|part| !part.is_empty())
             .collect();
         let place: Vec<&str> = self.path.split('/').filter(|part| !part.is_empty()).collect();
-        let ends = |most: usize| {
+        let ends_at = |most: usize| {
             let end = place.get(place.len() - most..).unwrap_or_default();
-            given.len() >= end.len()
-                && end.iter().zip(&given).all(|(pattern, part)| like(part, pattern))
+            given_parts.len() >= end.len()
+                && end.iter().zip(&given_parts).all(|(pattern, part)| matches_part(part, pattern))
         };
-        if (1..=place.len()).any(ends) { Certainty::Yes } else { Certainty::No }
+        if (1..=place.len()).any(ends_at) { Certainty::Yes } else { Certainty::No }
     }
 
     /// Returns whether a text of code contains a path to this place.
@@ -275,14 +278,15 @@ impl<'h> PathPattern<'h> {
     /// Returns whether a word is a pattern that is relative to the current directory and cannot
     /// match this path.
     pub(crate) fn is_unrelated_pattern(&self, word: &ShellWord) -> bool {
-        let goes_up = |part: &WordPart| matches!(part, WordPart::Text(text) if text.split('/').any(|part| part == ".."));
+        let has_parent_step = |part: &WordPart| matches!(part, WordPart::Text(text) if text.split('/').any(|part| part == ".."));
         let from_here = |spelling: &word::WordSpelling| {
             let is_whole = matches!(spelling.first(), Some(WordPart::Text(text)) if text.starts_with(['/', '~']));
             // If the start is unknown, `..` in the rest has no meaning.
-            let again =
-                !spelling.contains(&WordPart::AnyText) && spelling.iter().skip(1).any(goes_up);
-            let up = spelling.first().is_some_and(goes_up) && self.can_start_suffix(spelling);
-            !is_whole && !up && !again && !self.can_continue_as(spelling)
+            let steps_up_later = !spelling.contains(&WordPart::AnyText)
+                && spelling.iter().skip(1).any(has_parent_step);
+            let steps_up_first =
+                spelling.first().is_some_and(has_parent_step) && self.can_start_suffix(spelling);
+            !is_whole && !steps_up_first && !steps_up_later && !self.can_continue_as(spelling)
         };
         !self.is_bare_name() && word.spellings().iter().all(from_here)
     }
@@ -291,25 +295,27 @@ impl<'h> PathPattern<'h> {
     ///
     /// The rest goes through the path, or contains at least its last two parts.
     fn can_continue_as(&self, spelling: &[WordPart]) -> bool {
-        let own: Vec<&str> = self.path.split('/').collect();
-        let Some((last, above)) = own.split_last() else { return false };
+        let parts: Vec<&str> = self.path.split('/').collect();
+        let Some((last, above)) = parts.split_last() else { return false };
         let rest = self.clean_spelling(spelling.get(1..).unwrap_or_default());
-        let one = |part: &WordPart| {
+        let continues = |part: &WordPart| {
             let WordPart::Text(text) = part else { return false };
-            let given: Vec<&str> = text.split('/').filter(|part| !part.is_empty()).collect();
-            let through = given.split_last().is_some_and(|(_, above)| above.contains(last));
-            through || given.windows(2).any(|pair| matches!(pair, [before, name] if name == last && Some(before) == above.last()))
+            let text_parts: Vec<&str> = text.split('/').filter(|part| !part.is_empty()).collect();
+            let through = text_parts.split_last().is_some_and(|(_, above)| above.contains(last));
+            through || text_parts.windows(2).any(|pair| matches!(pair, [before, name] if name == last && Some(before) == above.last()))
         };
         // The unknown part is inside of this place.
-        let goes_in = |pair: &[WordPart]| matches!(pair, [WordPart::Text(text), _] if text.ends_with('/') && base_name(text.trim_end_matches('/')) == *last);
-        let begins_so = || {
+        let leads_inside = |pair: &[WordPart]| matches!(pair, [WordPart::Text(text), _] if text.ends_with('/') && base_name(text.trim_end_matches('/')) == *last);
+        let can_start = || {
             multi_part_suffixes(&self.path).any(|end| {
                 can_intersect(&rest, &ShellWord::parse_rule_pattern(end))
                     || can_intersect(&rest, &ShellWord::parse_rule_pattern(&format!("{end}/*")))
             })
         };
         spelling.first() == Some(&WordPart::AnyText)
-            && (spelling.iter().skip(1).any(one) || spelling.windows(2).any(goes_in) || begins_so())
+            && (spelling.iter().skip(1).any(continues)
+                || spelling.windows(2).any(leads_inside)
+                || can_start())
     }
 
     /// Returns whether this path is under a directory that a word names with an absolute path.
@@ -328,7 +334,7 @@ impl<'h> PathPattern<'h> {
         let Some(text) = word.text() else {
             // A pattern may match the directory that contains this path.
             let parent = parts.iter().rev().nth(1).copied().unwrap_or_default();
-            let near = !parent.is_empty()
+            let has_parent = !parent.is_empty()
                 && word.spellings().iter().any(|spelling| {
                     can_intersect(
                         &self.clean_spelling(spelling),
@@ -341,8 +347,12 @@ impl<'h> PathPattern<'h> {
                 }
                 spelling => self.can_be_parent(spelling),
             };
-            let near = near || word.spellings().iter().any(above);
-            return self.match_word(word).max(if near { Certainty::Maybe } else { Certainty::No });
+            let has_parent = has_parent || word.spellings().iter().any(above);
+            return self.match_word(word).max(if has_parent {
+                Certainty::Maybe
+            } else {
+                Certainty::No
+            });
         };
         if working_dir::is_process_path(&self.expand_home(text)) {
             return self.match_word(word).max(Certainty::Maybe);
@@ -365,18 +375,18 @@ impl<'h> PathPattern<'h> {
             _ => {}
         }
         // From an unknown directory, the path ends like one of the directories above this one.
-        let given: Vec<&str> = path.split('/').skip_while(|part| *part == "..").collect();
-        if given.is_empty() {
+        let given_parts: Vec<&str> = path.split('/').skip_while(|part| *part == "..").collect();
+        if given_parts.is_empty() {
             return Certainty::Maybe;
         }
-        let ends = |above: usize| {
+        let ends_at = |above: usize| {
             parts
                 .get(..parts.len().saturating_sub(above))
-                .is_some_and(|above| above.ends_with(&given))
+                .is_some_and(|above| above.ends_with(&given_parts))
         };
-        match (1..parts.len()).find(|above| ends(*above)) {
+        match (1..parts.len()).find(|above| ends_at(*above)) {
             // A single name such as `bin` is common, so it proves less.
-            Some(1) if given.len() > 1 || path.starts_with('.') => Certainty::Yes,
+            Some(1) if given_parts.len() > 1 || path.starts_with('.') => Certainty::Yes,
             Some(_) => Certainty::Maybe,
             None => Certainty::No,
         }
@@ -387,14 +397,14 @@ impl<'h> PathPattern<'h> {
     pub(crate) fn match_changed_parent(
         &self,
         word: &ShellWord,
-        stands: Option<&ShellWord>,
+        directory: Option<&ShellWord>,
     ) -> Certainty {
-        let is_here = |word: &ShellWord| matches!(word.text(), Some("." | "./"));
+        let is_current = |word: &ShellWord| matches!(word.text(), Some("." | "./"));
         let under = |word: &ShellWord| match word.text() {
             // An empty word names no directory.
             Some("") => Certainty::No,
-            _ => self.match_parent(&if is_here(word) {
-                relative_to_start(word, stands)
+            _ => self.match_parent(&if is_current(word) {
+                relative_to_start(word, directory)
             } else {
                 word.clone()
             }),
@@ -420,61 +430,64 @@ impl<'h> PathPattern<'h> {
     ///
     /// An absolute spelling is compared with the whole path, and a relative one with its endings.
     fn can_be_parent(&self, spelling: &[WordPart]) -> bool {
-        let mut given = self.strip_parent_steps(spelling);
-        if let Some(WordPart::Text(text)) = given.last_mut() {
+        let mut spelling_parts = self.strip_parent_steps(spelling);
+        if let Some(WordPart::Text(text)) = spelling_parts.last_mut() {
             while text.ends_with('/') || text.ends_with("/.") {
                 text.pop();
             }
         }
-        let is_whole = matches!(given.first(), Some(WordPart::Text(text)) if text.starts_with('/'));
+        let is_whole =
+            matches!(spelling_parts.first(), Some(WordPart::Text(text)) if text.starts_with('/'));
         let mut above = self
             .path
             .match_indices('/')
             .filter_map(|(at, _)| self.path.get(..at))
             .filter(|above| !above.is_empty());
-        let may_be = |path: &str| can_intersect(&given, &ShellWord::parse_rule_pattern(path));
-        let ends_so = |above: &str| {
+        let can_be =
+            |path: &str| can_intersect(&spelling_parts, &ShellWord::parse_rule_pattern(path));
+        let can_end = |above: &str| {
             let mut ends = above
                 .match_indices('/')
                 .filter_map(|(at, _)| above.get(at + 1..))
                 .filter(|end| !end.starts_with('*'));
-            ends.any(may_be)
+            ends.any(can_be)
         };
         above.any(
-            |above| if is_whole { above.starts_with('/') && may_be(above) } else { ends_so(above) },
+            |above| if is_whole { above.starts_with('/') && can_be(above) } else { can_end(above) },
         )
     }
 
     /// Returns whether a spelling, relative to an unknown directory, may start like an ending of
     /// this path.
     pub(crate) fn can_start_suffix(&self, spelling: &[WordPart]) -> bool {
-        let given = self.strip_parent_steps(spelling);
-        let may_be = |path: &str| can_intersect(&given, &ShellWord::parse_rule_pattern(path));
-        let goes_up = matches!(given.first(), Some(WordPart::Text(text)) if text.split('/').any(|part| part == ".."));
+        let spelling_parts = self.strip_parent_steps(spelling);
+        let can_be =
+            |path: &str| can_intersect(&spelling_parts, &ShellWord::parse_rule_pattern(path));
+        let steps_up = matches!(spelling_parts.first(), Some(WordPart::Text(text)) if text.split('/').any(|part| part == ".."));
         let mut ends = self.path.match_indices('/').filter_map(|(at, _)| self.path.get(at + 1..));
-        goes_up || ends.any(|end| may_be(end) || may_be(&format!("{end}/*")))
+        steps_up || ends.any(|end| can_be(end) || can_be(&format!("{end}/*")))
     }
 
     /// Returns a spelling without leading `..` or a leading home directory of another user.
     fn strip_parent_steps(&self, spelling: &[WordPart]) -> Vec<WordPart> {
-        let mut given = self.clean_spelling(spelling);
-        if let Some(WordPart::Text(text)) = given.first_mut() {
+        let mut parts = self.clean_spelling(spelling);
+        if let Some(WordPart::Text(text)) = parts.first_mut() {
             let rest = match text.strip_prefix('~') {
                 Some(home) => home.split_once('/').map_or("", |(_, rest)| rest).to_owned(),
                 None => text.trim_start_matches("../").to_owned(),
             };
             *text = rest;
         }
-        given
+        parts
     }
 
     /// Returns whether the path leads through a directory. `*` in the path matches any text without
     /// `/`.
     pub(crate) fn is_under(&self, directory: &str) -> bool {
         let mut place = self.path.split('/').filter(|part| !part.is_empty());
-        let mut given = directory.split('/').filter(|part| !part.is_empty());
+        let mut directory_parts = directory.split('/').filter(|part| !part.is_empty());
         self.path.starts_with('/')
-            && given.all(|part| {
+            && directory_parts.all(|part| {
                 place.next().is_some_and(|pattern| toolgate_text::matches_glob(pattern, part))
             })
             && place.next().is_some()

@@ -47,8 +47,9 @@ fn option_directories(command: &ShellCommand) -> Vec<Option<&str>> {
         &["-C", "-D", "-R", "-T", "-U", "-g", "-h", "-p", "-r", "-t", "-u"];
     let words = command.words.get(1..).unwrap_or_default();
     // Options of these programs apply to the program that they start.
-    let mut leads = matches!(command.program(), Some("doas" | "env" | "runuser" | "su" | "sudo"));
-    let logs_in = |text: &str| match (command.program(), text.strip_prefix("--")) {
+    let mut is_launcher_option =
+        matches!(command.program(), Some("doas" | "env" | "runuser" | "su" | "sudo"));
+    let is_login_option = |text: &str| match (command.program(), text.strip_prefix("--")) {
         (Some("runuser" | "su" | "sudo"), Some(long)) => long.starts_with("lo"),
         (Some("sudo"), None) => text.starts_with('-') && text.contains('i'),
         (Some("runuser" | "su"), None) => {
@@ -58,14 +59,14 @@ fn option_directories(command: &ShellCommand) -> Vec<Option<&str>> {
     };
     let (mut found, mut before) = (Vec::new(), None);
     for (at, word) in words.iter().enumerate() {
-        let behind = std::mem::replace(&mut before, word.text());
+        let previous = std::mem::replace(&mut before, word.text());
         let Some(text) = word.text() else { continue };
-        leads = leads
+        is_launcher_option = is_launcher_option
             && (text.starts_with('-')
                 || text.contains('=')
-                || behind.is_some_and(|option| LAUNCHER_OPTIONS_WITH_VALUE.contains(&option)));
+                || previous.is_some_and(|option| LAUNCHER_OPTIONS_WITH_VALUE.contains(&option)));
         // The home directory of another user may be any directory.
-        if leads && logs_in(text) {
+        if is_launcher_option && is_login_option(text) {
             found.push(Some(UNKNOWN_DIRECTORY));
         }
         let value = match text.strip_prefix("--") {
@@ -82,7 +83,7 @@ fn option_directories(command: &ShellCommand) -> Vec<Option<&str>> {
             None => match text.strip_prefix('-').and_then(|flags| flags.split_once(['C', 'D'])) {
                 // For most programs, these letters have another meaning.
                 Some((before, value))
-                    if leads
+                    if is_launcher_option
                         || (before.is_empty()
                             && (value.is_empty() || value.starts_with(['/', '.', '~']))) =>
                 {
@@ -100,8 +101,8 @@ fn option_directories(command: &ShellCommand) -> Vec<Option<&str>> {
 
 /// Returns whether a spelling contains `..` after an unknown part, so the path is not known.
 pub(crate) fn has_unknown_parent(spelling: &[WordPart]) -> bool {
-    let goes_up = |part: &WordPart| matches!(part, WordPart::Text(text) if text.contains("/../") || text.ends_with("/.."));
-    spelling.iter().skip(1).any(goes_up)
+    let has_parent_step = |part: &WordPart| matches!(part, WordPart::Text(text) if text.contains("/../") || text.ends_with("/.."));
+    spelling.iter().skip(1).any(has_parent_step)
 }
 
 /// Returns whether a path, as written, leads through a directory that a process has open.
@@ -149,7 +150,7 @@ pub(crate) fn entered_directories(command: &ShellCommand) -> Vec<&str> {
 /// Joins a path to a directory, as far as that directory is known.
 pub(crate) fn join_path(directory: &str, path: &str, home: &str) -> String {
     let path = expand_home_path(path, home);
-    let whole = match path.starts_with('/') {
+    let joined = match path.starts_with('/') {
         true => path,
         false if path.starts_with('~') || !directory.starts_with('/') => {
             return UNKNOWN_DIRECTORY.to_owned();
@@ -157,21 +158,21 @@ pub(crate) fn join_path(directory: &str, path: &str, home: &str) -> String {
         false => format!("{directory}/{path}"),
     };
     // From such a path, the next `cd` may lead to any directory.
-    if is_process_path(&whole) { "/proc/self/cwd".to_owned() } else { normalize_path(&whole) }
+    if is_process_path(&joined) { "/proc/self/cwd".to_owned() } else { normalize_path(&joined) }
 }
 
 impl PathPattern<'_> {
     /// Returns whether this place is under a directory that is named relative to another one.
     pub fn match_relative_parent(&self, from: &str, path: &str) -> Certainty {
-        let whole = join_path(from, path, self.home);
-        let odd = !whole.starts_with('/');
+        let joined = join_path(from, path, self.home);
+        let is_unresolved = !joined.starts_with('/');
         // `/proc` is another way to the same files, and a name may be in any directory.
-        let other = whole.starts_with("/proc/")
-            && ["/cwd", "/fd", "/root"].iter().any(|part| whole.contains(part));
-        if odd || other || self.is_bare_name() || self.path.starts_with('*') {
+        let is_process = joined.starts_with("/proc/")
+            && ["/cwd", "/fd", "/root"].iter().any(|part| joined.contains(part));
+        if is_unresolved || is_process || self.is_bare_name() || self.path.starts_with('*') {
             return Certainty::Maybe;
         }
-        if whole == "/" || self.is_under(&whole) { Certainty::Yes } else { Certainty::No }
+        if joined == "/" || self.is_under(&joined) { Certainty::Yes } else { Certainty::No }
     }
 
     /// Returns whether a word may name this place from a directory. Words that exclude files are
@@ -179,7 +180,7 @@ impl PathPattern<'_> {
     pub(crate) fn can_be_named_from(&self, directory: &str, word: &ShellWord) -> bool {
         let under = format!("{}/*", self.path);
         let Some(text) = word.text() else {
-            let is_it = |spelling: &Vec<WordPart>| {
+            let can_name = |spelling: &Vec<WordPart>| {
                 let is_open = spelling.first() == Some(&WordPart::AnyText);
                 let spelling = self.resolve_spelling(directory, spelling);
                 !is_open
@@ -187,41 +188,41 @@ impl PathPattern<'_> {
                         || can_intersect(&spelling, &ShellWord::parse_rule_pattern(&self.path))
                         || can_intersect(&spelling, &ShellWord::parse_rule_pattern(&under)))
             };
-            return word.spellings().iter().any(is_it);
+            return word.spellings().iter().any(can_name);
         };
         if text.starts_with("--exclude") {
             return false;
         }
         // The path may follow an option or a sign.
         let glued = text.get(2..).filter(|_| text.starts_with('-'));
-        let tails = text
+        let values = text
             .match_indices(['=', ':', '@', ','])
             .take(16)
             .filter_map(|(at, _)| text.get(at + 1..));
-        std::iter::once(text).chain(glued).chain(tails).any(|path| {
-            let whole = join_path(directory, path, self.home);
-            toolgate_text::matches_glob(&self.path, &whole)
-                || toolgate_text::matches_glob(&under, &whole)
+        std::iter::once(text).chain(glued).chain(values).any(|path| {
+            let joined = join_path(directory, path, self.home);
+            toolgate_text::matches_glob(&self.path, &joined)
+                || toolgate_text::matches_glob(&under, &joined)
         })
     }
 
     /// Resolves a partly known spelling from a directory.
     pub(crate) fn resolve_spelling(&self, directory: &str, spelling: &[WordPart]) -> Vec<WordPart> {
         let mut spelling = self.clean_spelling(spelling);
-        let begins = match spelling.first_mut() {
+        let prefix = match spelling.first_mut() {
             Some(WordPart::Text(text)) => std::mem::take(text),
             _ => String::new(),
         };
-        let whole =
-            if begins.starts_with(['/', '~']) { begins } else { format!("{directory}/{begins}") };
-        if is_process_path(&whole) {
+        let joined =
+            if prefix.starts_with(['/', '~']) { prefix } else { format!("{directory}/{prefix}") };
+        if is_process_path(&joined) {
             return vec![WordPart::AnyText];
         }
         if matches!(spelling.as_slice(), [WordPart::Text(_)]) {
-            return vec![WordPart::Text(normalize_path(&whole))];
+            return vec![WordPart::Text(normalize_path(&joined))];
         }
         // The rest of the last part is not known.
-        let (above, last) = whole.rsplit_once('/').unwrap_or(("", whole.as_str()));
+        let (above, last) = joined.rsplit_once('/').unwrap_or(("", joined.as_str()));
         spelling.insert(
             0,
             WordPart::Text(format!("{}/{last}", normalize_path(above).trim_end_matches('/'))),

@@ -35,7 +35,7 @@ pub(crate) fn is_harmless_awk(words: &[ShellWord]) -> bool {
         let is_piped = text.replace("||", "").contains('|');
         if writes
             || is_piped
-            || ["system", "getline", "ARGV", "@"].iter().any(|act| text.contains(act))
+            || ["system", "getline", "ARGV", "@"].iter().any(|action| text.contains(action))
         {
             return false;
         }

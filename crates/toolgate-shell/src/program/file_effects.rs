@@ -35,11 +35,11 @@ fn has_search_pattern(command: &ShellCommand) -> bool {
             .is_some_and(|flags| !flags.starts_with('-') && flags.contains(['e', 'f']));
         short || word.starts_with("--reg") || word.starts_with("--fi")
     };
-    let given = || command.words.iter().filter_map(ShellWord::text).any(gives);
+    let has_option = || command.words.iter().filter_map(ShellWord::text).any(gives);
     command
         .program()
         .is_some_and(|program| ["grep", "egrep", "fgrep", "rg", "ag"].contains(&program))
-        && !given()
+        && !has_option()
 }
 
 /// The role of a word of a search program.
@@ -58,7 +58,7 @@ fn classify_search_words<'c>(
 ) -> Vec<SearchWordRole<'c>> {
     let letters =
         if shape.short_with_value.is_empty() { "ABCGWgmp" } else { shape.short_with_value };
-    let takes = |text: &str| match (text.strip_prefix("--"), text.strip_prefix('-')) {
+    let takes_value = |text: &str| match (text.strip_prefix("--"), text.strip_prefix('-')) {
         (Some(long), _) => shape.long_with_value.contains(&long),
         (None, Some(flags)) => {
             flags.find(|flag: char| letters.contains(flag)).is_some_and(|at| at + 1 == flags.len())
@@ -79,7 +79,7 @@ fn classify_search_words<'c>(
         }
         match word.text().filter(|text| !is_over && text.len() > 1 && text.starts_with('-')) {
             Some("--") => is_over = true,
-            Some(text) => before = takes(text).then_some(text),
+            Some(text) => before = takes_value(text).then_some(text),
             None => return SearchWordRole::Operand,
         }
         SearchWordRole::Option
@@ -102,11 +102,11 @@ pub(crate) fn non_file_positions(command: &ShellCommand) -> Vec<usize> {
             .filter(|long| !long.is_empty() && !shape.long_with_value.contains(long));
         long.is_some_and(|long| shape.long_with_value.iter().any(|name| name.starts_with(long)))
     };
-    let is_sure =
+    let is_certain =
         has_search_pattern(command) && !words.iter().filter_map(ShellWord::text).any(is_cut);
     let pattern =
-        roles.iter().position(|role| *role == SearchWordRole::Operand).filter(|_| is_sure);
-    let is_spared = |at: usize, role: SearchWordRole<'_>| match role {
+        roles.iter().position(|role| *role == SearchWordRole::Operand).filter(|_| is_certain);
+    let is_skipped = |at: usize, role: SearchWordRole<'_>| match role {
         SearchWordRole::Value("--exclude" | "--exclude-dir") => {
             words.get(at).is_some_and(|word| word.text().is_some())
         }
@@ -115,7 +115,7 @@ pub(crate) fn non_file_positions(command: &ShellCommand) -> Vec<usize> {
     roles
         .into_iter()
         .enumerate()
-        .filter(|(at, role)| is_spared(*at, *role))
+        .filter(|(at, role)| is_skipped(*at, *role))
         .map(|(at, _)| at)
         .collect()
 }
@@ -158,9 +158,9 @@ pub(crate) fn is_file_change(command: &ShellCommand) -> bool {
         let flags = word.strip_prefix('-').filter(|flags| !flags.starts_with('-'));
         flags.and_then(|flags| flags.split(valued).next()).is_some_and(|flags| flags.contains(flag))
     };
-    let is_one =
+    let is_any_of =
         |word: &str, names: &[&str]| names.iter().any(|name| word.eq_ignore_ascii_case(name));
-    let act =
+    let verb =
         || words().find(|word| !word.is_empty() && !word.starts_with('-')).unwrap_or_default();
     command.program().is_none_or(|program| {
         OPERAND_CHANGING_PROGRAMS.contains(&program)
@@ -174,8 +174,8 @@ pub(crate) fn is_file_change(command: &ShellCommand) -> bool {
             || ((program.starts_with("perl") || program.starts_with("ruby"))
                 && words().any(|word| cluster(word, &['C', 'D', 'E', 'F', 'I', 'M', 'e', 'm', 'r', 'x'], 'i')))
             // These options remove the files that are packed.
-            || (program.starts_with("7z") && words().any(|word| is_one(word, &["-sdel"])))
-            || (program == "rar" && (is_one(act(), &["m", "mf"]) || words().any(|word| is_one(word, &["-df", "-dr", "-dw"]))))
+            || (program.starts_with("7z") && words().any(|word| is_any_of(word, &["-sdel"])))
+            || (program == "rar" && (is_any_of(verb(), &["m", "mf"]) || words().any(|word| is_any_of(word, &["-df", "-dr", "-dw"]))))
     })
 }
 

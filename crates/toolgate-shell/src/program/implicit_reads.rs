@@ -24,26 +24,26 @@ pub(crate) fn is_non_file_word(command: &ShellCommand, word: &ShellWord) -> bool
     const EXCLUDE_OPTIONS: &[&str] = &["--exclude=", "--exclude-dir="];
     // `--include` with a plain name names a file that is read.
     let is_pattern = word.text().is_none_or(|text| text.contains(['*', '?', '[']));
-    let is_one = |text: &str| {
+    let is_file_selection = |text: &str| {
         EXCLUDE_OPTIONS.iter().any(|option| text.starts_with(*option))
             || (is_pattern && text.starts_with("--include="))
     };
-    let begins = |spelling: &Vec<WordPart>| matches!(spelling.first(), Some(WordPart::Text(text)) if is_one(text));
+    let is_selection_spelling = |spelling: &Vec<WordPart>| matches!(spelling.first(), Some(WordPart::Text(text)) if is_file_selection(text));
     // A word that may split can contain more than the option's value.
-    let falls_apart = word.can_split && word.text().is_none() && !word.is_pattern();
-    let named = word.spellings().len() > 1
+    let can_split = word.can_split && word.text().is_none() && !word.is_pattern();
+    let is_list = word.spellings().len() > 1
         && word
             .spellings()
             .iter()
             .all(|spelling| matches!(spelling.as_slice(), [WordPart::Text(_)]));
-    let chooses = command.program().is_some_and(is_search_program)
-        && !falls_apart
-        && !named
-        && word.spellings().iter().all(begins);
+    let is_search_selection = command.program().is_some_and(is_search_program)
+        && !can_split
+        && !is_list
+        && word.spellings().iter().all(is_selection_spelling);
     // These programs leave the excluded files out.
     let leaves_out = matches!(command.program(), Some("tar" | "bsdtar" | "gtar" | "rsync"))
         && word.text().is_some_and(|text| text.starts_with("--exclude="));
-    chooses
+    is_search_selection
         || leaves_out
         || (matches!(command.program(), Some("du" | "ls" | "stat"))
             && word.text().is_none()
@@ -71,7 +71,7 @@ struct DirectoryTrees {
 /// Returns the trees that a command reads as a whole.
 ///
 /// With `feeds`, the files that are found become words of another command.
-fn find_read_trees(command: &ShellCommand, feeds: bool) -> DirectoryTrees {
+fn find_read_trees(command: &ShellCommand, feeds_command: bool) -> DirectoryTrees {
     let (Some(program), words) =
         (command.program().filter(|_| !command.is_unlikely), certain_arguments(command))
     else {
@@ -87,14 +87,14 @@ fn find_read_trees(command: &ShellCommand, feeds: bool) -> DirectoryTrees {
     }
     match program {
         "tar" | "bsdtar" | "gtar" | "jar" | "7z" | "7za" | "7zr" | "7zz" | "pax" => {
-            let given =
+            let parsed =
                 options::parse_options(words, writer_syntax(program).unwrap_or(&BASE_SYNTAX));
-            if !filled_directories(command).is_empty() && !is_archive_creation(program, &given) {
+            if !filled_directories(command).is_empty() && !is_archive_creation(program, &parsed) {
                 return DirectoryTrees::default();
             }
-            let directories = given.values(&["-C", "--directory", "--cd"]);
+            let directories = parsed.values(&["-C", "--directory", "--cd"]);
             // The option sets the directory for the words after it.
-            let goes = |(at, word): &(usize, &ShellWord)| {
+            let is_directory_option = |(at, word): &(usize, &ShellWord)| {
                 let short = |text: &str| {
                     (*at == 0 || text.starts_with('-'))
                         && !text.starts_with("--")
@@ -107,22 +107,22 @@ fn find_read_trees(command: &ShellCommand, feeds: bool) -> DirectoryTrees {
             let before: Vec<&ShellWord> = words
                 .iter()
                 .enumerate()
-                .take_while(|word| !goes(word))
+                .take_while(|word| !is_directory_option(word))
                 .map(|(_, word)| word)
                 .collect();
             let within = |word: &ShellWord| -> Vec<ShellWord> {
-                let own = directories.is_empty() || before.contains(&word);
+                let in_start_directory = directories.is_empty() || before.contains(&word);
                 directories
                     .iter()
                     .map(|to| relative_to_start(word, Some(to)))
-                    .chain(own.then(|| word.clone()))
+                    .chain(in_start_directory.then(|| word.clone()))
                     .collect()
             };
             // The effect of `--exclude` depends on its position and on other options, so it is
             // ignored.
-            let added = given.values(&["--add-file"]);
+            let added = parsed.values(&["--add-file"]);
             if directories.len() > 1
-                && directories.len() * (given.operands.len() + added.len())
+                && directories.len() * (parsed.operands.len() + added.len())
                     > MAX_DIRECTORIES * MAX_DIRECTORIES
             {
                 return DirectoryTrees {
@@ -131,17 +131,17 @@ fn find_read_trees(command: &ShellCommand, feeds: bool) -> DirectoryTrees {
                 };
             }
             DirectoryTrees {
-                roots: given.operands.iter().chain(&added).flat_map(within).collect(),
+                roots: parsed.operands.iter().chain(&added).flat_map(within).collect(),
                 ..DirectoryTrees::default()
             }
         }
         "zip" | "diff" => {
             const COMPARE_SYNTAX: ProgramSyntax =
                 ProgramSyntax { long_with_value: &["from-file", "to-file"], ..BASE_SYNTAX };
-            let given = options::parse_options(words, &COMPARE_SYNTAX);
-            let also = given.values(&["--from-file", "--to-file"]);
+            let parsed = options::parse_options(words, &COMPARE_SYNTAX);
+            let compared = parsed.values(&["--from-file", "--to-file"]);
             DirectoryTrees {
-                roots: given.operands.into_iter().chain(also).collect(),
+                roots: parsed.operands.into_iter().chain(compared).collect(),
                 ..DirectoryTrees::default()
             }
         }
@@ -156,7 +156,7 @@ fn find_read_trees(command: &ShellCommand, feeds: bool) -> DirectoryTrees {
             roots.pop();
             DirectoryTrees { roots, ..DirectoryTrees::default() }
         }
-        "find" | "fd" | "fdfind" if feeds || words.iter().any(is_exec_option) => {
+        "find" | "fd" | "fdfind" if feeds_command || words.iter().any(is_exec_option) => {
             let mut roots = if program == "find" {
                 find_start_directories(words)
             } else {
@@ -184,51 +184,51 @@ fn find_read_trees(command: &ShellCommand, feeds: bool) -> DirectoryTrees {
 /// Returns the paths that `git` reads outside of its repository.
 fn git_compared_paths(words: &[ShellWord]) -> Vec<ShellWord> {
     let Some((verb, rest)) = words.split_first() else { return Vec::new() };
-    let given = options::parse_options(rest, &BASE_SYNTAX);
-    let is_told = given.has(&["--no-index"]);
+    let parsed = options::parse_options(rest, &BASE_SYNTAX);
+    let compares_any_files = parsed.has(&["--no-index"]);
     let is_outside = |word: &ShellWord| {
         word.text().is_some_and(|text| text.starts_with(['/', '~']) || text.starts_with(".."))
     };
     match verb.text() {
-        Some("grep") if is_told => {
-            given.operands.into_iter().chain([current_directory()]).collect()
+        Some("grep") if compares_any_files => {
+            parsed.operands.into_iter().chain([current_directory()]).collect()
         }
-        Some("diff") if is_told => given.operands,
+        Some("diff") if compares_any_files => parsed.operands,
         // `git diff` implies `--no-index` for two files if one is outside of the repository.
-        Some("diff") if given.operands.len() > 1 => {
-            given.operands.into_iter().filter(is_outside).collect()
+        Some("diff") if parsed.operands.len() > 1 => {
+            parsed.operands.into_iter().filter(is_outside).collect()
         }
         _ => Vec::new(),
     }
 }
 
-fn find_searched_trees(program: &str, given: ParsedOptions, is_fed: bool) -> DirectoryTrees {
+fn find_searched_trees(program: &str, parsed: ParsedOptions, has_input: bool) -> DirectoryTrees {
     const RECURSIVE_OPTIONS: &[&str] =
         &["-d", "-r", "-R", "--dereference-recursive", "--directories", "--recursive"];
     if ["ack", "ag", "ug", "ugrep"].contains(&program) {
         return DirectoryTrees {
-            roots: possible_search_roots(given, is_fed),
+            roots: possible_search_roots(parsed, has_input),
             ..DirectoryTrees::default()
         };
     }
-    let deep = !["grep", "egrep", "fgrep"].contains(&program) || given.has(RECURSIVE_OPTIONS);
-    let has_pattern = given.has(&["-e", "-f", "--file", "--regexp"]);
+    let deep = !["grep", "egrep", "fgrep"].contains(&program) || parsed.has(RECURSIVE_OPTIONS);
+    let has_pattern = parsed.has(&["-e", "-f", "--file", "--regexp"]);
     // File names alone are not secret.
-    if !deep || given.has_exactly("--files") || (given.operands.is_empty() && !has_pattern) {
+    if !deep || parsed.has_exactly("--files") || (parsed.operands.is_empty() && !has_pattern) {
         return DirectoryTrees::default();
     }
     let without = if program.ends_with("grep") {
         // With `--include` as well, it is not clear which of the two options applies.
         let files =
-            if given.has(&["--include"]) { Vec::new() } else { given.values(&["--exclude"]) };
-        (given.values(&["--exclude-dir"]), files)
+            if parsed.has(&["--include"]) { Vec::new() } else { parsed.values(&["--exclude"]) };
+        (parsed.values(&["--exclude-dir"]), files)
     } else {
         (Vec::new(), Vec::new())
     };
     let mut roots: Vec<ShellWord> =
-        given.operands.into_iter().skip(usize::from(!has_pattern)).collect();
+        parsed.operands.into_iter().skip(usize::from(!has_pattern)).collect();
     // `grep -r` searches the directory even if it has input.
-    if roots.is_empty() && (!is_fed || program != "rg") {
+    if roots.is_empty() && (!has_input || program != "rg") {
         roots.push(current_directory());
     }
     DirectoryTrees { roots, is_partial: false, excluded: without }
@@ -237,12 +237,12 @@ fn find_searched_trees(program: &str, given: ParsedOptions, is_fed: bool) -> Dir
 /// Returns the operands of a program whose options are not known exactly.
 ///
 /// Every operand may be searched, because the pattern may be another word.
-fn possible_search_roots(given: ParsedOptions, is_fed: bool) -> Vec<ShellWord> {
-    let most = 1 + given.count_without_value("ABCDGJKMNOWdefgmpt");
-    let has_pattern = given.has(&["-e", "-f", "--file", "--match", "--regexp"]);
-    let reads = is_fed && !given.has(&["--nofilter"]);
-    let mut roots = given.operands;
-    if !reads && roots.len() <= most && (has_pattern || !roots.is_empty()) {
+fn possible_search_roots(parsed: ParsedOptions, has_input: bool) -> Vec<ShellWord> {
+    let max_roots = 1 + parsed.count_without_value("ABCDGJKMNOWdefgmpt");
+    let has_pattern = parsed.has(&["-e", "-f", "--file", "--match", "--regexp"]);
+    let reads = has_input && !parsed.has(&["--nofilter"]);
+    let mut roots = parsed.operands;
+    if !reads && roots.len() <= max_roots && (has_pattern || !roots.is_empty()) {
         roots.push(current_directory());
     }
     roots
@@ -253,23 +253,23 @@ impl PathPattern<'_> {
     pub(crate) fn match_tree_read(
         &self,
         command: &ShellCommand,
-        wanders: &[String],
-        feeds: bool,
+        directories: &[String],
+        feeds_command: bool,
         lenient: bool,
     ) -> Certainty {
-        let trees = find_read_trees(command, feeds);
+        let trees = find_read_trees(command, feeds_command);
         if trees.roots.is_empty() {
             return Certainty::No;
         }
-        let stands = command.known_directory().and_then(ShellWord::text).map(|path| {
+        let resolved = command.known_directory().and_then(ShellWord::text).map(|path| {
             let mut all: Vec<String> =
-                wanders.iter().map(|directory| join_path(directory, path, self.home)).collect();
+                directories.iter().map(|directory| join_path(directory, path, self.home)).collect();
             all.sort();
             all.dedup();
             all
         });
-        let from = stands.as_deref().unwrap_or(wanders);
-        let one = |root: &ShellWord| match root.text() {
+        let from = resolved.as_deref().unwrap_or(directories);
+        let match_root = |root: &ShellWord| match root.text() {
             Some(path) => {
                 let read = |from: &String| match self.match_relative_parent(from, path) {
                     Certainty::Yes
@@ -277,7 +277,7 @@ impl PathPattern<'_> {
                     {
                         Certainty::No
                     }
-                    sure => sure,
+                    certainty => certainty,
                 };
                 let read = from.iter().map(read);
                 // With many directories, the one that the command runs in is not known.
@@ -296,8 +296,8 @@ impl PathPattern<'_> {
             }
             None => Certainty::No,
         };
-        let sure = trees.roots.iter().map(one).max().unwrap_or(Certainty::No);
-        if trees.is_partial { sure.min(Certainty::Maybe) } else { sure }
+        let certainty = trees.roots.iter().map(match_root).max().unwrap_or(Certainty::No);
+        if trees.is_partial { certainty.min(Certainty::Maybe) } else { certainty }
     }
 
     /// Returns whether a partly known word may be this path or a directory above it.
@@ -340,16 +340,16 @@ impl PathPattern<'_> {
         directory: &str,
         (directories, files): &(Vec<ShellWord>, Vec<ShellWord>),
     ) -> bool {
-        let way = self.path.strip_prefix(directory).unwrap_or_default();
-        let like = |names: &[ShellWord], part: &str| {
+        let relative_path = self.path.strip_prefix(directory).unwrap_or_default();
+        let is_in = |names: &[ShellWord], part: &str| {
             let mut plain = names
                 .iter()
                 .filter_map(ShellWord::text)
                 .filter(|name| !name.contains(['?', '[', '/', '\\']));
             plain.any(|name| toolgate_text::matches_glob(name, part))
         };
-        let mut parts = way.split('/').filter(|part| !part.is_empty()).rev();
-        let last = parts.next().is_some_and(|part| like(directories, part) && like(files, part));
-        last || parts.any(|part| like(directories, part))
+        let mut parts = relative_path.split('/').filter(|part| !part.is_empty()).rev();
+        let last = parts.next().is_some_and(|part| is_in(directories, part) && is_in(files, part));
+        last || parts.any(|part| is_in(directories, part))
     }
 }

@@ -39,42 +39,42 @@ pub(crate) fn filled_directories(command: &ShellCommand) -> Vec<ShellWord> {
         return unpack_directories(words);
     }
     let Some(shape) = writer_syntax(program) else { return cleared_directories(program, words) };
-    let given = options::parse_options(words, shape);
-    let does = match shape.fills_when {
+    let parsed = options::parse_options(words, shape);
+    let fills = match shape.fills_when {
         FillCondition::Never => false,
-        FillCondition::Always => !given.operands.is_empty(),
+        FillCondition::Always => !parsed.operands.is_empty(),
         // An unknown first word may contain one of the options.
         FillCondition::WithOption(flags) => {
-            given.has(flags)
+            parsed.has(flags)
                 || (shape.style == OptionStyle::DashlessCluster
                     && words.first().is_some_and(|word| word.text().is_none()))
         }
         FillCondition::WithSubcommand(verbs) => {
-            let most = match program {
+            let max_operands = match program {
                 "gh" => 2,
                 _ if shape.style == OptionStyle::OneWordEach => 1,
-                _ => given.operands.len(),
+                _ => parsed.operands.len(),
             };
-            given
+            parsed
                 .operands
                 .iter()
-                .take(most)
+                .take(max_operands)
                 .any(|verb| verb.text().is_none_or(|verb| verbs.contains(&verb)))
         }
     };
     // A second dash revokes an option of `unzip`.
-    let is_spared = given.has_certainly(shape.no_fill_options)
-        && (program != "unzip" || given.count_without_value("") == 0);
-    if !does || is_spared {
+    let is_prevented = parsed.has_certainly(shape.no_fill_options)
+        && (program != "unzip" || parsed.count_without_value("") == 0);
+    if !fills || is_prevented {
         return cleared_directories(program, words);
     }
-    let mut directories = given.values(shape.output_directory_options);
-    let last = last_local_operand(&given).filter(|_| shape.has_directory_operand);
+    let mut directories = parsed.values(shape.output_directory_options);
+    let last = last_local_operand(&parsed).filter(|_| shape.has_directory_operand);
     // In these cases the last operand must be the directory.
-    let told = last.as_ref().is_some_and(|to| match program {
-        "cpio" => given.has(&["-p", "--pass-through"]) && !given.has(&["-i", "--extract"]),
-        "pax" => given.has(&["-w"]),
-        _ => given.operands.len() > 2 && to.text().is_some_and(|text| text.ends_with('/')),
+    let names_directory = last.as_ref().is_some_and(|to| match program {
+        "cpio" => parsed.has(&["-p", "--pass-through"]) && !parsed.has(&["-i", "--extract"]),
+        "pax" => parsed.has(&["-w"]),
+        _ => parsed.operands.len() > 2 && to.text().is_some_and(|text| text.ends_with('/')),
     });
     if program.ends_with("rar") {
         let glued = words
@@ -83,11 +83,11 @@ pub(crate) fn filled_directories(command: &ShellCommand) -> Vec<ShellWord> {
             .filter_map(|text| text.strip_prefix("-op").or_else(|| text.strip_prefix("-OP")));
         directories.extend(glued.map(ShellWord::known));
     }
-    if shape.fills_current_directory && directories.is_empty() && !told {
+    if shape.fills_current_directory && directories.is_empty() && !names_directory {
         directories.push(current_directory());
     }
     directories.extend(last);
-    if given.has(shape.fill_anywhere_options) {
+    if parsed.has(shape.fill_anywhere_options) {
         directories.push(ShellWord::known("/"));
     }
     directories
@@ -95,14 +95,14 @@ pub(crate) fn filled_directories(command: &ShellCommand) -> Vec<ShellWord> {
 
 /// Returns the directories of files that are unpacked under a stored name or without their suffix.
 fn unpack_directories(words: &[ShellWord]) -> Vec<ShellWord> {
-    let is_told = |text: &str| match text.strip_prefix("--") {
+    let is_name_option = |text: &str| match text.strip_prefix("--") {
         Some(long) => {
             let long = long.split('=').next().unwrap_or_default();
             long.len() > 1 && ["name", "suffix"].iter().any(|name| name.starts_with(long))
         }
         None => text.strip_prefix('-').is_some_and(|flags| flags.contains(['N', 'S'])),
     };
-    if !words.iter().filter_map(ShellWord::text).any(is_told) {
+    if !words.iter().filter_map(ShellWord::text).any(is_name_option) {
         return Vec::new();
     }
     let directory = |word: &ShellWord| match word.text() {
@@ -145,7 +145,7 @@ pub(crate) fn find_start_directories(words: &[ShellWord]) -> Vec<ShellWord> {
 }
 
 /// Returns the last operand, unless it is on another machine.
-fn last_local_operand(given: &ParsedOptions) -> Option<ShellWord> {
+fn last_local_operand(parsed: &ParsedOptions) -> Option<ShellWord> {
     let is_far = |word: &ShellWord| match word.text() {
         Some(text) => text.split('/').next().is_some_and(|host| host.contains(':')),
         None => word
@@ -154,7 +154,7 @@ fn last_local_operand(given: &ParsedOptions) -> Option<ShellWord> {
             .flatten()
             .any(|part| matches!(part, WordPart::Text(text) if text.contains(':'))),
     };
-    given.operands.last().filter(|word| !is_far(word)).cloned()
+    parsed.operands.last().filter(|word| !is_far(word)).cloned()
 }
 
 /// Returns the directories that `git` fills or clears, given the words after its own options.
@@ -176,7 +176,7 @@ fn git_filled_directories(words: &[ShellWord]) -> Vec<ShellWord> {
         ..BASE_SYNTAX
     };
     let Some((verb, rest)) = words.split_first() else { return Vec::new() };
-    let given = options::parse_options(rest, &GIT_SYNTAX);
+    let parsed = options::parse_options(rest, &GIT_SYNTAX);
     // A copy has the name of its source, unless another name is given.
     let copies = |operands: &[ShellWord]| -> Vec<ShellWord> {
         let named = operands.get(1..).unwrap_or_default().last().cloned();
@@ -186,21 +186,21 @@ fn git_filled_directories(words: &[ShellWord]) -> Vec<ShellWord> {
             .filter(|word| !word.is_unknown() && word.text() != Some(""));
         named.or(called).into_iter().collect()
     };
-    let operands = given.operands.as_slice();
+    let operands = parsed.operands.as_slice();
     match (verb.text().unwrap_or_default(), operands) {
         ("clone", operands) => copies(operands),
         ("submodule", [add, operands @ ..]) if add.text() == Some("add") => copies(operands),
         ("worktree", [add, to, ..]) if add.text() == Some("add") => vec![to.clone()],
-        ("clean", []) if !given.has(&["-n", "--dry-run"]) || given.has(&["--no-dry-run"]) => {
+        ("clean", []) if !parsed.has(&["-n", "--dry-run"]) || parsed.has(&["--no-dry-run"]) => {
             vec![current_directory()]
         }
-        ("stash", [act, ..]) if matches!(act.text(), Some("list" | "show")) => Vec::new(),
-        ("stash", _) if given.has(&["-a", "-u", "--all", "--include-untracked"]) => {
+        ("stash", [verb, ..]) if matches!(verb.text(), Some("list" | "show")) => Vec::new(),
+        ("stash", _) if parsed.has(&["-a", "-u", "--all", "--include-untracked"]) => {
             vec![current_directory()]
         }
-        ("sparse-checkout", [act, ..]) if act.text() != Some("list") => vec![current_directory()],
-        ("apply" | "am", _) => given.values(&["--directory"]),
-        ("checkout-index", _) => given.values(&["--prefix"]),
+        ("sparse-checkout", [verb, ..]) if verb.text() != Some("list") => vec![current_directory()],
+        ("apply" | "am", _) => parsed.values(&["--directory"]),
+        ("checkout-index", _) => parsed.values(&["--prefix"]),
         _ => Vec::new(),
     }
 }
@@ -209,7 +209,7 @@ fn git_filled_directories(words: &[ShellWord]) -> Vec<ShellWord> {
 pub(crate) fn git_pathspecs(command: &ShellCommand) -> Vec<ShellWord> {
     let words =
         command.words.get(1..).filter(|_| command.program() == Some("git")).unwrap_or_default();
-    let one = |word: &ShellWord| {
+    let pathspec = |word: &ShellWord| {
         let text = word.text()?;
         if text.starts_with("--pathspec-from") {
             return Some(ShellWord::unknown(false));
@@ -222,7 +222,7 @@ pub(crate) fn git_pathspecs(command: &ShellCommand) -> Vec<ShellWord> {
                 .append(&ShellWord::known(around.1))
         })
     };
-    words.iter().filter_map(one).collect()
+    words.iter().filter_map(pathspec).collect()
 }
 
 /// Returns whether `git` only changes the index and no file.
@@ -237,7 +237,7 @@ pub(crate) fn is_index_only_change(command: &ShellCommand) -> bool {
     else {
         return false;
     };
-    let given = options::parse_options(
+    let parsed = options::parse_options(
         rest,
         &ProgramSyntax {
             short_with_value: "s",
@@ -246,8 +246,8 @@ pub(crate) fn is_index_only_change(command: &ShellCommand) -> bool {
         },
     );
     rest.iter().all(|word| word.text().is_some())
-        && given.has(&["-S", "--staged"])
-        && !given.has(&["-W", "--worktree"])
+        && parsed.has(&["-S", "--staged"])
+        && !parsed.has(&["-W", "--worktree"])
 }
 
 /// Returns the files that `cp` or a similar program creates in a directory.
@@ -261,11 +261,11 @@ pub(crate) fn created_files(command: &ShellCommand) -> Vec<ShellWord> {
         return Vec::new();
     };
     // If the target does not exist, `mv` renames the source to it.
-    let is_there = |to: &str| {
+    let is_directory = |to: &str| {
         matches!(to, "." | "./" | ".." | "../" | "~" | "~/")
             || (to.ends_with('/') && command.program() != Some("mv"))
     };
-    let Some((to, rest)) = texts.split_last().filter(|(to, _)| is_there(to)) else {
+    let Some((to, rest)) = texts.split_last().filter(|(to, _)| is_directory(to)) else {
         return Vec::new();
     };
     let (flags, sources): (Vec<&str>, Vec<&str>) =
@@ -289,9 +289,9 @@ pub(crate) fn created_link(command: &ShellCommand) -> Option<ShellWord> {
     if command.program() != Some("ln") {
         return None;
     }
-    let given = options::parse_options(certain_arguments(command), &LN_SYNTAX);
-    let [to] = given.operands.as_slice() else { return None };
-    if given.has(&["-t", "--target-directory"]) {
+    let parsed = options::parse_options(certain_arguments(command), &LN_SYNTAX);
+    let [to] = parsed.operands.as_slice() else { return None };
+    if parsed.has(&["-t", "--target-directory"]) {
         return None;
     }
     Some(to.text().map_or_else(
@@ -314,9 +314,9 @@ fn is_pip(word: &ShellWord) -> bool {
 pub(crate) fn module_unpack_directories(words: &[ShellWord]) -> Vec<ShellWord> {
     const UNPACK_MODULE_SYNTAX: ProgramSyntax =
         ProgramSyntax { short_with_value: "e", long_with_value: &["extract"], ..BASE_SYNTAX };
-    if let Some(behind) = words.iter().position(is_pip).and_then(|at| words.get(at + 1..)) {
+    if let Some(pip_words) = words.iter().position(is_pip).and_then(|at| words.get(at + 1..)) {
         let words =
-            std::iter::once(ShellWord::known("pip")).chain(behind.iter().cloned()).collect();
+            std::iter::once(ShellWord::known("pip")).chain(pip_words.iter().cloned()).collect();
         return filled_directories(&ShellCommand { words, ..ShellCommand::default() });
     }
     let rest = words
@@ -331,11 +331,11 @@ pub(crate) fn module_unpack_directories(words: &[ShellWord]) -> Vec<ShellWord> {
     {
         return Vec::new();
     }
-    let given = options::parse_options(rest, &UNPACK_MODULE_SYNTAX);
+    let parsed = options::parse_options(rest, &UNPACK_MODULE_SYNTAX);
     // The archive is the value of the option, or the operand before the directory.
-    let named = !given.values(&["-e", "--e", "--extract"]).is_empty();
+    let has_archive_option = !parsed.values(&["-e", "--e", "--extract"]).is_empty();
     let mut directories: Vec<ShellWord> =
-        given.operands.into_iter().skip(usize::from(!named)).collect();
+        parsed.operands.into_iter().skip(usize::from(!has_archive_option)).collect();
     if directories.is_empty() {
         directories.push(current_directory());
     }
@@ -365,28 +365,28 @@ pub(crate) fn implicitly_written_files(command: &ShellCommand) -> Vec<ShellWord>
         let short = program != "git" || matches!(verb(), Some("archive" | "format-patch"));
         return if lists { Vec::new() } else { known_output_files(words, short) };
     };
-    let given = options::parse_options(words, shape);
-    let mut files = given.values(shape.output_file_options);
+    let parsed = options::parse_options(words, shape);
+    let mut files = parsed.values(shape.output_file_options);
     // These names are relative to the directory that an option names.
     let (mut names, by_address) = match program {
         "curl" => (
-            given.values(&["-o", "--output"]),
-            given.has(&["-O", "--remote-name", "--remote-name-all"]),
+            parsed.values(&["-o", "--output"]),
+            parsed.has(&["-O", "--remote-name", "--remote-name-all"]),
         ),
-        "aria2c" => (given.values(&["-o", "--out"]), !given.has(&["-o", "--out"])),
-        "wget" => (Vec::new(), !given.has(&["-O", "--output-document"])),
+        "aria2c" => (parsed.values(&["-o", "--out"]), !parsed.has(&["-o", "--out"])),
+        "wget" => (Vec::new(), !parsed.has(&["-O", "--output-document"])),
         _ => (Vec::new(), false),
     };
     if by_address {
-        names.extend(given.operands.iter().map(url_file_name).filter(|name| !name.is_unknown()));
+        names.extend(parsed.operands.iter().map(url_file_name).filter(|name| !name.is_unknown()));
     }
     // `#1` is a part of the URL, `%2e` is a dot, and `{a,b}` and `[1-9]` stand for several names.
-    let odd = |name: &ShellWord| {
+    let is_expanded = |name: &ShellWord| {
         name.text().is_some_and(|text| text.contains(['#', '%', '{', '}', '[', ']']))
     };
-    let directory = given.values(shape.output_directory_options).pop();
+    let directory = parsed.values(shape.output_directory_options).pop();
     files.extend(names.iter().map(|name| {
-        if odd(name) {
+        if is_expanded(name) {
             ShellWord::unknown(false)
         } else {
             relative_to_start(name, directory.as_ref())
@@ -394,9 +394,10 @@ pub(crate) fn implicitly_written_files(command: &ShellCommand) -> Vec<ShellWord>
     }));
     // `--write-out` may write to files.
     if program == "curl" {
-        let said = given.values(&["-w", "--write-out"]);
+        let formats = parsed.values(&["-w", "--write-out"]);
         files.extend(
-            said.iter()
+            formats
+                .iter()
                 .filter_map(ShellWord::text)
                 .flat_map(|text| text.split("%output{").skip(1))
                 .map(curl_output_file),
@@ -405,18 +406,18 @@ pub(crate) fn implicitly_written_files(command: &ShellCommand) -> Vec<ShellWord>
     match program {
         // A new archive is written like every other file.
         "tar" | "bsdtar" | "gtar" | "jar"
-            if filled_directories(command).is_empty() || is_archive_creation(program, &given) =>
+            if filled_directories(command).is_empty() || is_archive_creation(program, &parsed) =>
         {
             files.extend(
-                given.values(&["-f", "--file"]).into_iter().filter(|word| word.text().is_some()),
+                parsed.values(&["-f", "--file"]).into_iter().filter(|word| word.text().is_some()),
             );
         }
         // `curl` expands these as patterns.
-        "curl" if given.operands.iter().chain(&given.values(&["--url"])).any(is_multiple_url) => {
+        "curl" if parsed.operands.iter().chain(&parsed.values(&["--url"])).any(is_multiple_url) => {
             files.push(ShellWord::unknown(false))
         }
         "curl"
-            if given
+            if parsed
                 .values(CURL_UPLOAD_OPTIONS)
                 .iter()
                 .filter_map(ShellWord::text)
@@ -424,10 +425,10 @@ pub(crate) fn implicitly_written_files(command: &ShellCommand) -> Vec<ShellWord>
         {
             files.push(ShellWord::unknown(false))
         }
-        "scp" | "sftp" => files.extend(last_local_operand(&given)),
-        "uniq" | "xxd" => files.extend(given.operands.get(1).cloned()),
+        "scp" | "sftp" => files.extend(last_local_operand(&parsed)),
+        "uniq" | "xxd" => files.extend(parsed.operands.get(1).cloned()),
         // These programs write the output of another program to the file.
-        "script" | "logsave" => files.extend(given.operands.first().cloned()),
+        "script" | "logsave" => files.extend(parsed.operands.first().cloned()),
         _ => {}
     }
     files
@@ -479,7 +480,7 @@ fn module_output_files(words: &[ShellWord]) -> Vec<ShellWord> {
 /// Returns whether a `file:` URL expands to several files.
 fn is_multiple_url(address: &ShellWord) -> bool {
     let is_file = |text: &str| {
-        text.trim_start().get(..5).is_some_and(|begins| begins.eq_ignore_ascii_case("file:"))
+        text.trim_start().get(..5).is_some_and(|scheme| scheme.eq_ignore_ascii_case("file:"))
     };
     address.text().is_some_and(|text| is_file(text) && text.contains(['{', '[']))
 }
@@ -495,9 +496,9 @@ pub(crate) fn uploaded_files(command: &ShellCommand) -> Vec<ShellWord> {
     else {
         return Vec::new();
     };
-    let given = options::parse_options(certain_arguments(command), shape);
-    let mut files = given.values(CURL_UPLOAD_OPTIONS);
-    let forms = given.values(&["-F", "--form"]);
+    let parsed = options::parse_options(certain_arguments(command), shape);
+    let mut files = parsed.values(CURL_UPLOAD_OPTIONS);
+    let forms = parsed.values(&["-F", "--form"]);
     let values = forms
         .iter()
         .filter_map(ShellWord::text)
@@ -528,7 +529,7 @@ fn all_output_files(words: &[ShellWord], short: bool) -> Vec<ShellWord> {
         option.strip_prefix("--").is_some_and(|name| !name.is_empty() && "output".starts_with(name))
     };
     let is_long = |option: &str| OUTPUT_FILE_OPTIONS.contains(&option) || is_cut(option);
-    let behind = words.windows(2).filter_map(|pair| match pair {
+    let separate = words.windows(2).filter_map(|pair| match pair {
         [option, value]
             if option.text().is_some_and(|option| is_long(option) || (short && option == "-o")) =>
         {
@@ -544,7 +545,7 @@ fn all_output_files(words: &[ShellWord], short: bool) -> Vec<ShellWord> {
         };
         word.strip_known_prefix(option).filter(|value| value.text() != Some(""))
     });
-    behind.chain(glued).collect()
+    separate.chain(glued).collect()
 }
 
 /// Returns the output files of `git` or a compiler whose names only the running shell knows.
@@ -588,25 +589,25 @@ fn url_file_name(address: &ShellWord) -> ShellWord {
                 _ => name.append(&ShellWord::unknown_name()),
             }
         });
-    let is_told = name.spellings().iter().flatten().any(|part| matches!(part, WordPart::Text(_)));
-    if is_told { name } else { ShellWord::unknown(false) }
+    let is_known = name.spellings().iter().flatten().any(|part| matches!(part, WordPart::Text(_)));
+    if is_known { name } else { ShellWord::unknown(false) }
 }
 
 /// Returns a word as a path relative to the initial directory.
-pub(crate) fn relative_to_start(word: &ShellWord, stands: Option<&ShellWord>) -> ShellWord {
-    let Some(stands) = stands else { return word.clone() };
-    match (stands.text(), word.text()) {
+pub(crate) fn relative_to_start(word: &ShellWord, directory: Option<&ShellWord>) -> ShellWord {
+    let Some(directory) = directory else { return word.clone() };
+    match (directory.text(), word.text()) {
         (_, Some(path)) if path.starts_with(['/', '~']) => word.clone(),
-        (Some(directory), Some(path)) => ShellWord::known(format!("{directory}/{path}")),
+        (Some(start), Some(path)) => ShellWord::known(format!("{start}/{path}")),
         (None, Some(_)) => ShellWord::unknown(false),
         (_, None) => word.clone(),
     }
 }
 
 /// Returns whether an archive is created or extended, regardless of other options.
-pub(crate) fn is_archive_creation(program: &str, given: &ParsedOptions) -> bool {
+pub(crate) fn is_archive_creation(program: &str, parsed: &ParsedOptions) -> bool {
     (program.ends_with("tar") || program == "jar")
-        && given.has(&["-c", "-r", "-u", "--append", "--create", "--update"])
+        && parsed.has(&["-c", "-r", "-u", "--append", "--create", "--update"])
 }
 
 impl ShellAnalysis {

@@ -83,41 +83,41 @@ impl ParsedOptions {
     pub(crate) fn has(&self, names: &[&str]) -> bool {
         self.options
             .iter()
-            .any(|(given, _)| names.iter().any(|name| is_abbreviation_of(given, name)))
+            .any(|(option, _)| names.iter().any(|name| is_abbreviation_of(option, name)))
     }
 
     /// Returns whether one of these options is present and cannot be the value of another option.
     pub(crate) fn has_certainly(&self, names: &[&str]) -> bool {
-        let is_one = |given: &str| names.iter().any(|name| is_abbreviation_of(given, name));
-        self.options.iter().enumerate().any(|(at, (given, _))| {
-            is_one(given) && self.ambiguous_options.binary_search(&at).is_err()
+        let is_wanted = |option: &str| names.iter().any(|name| is_abbreviation_of(option, name));
+        self.options.iter().enumerate().any(|(at, (option, _))| {
+            is_wanted(option) && self.ambiguous_options.binary_search(&at).is_err()
         })
     }
 
     /// Returns whether exactly this option is present, without abbreviation.
     pub(crate) fn has_exactly(&self, name: &str) -> bool {
-        self.options.iter().any(|(given, _)| given == name)
+        self.options.iter().any(|(option, _)| option == name)
     }
 
     /// Counts the long options and the short options among `letters` that have no value.
     pub(crate) fn count_without_value(&self, letters: &str) -> usize {
-        let is_one = |name: &str| {
+        let is_counted = |name: &str| {
             name.starts_with("--")
                 || name.strip_prefix('-').is_some_and(|letter| letters.contains(letter))
         };
-        self.options.iter().filter(|(name, value)| value.is_none() && is_one(name)).count()
+        self.options.iter().filter(|(name, value)| value.is_none() && is_counted(name)).count()
     }
 
     /// Returns the values of these options.
     pub(crate) fn values(&self, names: &[&str]) -> Vec<ShellWord> {
-        let wanted = self.options.iter().filter(|(given, _)| names.contains(&given.as_str()));
-        wanted.filter_map(|(_, value)| value.clone()).collect()
+        let selected = self.options.iter().filter(|(option, _)| names.contains(&option.as_str()));
+        selected.filter_map(|(_, value)| value.clone()).collect()
     }
 }
 
 /// Returns whether an option is this one, as long options may be abbreviated.
-fn is_abbreviation_of(given: &str, name: &str) -> bool {
-    given == name || (given.len() >= 4 && given.starts_with("--") && name.starts_with(given))
+fn is_abbreviation_of(option: &str, name: &str) -> bool {
+    option == name || (option.len() >= 4 && option.starts_with("--") && name.starts_with(option))
 }
 
 /// Splits a text at the first `=` into a name and an optional value.
@@ -127,22 +127,26 @@ pub(crate) fn split_name_value(text: &str) -> (&str, Option<&str>) {
 
 /// Parses the words behind a program.
 pub(crate) fn parse_options(words: &[ShellWord], shape: &ProgramSyntax) -> ParsedOptions {
-    let mut given = ParsedOptions::default();
+    let mut parsed = ParsedOptions::default();
     let (mut rest, mut is_first, mut is_over, mut is_open) = (words.iter(), true, false, false);
     while let Some(word) = rest.next() {
         let first = std::mem::replace(&mut is_first, false);
-        let (may_be_value, before) = (std::mem::replace(&mut is_open, false), given.options.len());
-        let (text, whole) = known_prefix(word);
+        let (may_be_value, before) = (std::mem::replace(&mut is_open, false), parsed.options.len());
+        let (text, is_whole) = known_prefix(word);
         // An unknown rest of the word may be a value.
-        let glued = |tail: &str| match whole {
+        let glued = |tail: &str| match is_whole {
             true => Some(tail).filter(|tail| !tail.is_empty()).map(ShellWord::known),
             false => Some(ShellWord::unknown(false)),
         };
-        if first && whole && shape.style == OptionStyle::DashlessCluster && !text.starts_with('-') {
+        if first
+            && is_whole
+            && shape.style == OptionStyle::DashlessCluster
+            && !text.starts_with('-')
+        {
             for flag in text.chars() {
                 let value =
                     if shape.short_with_value.contains(flag) { rest.next().cloned() } else { None };
-                given.options.push((format!("-{flag}"), value));
+                parsed.options.push((format!("-{flag}"), value));
             }
             continue;
         }
@@ -151,11 +155,11 @@ pub(crate) fn parse_options(words: &[ShellWord], shape: &ProgramSyntax) -> Parse
             .filter(|flags| !flags.is_empty() && !is_over)
             .unwrap_or_default();
         let late = shape.style == OptionStyle::BeforeOperands
-            && !given.operands.is_empty()
+            && !parsed.operands.is_empty()
             && !flags.starts_with(|flag: char| shape.short_with_value.contains(flag));
         if flags.is_empty() || late {
-            given.operands.push(word.clone());
-        } else if flags == "-" && whole {
+            parsed.operands.push(word.clone());
+        } else if flags == "-" && is_whole {
             is_over = !may_be_value;
         } else if let Some(long) = flags.strip_prefix('-') {
             let (name, tail) = split_name_value(long);
@@ -165,51 +169,52 @@ pub(crate) fn parse_options(words: &[ShellWord], shape: &ProgramSyntax) -> Parse
             });
             let value = match tail {
                 Some(tail) => glued(tail),
-                None if !whole => Some(ShellWord::unknown(false)),
+                None if !is_whole => Some(ShellWord::unknown(false)),
                 None if exact.is_some() => rest.next().cloned(),
                 // An abbreviated option may be one without a value, so the next word is also parsed
                 // alone.
                 None => known.and_then(|_| rest.clone().next().cloned()),
             };
-            given.options.push((format!("--{}", known.copied().unwrap_or(name)), value));
+            parsed.options.push((format!("--{}", known.copied().unwrap_or(name)), value));
             is_open = tail.is_none() && exact.is_none();
         } else if shape.style == OptionStyle::OneWordEach {
             match flags.chars().next().filter(|flag| shape.short_with_value.contains(*flag)) {
-                Some(flag) => given.options.push((
+                Some(flag) => parsed.options.push((
                     format!("-{flag}"),
                     glued(flags.get(flag.len_utf8()..).unwrap_or_default()),
                 )),
                 None => {
                     let (name, tail) = split_name_value(flags);
                     match tail.filter(|_| shape.long_with_value.contains(&name)) {
-                        Some(tail) => given.options.push((format!("-{name}"), glued(tail))),
+                        Some(tail) => parsed.options.push((format!("-{name}"), glued(tail))),
                         None => {
                             let value = if shape.long_with_value.contains(&flags) {
                                 rest.next().cloned()
                             } else {
                                 None
                             };
-                            given.options.push((text.to_owned(), value));
+                            parsed.options.push((text.to_owned(), value));
                         }
                     }
                 }
             }
         } else {
             for (at, flag) in flags.char_indices() {
-                let takes = shape.short_with_value.contains(flag);
+                let takes_value = shape.short_with_value.contains(flag);
                 let tail = flags.get(at + flag.len_utf8()..).unwrap_or_default();
-                let value = if takes { glued(tail).or_else(|| rest.next().cloned()) } else { None };
-                given.options.push((format!("-{flag}"), value));
-                if takes {
+                let value =
+                    if takes_value { glued(tail).or_else(|| rest.next().cloned()) } else { None };
+                parsed.options.push((format!("-{flag}"), value));
+                if takes_value {
                     break;
                 }
             }
         }
         if may_be_value {
-            given.ambiguous_options.extend(before..given.options.len());
+            parsed.ambiguous_options.extend(before..parsed.options.len());
         }
     }
-    given
+    parsed
 }
 
 /// Returns the known beginning of a word, and whether that is the whole word.

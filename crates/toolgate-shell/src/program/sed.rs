@@ -54,9 +54,9 @@ fn is_harmless_script(script: &str) -> bool {
         let Some(after) = skip_address(rest) else { return false };
         rest = after.trim_start_matches([' ', '!']);
         let mut letters = rest.chars();
-        let Some(act) = letters.next() else { return false };
+        let Some(command) = letters.next() else { return false };
         rest = letters.as_str();
-        match act {
+        match command {
             'p' | 'd' | 'q' | '=' | 'n' | 'N' | 'D' | 'P' | 'h' | 'H' | 'g' | 'G' | 'x' | '{' => {}
             // A label or a branch.
             ':' | 'b' | 't' | 'T' => {
@@ -77,7 +77,7 @@ fn is_harmless_script(script: &str) -> bool {
             }
             _ => return false,
         }
-        if !rest.is_empty() && !rest.starts_with([' ', ';', '\n', '}', '\t']) && act != '{' {
+        if !rest.is_empty() && !rest.starts_with([' ', ';', '\n', '}', '\t']) && command != '{' {
             return false;
         }
     }

@@ -133,14 +133,14 @@ impl SyntaxAnalyzer<'_> {
     pub(crate) fn is_equals_expansion(&self, node: Node<'_>, above: &[Node<'_>]) -> bool {
         let Some(name) = self.text_of(node).strip_prefix('=') else { return false };
         let is_part = above.last().is_some_and(|outer| outer.kind() == "concatenation");
-        let begins =
+        let starts_with_equals =
             !is_part || above.last().is_some_and(|outer| outer.start_byte() == node.start_byte());
         let is_name =
             name.chars().next().map_or(is_part, |first| first.is_alphabetic() || first == '_');
-        let around = above.iter().rev().find(|outer| outer.kind() != "concatenation");
-        begins
+        let parent = above.iter().rev().find(|outer| outer.kind() != "concatenation");
+        starts_with_equals
             && is_name
-            && around.is_some_and(|outer| matches!(outer.kind(), "command" | "command_name"))
+            && parent.is_some_and(|outer| matches!(outer.kind(), "command" | "command_name"))
     }
 
     pub(crate) fn variable_word(&self, name: &str, at: usize) -> ShellWord {
@@ -153,13 +153,13 @@ impl SyntaxAnalyzer<'_> {
         {
             (Some(words), _) => {
                 // A value that is empty or contains spaces may expand to any number of words.
-                let odd = |word: &ShellWord| {
+                let can_split_to_many = |word: &ShellWord| {
                     word.text().is_none_or(|text| {
                         text.is_empty() || text.contains([' ', '\t', '\n', '*', '?', '['])
                     })
                 };
                 if words.len() > 1
-                    && words.iter().any(odd)
+                    && words.iter().any(can_split_to_many)
                     && words.iter().any(|word| word.text().is_some())
                 {
                     return ShellWord::unknown(true);
@@ -233,13 +233,13 @@ impl SyntaxAnalyzer<'_> {
         for child in node.named_children(&mut cursor) {
             if opens.is_some() && child.end_byte() > end {
                 // The word is known up to the first bracket and after the last one.
-                let begins = parse_unquoted(self.text.get(at..end).unwrap_or_default());
-                let behind =
+                let prefix = parse_unquoted(self.text.get(at..end).unwrap_or_default());
+                let suffix =
                     text.rfind(['}', ']']).and_then(|at| text.get(at + 1..)).unwrap_or_default();
                 return word
-                    .append(&begins)
+                    .append(&prefix)
                     .append(&ShellWord::unknown(true))
-                    .append(&parse_unquoted(behind));
+                    .append(&parse_unquoted(suffix));
             }
             word = word.append(&parse_unquoted(
                 self.text.get(at..self.trimmed_start(child)).unwrap_or_default(),

@@ -150,8 +150,9 @@ impl ShellWord {
         }
         // A shell splits only the unquoted part, which a single word cannot express.
         let fixed = |word: &Self| {
-            let odd = |part: &WordPart| matches!(part, WordPart::Text(text) if text.contains([' ', '\t', '\n', '*', '?', '[']));
-            !word.can_split && word.spellings.iter().any(|spelling| spelling.iter().any(odd))
+            let is_splittable = |part: &WordPart| matches!(part, WordPart::Text(text) if text.contains([' ', '\t', '\n', '*', '?', '[']));
+            !word.can_split
+                && word.spellings.iter().any(|spelling| spelling.iter().any(is_splittable))
         };
         if (self.can_split && fixed(next)) || (next.can_split && fixed(&self)) {
             return Self::unknown(true);
@@ -161,11 +162,11 @@ impl ShellWord {
             for after in &next.spellings {
                 let mut spelling = before.clone();
                 // In the middle of a name, a pattern may match nothing or a dot.
-                let begins = before
+                let starts_spelling = before
                     .last()
                     .is_none_or(|last| matches!(last, WordPart::Text(text) if text.ends_with('/')));
                 let skipped =
-                    usize::from(!begins && after.first() == Some(&WordPart::AnyFirstChar));
+                    usize::from(!starts_spelling && after.first() == Some(&WordPart::AnyFirstChar));
                 after.iter().skip(skipped).for_each(|part| push_part(&mut spelling, part.clone()));
                 spellings.push(spelling);
             }
@@ -221,11 +222,11 @@ impl ShellWord {
     }
 
     /// Returns the rest of the word after a known beginning.
-    pub(crate) fn strip_known_prefix(&self, begins: &str) -> Option<Self> {
+    pub(crate) fn strip_known_prefix(&self, prefix: &str) -> Option<Self> {
         let [spelling] = self.spellings.as_slice() else { return None };
         let (WordPart::Text(text), rest) = spelling.split_first()? else { return None };
         let mut left = Vec::new();
-        push_part(&mut left, WordPart::Text(text.strip_prefix(begins)?.to_owned()));
+        push_part(&mut left, WordPart::Text(text.strip_prefix(prefix)?.to_owned()));
         left.extend(rest.iter().cloned());
         Some(Self { spellings: vec![left], can_split: self.can_split })
     }
@@ -266,24 +267,24 @@ impl ShellWord {
 
     /// Returns whether the word matches a rule's pattern.
     pub(crate) fn match_pattern(&self, pattern: &str) -> Certainty {
-        let wanted = Self::parse_rule_pattern(pattern);
-        let one = |spelling: &WordSpelling| match (
+        let pattern_parts = Self::parse_rule_pattern(pattern);
+        let compare = |spelling: &WordSpelling| match (
             spelling.iter().all(|part| matches!(part, WordPart::Text(_))),
-            can_intersect(spelling, &wanted),
+            can_intersect(spelling, &pattern_parts),
         ) {
             (_, false) => Certainty::No,
             (true, true) => Certainty::Yes,
             (false, true) => Certainty::Maybe,
         };
-        combine_certainty(self.spellings.iter().map(one))
+        combine_certainty(self.spellings.iter().map(compare))
     }
 }
 
 /// Combines several possibilities. The result is only certain if all agree.
-pub(crate) fn combine_certainty(all: impl Iterator<Item = Certainty>) -> Certainty {
+pub(crate) fn combine_certainty(certainties: impl Iterator<Item = Certainty>) -> Certainty {
     let (mut least, mut most) = (Certainty::Yes, Certainty::No);
-    for one in all {
-        (least, most) = (least.min(one), most.max(one));
+    for certainty in certainties {
+        (least, most) = (least.min(certainty), most.max(certainty));
     }
     if most == Certainty::No { Certainty::No } else { least.max(Certainty::Maybe) }
 }
@@ -312,7 +313,7 @@ impl PatternChar {
     fn can_be(self, other: Self) -> bool {
         match (self, other) {
             (Self::Literal(a), Self::Literal(b)) => a == b,
-            (Self::Run(anything), Self::Literal(letter)) => anything || letter != '/',
+            (Self::Run(matches_slash), Self::Literal(letter)) => matches_slash || letter != '/',
             (Self::FirstChar, Self::Literal(letter)) | (Self::Literal(letter), Self::FirstChar) => {
                 letter != '.' && letter != '/'
             }
@@ -323,7 +324,7 @@ impl PatternChar {
 
 /// Returns whether a text exists that matches both patterns.
 pub(crate) fn can_intersect(a: &[WordPart], b: &[WordPart]) -> bool {
-    let spell = |parts: &[WordPart]| -> Vec<PatternChar> {
+    let to_chars = |parts: &[WordPart]| -> Vec<PatternChar> {
         let letters = |part: &WordPart| match part {
             WordPart::Text(text) => text.chars().map(PatternChar::Literal).collect(),
             WordPart::AnyText => vec![PatternChar::Run(true)],
@@ -332,7 +333,7 @@ pub(crate) fn can_intersect(a: &[WordPart], b: &[WordPart]) -> bool {
         };
         parts.iter().flat_map(letters).collect()
     };
-    let (a, b) = (spell(a), spell(b));
+    let (a, b) = (to_chars(a), to_chars(b));
     let is_run = |letter: &PatternChar| matches!(letter, PatternChar::Run(_));
     // `reached` states which prefixes of `b` match the part of `a` that was read, one row at a
     // time.
@@ -341,24 +342,25 @@ pub(crate) fn can_intersect(a: &[WordPart], b: &[WordPart]) -> bool {
     for letter in &a {
         let mut next: Vec<bool> = Vec::with_capacity(b.len() + 1);
         for at in 0..=b.len() {
-            let came = |row: &[bool], at: Option<usize>| {
+            let is_reached = |row: &[bool], at: Option<usize>| {
                 at.and_then(|at| row.get(at)).copied().unwrap_or(false)
             };
-            let (here, back) = (came(&reached, Some(at)), at.checked_sub(1));
-            let other = back.and_then(|back| b.get(back));
-            let fits = match (letter, other) {
+            let (is_reached_here, previous) = (is_reached(&reached, Some(at)), at.checked_sub(1));
+            let other = previous.and_then(|previous| b.get(previous));
+            let matches = match (letter, other) {
                 // A run matches nothing or the next character.
-                (PatternChar::Run(_), None) => here,
+                (PatternChar::Run(_), None) => is_reached_here,
                 (PatternChar::Run(_), Some(other)) => {
-                    here || (came(&next, back) && (is_run(other) || letter.can_be(*other)))
+                    is_reached_here
+                        || (is_reached(&next, previous) && (is_run(other) || letter.can_be(*other)))
                 }
                 (_, None) => false,
                 (letter, Some(other)) if is_run(other) => {
-                    came(&next, back) || (here && other.can_be(*letter))
+                    is_reached(&next, previous) || (is_reached_here && other.can_be(*letter))
                 }
-                (letter, Some(other)) => letter.can_be(*other) && came(&reached, back),
+                (letter, Some(other)) => letter.can_be(*other) && is_reached(&reached, previous),
             };
-            next.push(fits);
+            next.push(matches);
         }
         reached = next;
     }

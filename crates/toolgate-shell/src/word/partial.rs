@@ -24,35 +24,35 @@ pub(crate) fn path_prefixes(texts: &[ShellWord]) -> Vec<&str> {
 impl PathPattern<'_> {
     /// Returns whether a word with an unknown beginning may be this path if it starts with a
     /// prefix.
-    pub(crate) fn can_match_with_prefixes(&self, ways: &[&str], word: &ShellWord) -> bool {
+    pub(crate) fn can_match_with_prefixes(&self, prefixes: &[&str], word: &ShellWord) -> bool {
         let open: Vec<&WordSpelling> = word
             .spellings()
             .iter()
             .filter(|spelling| spelling.first() == Some(&WordPart::AnyText))
             .collect();
         !open.is_empty()
-            && (has_too_many_prefixes(ways)
-                || ways.iter().any(|way| self.can_match_with_prefix(way, &open)))
+            && (has_too_many_prefixes(prefixes)
+                || prefixes.iter().any(|prefix| self.can_match_with_prefix(prefix, &open)))
     }
 
-    fn can_match_with_prefix(&self, way: &str, open: &[&WordSpelling]) -> bool {
-        let cleaned = self.clean_spelling(&[WordPart::Text(way.to_owned())]);
-        let Some(WordPart::Text(way)) = cleaned.first() else { return false };
+    fn can_match_with_prefix(&self, prefix: &str, open: &[&WordSpelling]) -> bool {
+        let cleaned = self.clean_spelling(&[WordPart::Text(prefix.to_owned())]);
+        let Some(WordPart::Text(prefix)) = cleaned.first() else { return false };
         // Skip the expensive comparison: most prefixes have nothing in common with the path.
-        let bare = way.trim_start_matches("../");
-        let is_near = bare.split('/').any(|part| part == "..")
+        let without_parents = prefix.trim_start_matches("../");
+        let is_near = without_parents.split('/').any(|part| part == "..")
             || self.path.contains('*')
-            || self.path.contains(bare)
-            || way.starts_with(&self.path);
+            || self.path.contains(without_parents)
+            || prefix.starts_with(&self.path);
         is_near
             && open.iter().any(|spelling| {
-                self.match_word(&replace_first_part(way, spelling)) != Certainty::No
+                self.match_word(&replace_first_part(prefix, spelling)) != Certainty::No
             })
     }
 
     /// Returns whether a partly known word may be this path itself, or an ending of this path.
     pub(crate) fn can_match_partially(&self, word: &ShellWord) -> bool {
-        let one = |spelling: &WordSpelling| match spelling.first() {
+        let can_match = |spelling: &WordSpelling| match spelling.first() {
             Some(WordPart::Text(text)) if expand_home_path(text, self.home).starts_with('/') => {
                 can_intersect(
                     &self.clean_spelling(spelling),
@@ -67,14 +67,14 @@ impl PathPattern<'_> {
         if self.is_bare_name() {
             self.match_word(word) != Certainty::No
         } else {
-            word.spellings().iter().any(one)
+            word.spellings().iter().any(can_match)
         }
     }
 }
 
-fn has_too_many_prefixes(ways: &[&str]) -> bool {
-    ways.len() > MAX_PREFIXES
-        || ways.iter().map(|way| way.len()).sum::<usize>() > MAX_TOTAL_PREFIX_BYTES
+fn has_too_many_prefixes(prefixes: &[&str]) -> bool {
+    prefixes.len() > MAX_PREFIXES
+        || prefixes.iter().map(|prefix| prefix.len()).sum::<usize>() > MAX_TOTAL_PREFIX_BYTES
 }
 
 /// Returns a word whose first part is replaced by a text.

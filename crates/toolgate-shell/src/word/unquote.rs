@@ -13,7 +13,7 @@ pub(crate) fn expand_braces(text: &str) -> Option<Vec<String>> {
     let mut words = vec![String::new()];
     let mut rest = text;
     while let Some((before, after)) = rest.split_once('{') {
-        let (inside, behind) = after.split_once('}')?;
+        let (inside, suffix) = after.split_once('}')?;
         if inside.contains('{') || !inside.contains(',') {
             return None;
         }
@@ -24,7 +24,7 @@ pub(crate) fn expand_braces(text: &str) -> Option<Vec<String>> {
         if words.len() > 16 {
             return None;
         }
-        rest = behind;
+        rest = suffix;
     }
     if rest.contains('}') {
         return None;
@@ -50,12 +50,12 @@ pub(crate) fn parse_unquoted(text: &str) -> ShellWord {
     if has_braces(text) {
         // The parts before and after the braces are known.
         let before = find_brace(text).and_then(|at| text.get(..at)).unwrap_or_default();
-        let behind = text.rsplit_once('}').map_or("", |(_, behind)| behind);
+        let suffix = text.rsplit_once('}').map_or("", |(_, suffix)| suffix);
         let plain = |part: &str| !has_braces(part) && !part.contains('{');
-        return match plain(before) && plain(behind) {
+        return match plain(before) && plain(suffix) {
             true => parse_unquoted(before)
                 .append(&ShellWord::unknown(true))
-                .append(&parse_unquoted(behind)),
+                .append(&parse_unquoted(suffix)),
             false => ShellWord::unknown(true),
         };
     }

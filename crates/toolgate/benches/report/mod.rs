@@ -1,4 +1,6 @@
-//! A table for people and `target/bench.json` for programs. Lines of other benchmarks are kept.
+//! Prints results as a table for people, and writes them to `target/bench.json` for programs.
+//!
+//! The lines of other benchmarks stay in the file.
 
 use serde::{Deserialize, Serialize};
 
@@ -32,7 +34,7 @@ pub(crate) fn line(name: &str, values: Vec<f64>, floors: Vec<f64>, note: &str) -
     }
 }
 
-/// Prints and writes them.
+/// Prints lines, and writes them to `target/bench.json`.
 pub(crate) fn write_lines(lines: Vec<BenchLine>) {
     println!("{:<28} {:>10} {:>10} {:<6} {:>7}  note", "name", "value", "floor", "unit", "ratio");
     for line in &lines {
@@ -47,7 +49,7 @@ pub(crate) fn write_lines(lines: Vec<BenchLine>) {
     });
 }
 
-/// Takes a line of an earlier run out, where it could not be measured in this one.
+/// Removes a line of an earlier run that this run could not measure.
 #[expect(clippy::allow_attributes, reason = "most benchmarks can always be run")]
 #[allow(dead_code, reason = "most benchmarks can always be run")]
 pub(crate) fn remove_line(name: &str) {

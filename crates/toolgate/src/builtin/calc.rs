@@ -34,10 +34,10 @@ pub fn calc() -> Tool {
         "calc",
         "Calculate an arithmetic expression with exact decimals.\n\
          Use it for every sum, difference, product, share or power, instead of calculating yourself.\n\
-         Edge cases: division by zero and results over 28 digits are errors; a division that does not end is rounded at 28 digits.\n\
+         Edge cases: division by zero and results over 28 digits are errors; a quotient with endless digits is rounded to 28 digits.\n\
          Needs no other tool first.",
         |_: ToolContext, args: Args| async move {
-            let result = evaluate(&args.expression).map_err(|why| Failure::from_code(error_code::INVALID_EXPRESSION, why))?;
+            let result = evaluate(&args.expression).map_err(|message| Failure::from_code(error_code::INVALID_EXPRESSION, message))?;
             Ok(Result_ { result: number_from_decimal(result) })
         },
     )
@@ -121,11 +121,11 @@ impl Number {
 /// Returns whether a quotient is finite: the reduced divisor has only the factors 2 and 5.
 fn is_finite_quotient(left: Decimal, right: Decimal) -> bool {
     let (mut a, mut b) = (left.normalize().mantissa().abs(), right.normalize().mantissa().abs());
-    let whole = b;
+    let divisor = b;
     while b != 0 {
         (a, b) = (b, a % b);
     }
-    let mut rest = if a == 0 { whole } else { whole / a };
+    let mut rest = if a == 0 { divisor } else { divisor / a };
     for factor in [2, 5] {
         while rest != 0 && rest % factor == 0 {
             rest /= factor;
@@ -155,8 +155,8 @@ struct Parser<'a> {
 }
 
 impl Parser<'_> {
-    fn position(&self, whole: &str) -> usize {
-        whole.chars().count() - self.rest.chars().count() + 1
+    fn position(&self, expression: &str) -> usize {
+        expression.chars().count() - self.rest.chars().count() + 1
     }
 
     fn skip_spaces(&mut self) {
@@ -244,17 +244,17 @@ impl Parser<'_> {
         }
         let exponent = self.parse_signed()?.value;
         self.depth -= 1;
-        let whole = i64::try_from(exponent)
+        let power = i64::try_from(exponent)
             .ok()
             .filter(|_| exponent.fract().is_zero())
             .filter(|e| e.abs() <= 1_000);
-        let whole = whole.ok_or_else(|| {
+        let power = power.ok_or_else(|| {
             "an exponent must be a whole number between -1000 and 1000".to_owned()
         })?;
-        if base.value.is_zero() && whole < 0 {
+        if base.value.is_zero() && power < 0 {
             return Err("division by zero".to_owned());
         }
-        base.power(whole).ok_or_else(too_large_message)
+        base.power(power).ok_or_else(too_large_message)
     }
 
     fn parse_atom(&mut self) -> Result<Number, String> {

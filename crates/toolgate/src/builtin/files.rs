@@ -36,7 +36,7 @@ struct Written {
 
 #[derive(Deserialize, JsonSchema)]
 struct List {
-    /// A directory; everything unless said.
+    /// A directory [default: the whole workspace].
     #[serde(default)]
     directory: String,
 }
@@ -44,7 +44,7 @@ struct List {
 #[derive(Serialize, JsonSchema)]
 struct Listed {
     files: Vec<String>,
-    /// There are more.
+    /// Whether there are more files than listed.
     more: bool,
 }
 
@@ -64,8 +64,8 @@ pub fn read_file() -> Tool {
         "read_file",
         "Read a text file of the workspace.\n\
          Use it before you change a file, and whenever you need its content.\n\
-         Edge cases: a file that is not there or is no UTF-8 text is an error; a long one is cut, with a handle to read on.\n\
-         Must come before write_file on a file that exists.",
+         Edge cases: a missing file, or one that is not UTF-8 text, is an error; a long file is truncated, with a handle for the rest.\n\
+         Must come before write_file on an existing file.",
         |ctx: ToolContext, args: Path| async move {
             let bytes = ctx.files()?.read(&args.path)?;
             let content = String::from_utf8(bytes).map_err(|_| {
@@ -89,8 +89,8 @@ pub fn write_file() -> Tool {
         "write_file",
         "Create a text file of the workspace, or replace its whole content.\n\
          Use it to save a change that the user asked for.\n\
-         Edge cases: missing directories are made; paths outside the workspace are refused.\n\
-         On a file that exists, run read_file first.",
+         Edge cases: missing directories are created; paths outside the workspace are refused.\n\
+         On an existing file, run read_file first.",
         |ctx: ToolContext, args: Write| async move {
             // The file system refuses a write before it changes the file.
             ctx.files()?
@@ -110,8 +110,8 @@ pub fn list_files() -> Tool {
     Tool::typed(
         "list_files",
         "List the files of the workspace, or of one directory and all below it.\n\
-         Use it to find out what is there before you read or write.\n\
-         Edge cases: at most 1,000 names are given, and `more` says that there are others; links are not followed.\n\
+         Use it to find out which files exist before you read or write.\n\
+         Edge cases: at most 1,000 names are listed, and `more` is true if there are others; links are not followed.\n\
          Needs no other tool first.",
         |ctx: ToolContext, args: List| async move {
             let mut files = ctx.files()?.list(&args.directory, MAX_LISTED_FILES + 1)?;

@@ -13,16 +13,16 @@ use toolgate_json::{JsonBounds, parse};
 struct Args {
     /// JSON text: an object or array.
     data: String,
-    /// Names and indices with dots between them: `items.0.name`.
+    /// Names and indices, separated by dots: `items.0.name`.
     #[schemars(length(max = 1000))]
     path: String,
 }
 
 #[derive(Serialize, JsonSchema)]
 struct Found {
-    /// Whether the path leads anywhere.
+    /// Whether the path leads to a value.
     found: bool,
-    /// What is there.
+    /// The value, or null.
     value: Value,
 }
 
@@ -31,9 +31,9 @@ struct Found {
 pub fn json_query() -> Tool {
     Tool::typed(
         "json_query",
-        "Read one value out of JSON text by a path such as `items.0.name`.\n\
+        "Read one value from JSON text by a path such as `items.0.name`.\n\
          Use it to pick a field from a large JSON result instead of reading all of it.\n\
-         Edge cases: a path that leads nowhere gives found = false and says which names are there; text that is no JSON is an error.\n\
+         Edge cases: if the path leads to no value, `found` is false and a message lists the existing names; text that is not JSON is an error.\n\
          Needs no other tool first.",
         |ctx: ToolContext, args: Args| async move {
             let data = parse(args.data.as_bytes(), &JsonBounds::default())

@@ -15,10 +15,10 @@ struct Args {
     /// The handle that came with the beginning of the result.
     #[schemars(length(min = 1, max = 100))]
     handle: String,
-    /// Where to go on, in bytes.
+    /// Where the page starts, in bytes [default: 0].
     #[serde(default)]
     offset: usize,
-    /// How many bytes at most; 16,384 unless said.
+    /// Maximum size of the page, in bytes [default: 16384].
     #[schemars(range(min = 4, max = 16384))]
     limit: Option<usize>,
 }
@@ -26,10 +26,10 @@ struct Args {
 #[derive(Serialize, JsonSchema)]
 struct Page {
     text: String,
-    /// Where the next page begins; absent at the end.
+    /// Where the next page starts, in bytes; absent on the last page.
     #[serde(skip_serializing_if = "Option::is_none")]
     next: Option<usize>,
-    /// Size of the whole.
+    /// Size of the whole result, in bytes.
     bytes: usize,
 }
 
@@ -38,10 +38,10 @@ struct Page {
 pub fn read_output() -> Tool {
     Tool::typed(
         "read_output",
-        "Read on in a result that was too large to show at once.\n\
+        "Read the rest of a result that was too large to show at once.\n\
          Use it with the handle and offset that came with the beginning of the result.\n\
-         Edge cases: an unknown or forgotten handle is an error; the last page has no `next`.\n\
-         Comes after the tool whose result was cut.",
+         Edge cases: an unknown or expired handle is an error; the last page has no `next`.\n\
+         Comes after the tool whose result was truncated.",
         |ctx: ToolContext, args: Args| async move {
             let text = ctx.stored_output(&args.handle).await?;
             let text = text.ok_or_else(|| {

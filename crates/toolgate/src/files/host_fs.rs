@@ -79,20 +79,20 @@ impl UndoEntry {
 
     /// Writes the entry atomically: to a temporary file that is synced and renamed.
     fn write(&self, journal: &Path) -> io::Result<()> {
-        let aside = self.file.with_extension("tmp");
+        let temporary = self.file.with_extension("tmp");
         // The entry contains the content of the file, so only the owner may read it.
         let mut file = fs::OpenOptions::new()
             .write(true)
             .create(true)
             .truncate(true)
             .mode(0o600)
-            .open(&aside)?;
+            .open(&temporary)?;
         file.write_all(&serde_json::to_vec(&self.undo)?)?;
         file.write_all(b"\n")?;
         file.write_all(&self.old)?;
         file.write_all(&self.new)?;
         file.sync_all()?;
-        fs::rename(&aside, &self.file)?;
+        fs::rename(&temporary, &self.file)?;
         fs::File::open(journal)?.sync_all()
     }
 }
@@ -130,10 +130,10 @@ impl HostFs {
             ))
         })?;
         let root = Dir::open_ambient_dir(&root, ambient_authority())?;
-        let this =
+        let opened =
             Self(Arc::new(Inner { root, journal, _lock: lock, locked_paths: Mutex::default() }));
-        this.recover(committed)?;
-        Ok(this)
+        opened.recover(committed)?;
+        Ok(opened)
     }
 
     fn recover(&self, committed: impl Fn(CallId) -> io::Result<bool>) -> io::Result<()> {
@@ -232,7 +232,7 @@ impl Inner {
         let undo = &entry.undo;
         let fail =
             |e: io::Error| FileError::Io(undo.path.clone(), format!("cannot undo the change: {e}"));
-        let there = match self.open(&undo.path, true) {
+        let current = match self.open(&undo.path, true) {
             Ok(mut file) => match read_all(&mut file, &undo.path) {
                 Ok(content) => Some((content, file)),
                 Err(_) => return self.mark_conflict(entry),
@@ -241,19 +241,19 @@ impl Inner {
             // The path is no longer a regular file.
             Err(_) => return self.mark_conflict(entry),
         };
-        let ours = match &there {
+        let is_own_content = match &current {
             Some((content, _)) => {
                 (undo.old.is_some() && entry.old.starts_with(content))
                     || (undo.new.is_some() && entry.new.starts_with(content))
             }
             None => undo.old.is_none() || undo.new.is_none(),
         };
-        if !ours {
+        if !is_own_content {
             return self.mark_conflict(entry);
         }
-        match (undo.old.is_some(), there) {
-            (true, there) => {
-                let mut file = match there {
+        match (undo.old.is_some(), current) {
+            (true, current) => {
+                let mut file = match current {
                     Some((_, file)) => file,
                     None => {
                         // Restrict access until content and permissions are restored.
@@ -274,9 +274,9 @@ impl Inner {
             (false, Some(_)) => self.root.remove_file(&undo.path).map_err(fail)?,
             (false, None) => {}
         }
-        for made in undo.made.iter().rev() {
+        for directory in undo.made.iter().rev() {
             // Removing a directory that is not empty fails, so directories in use stay.
-            let _ = self.root.remove_dir(made);
+            let _ = self.root.remove_dir(directory);
         }
         fs::remove_file(&entry.file).map_err(fail)
     }
@@ -304,11 +304,11 @@ impl FileSystem for HostFs {
         file_fact(&self.0.root, path)
     }
 
-    fn begin(&self, call: CallId, expects: Vec<FileExpectation>) -> Box<dyn FileTransaction> {
+    fn begin(&self, call: CallId, expectations: Vec<FileExpectation>) -> Box<dyn FileTransaction> {
         Box::new(HostFileTransaction {
             fs: Arc::clone(&self.0),
             call,
-            expectations: expects,
+            expectations,
             undo_entries: Vec::new(),
         })
     }
@@ -354,7 +354,7 @@ impl HostFileTransaction {
         path: &str,
         old: Option<Vec<u8>>,
         new: Option<&[u8]>,
-        made: Vec<String>,
+        created: Vec<String>,
         mode: Option<u32>,
     ) -> Result<(), FileError> {
         let undo = UndoHeader {
@@ -362,7 +362,7 @@ impl HostFileTransaction {
             path: path.to_owned(),
             old: old.as_ref().map(Vec::len),
             new: new.map(<[u8]>::len),
-            made,
+            made: created,
             mode,
         };
         let file =
@@ -383,26 +383,26 @@ impl HostFileTransaction {
     /// Undoes the failed change of the last entry at once.
     fn undo_last_change<T>(&mut self, error: FileError) -> Result<T, FileError> {
         if let Some(entry) = self.undo_entries.pop()
-            && let Err(again) = self.fs.undo(&entry)
+            && let Err(undo_error) = self.fs.undo(&entry)
         {
-            tracing::error!(call = %self.call, error = %again, "cannot undo a failed change");
+            tracing::error!(call = %self.call, error = %undo_error, "cannot undo a failed change");
             self.undo_entries.push(entry);
         }
         Err(error)
     }
 
     fn create_parents(&self, path: &str) -> Result<Vec<String>, FileError> {
-        let mut made = Vec::new();
+        let mut created = Vec::new();
         let parts: Vec<&str> = path.split('/').collect();
         for end in 1..parts.len() {
             let parent = parts.iter().take(end).copied().collect::<Vec<_>>().join("/");
             match self.fs.root.create_dir(&parent) {
-                Ok(()) => made.push(parent),
+                Ok(()) => created.push(parent),
                 Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
                 Err(e) => return Err(io_error(path, &e)),
             }
         }
-        Ok(made)
+        Ok(created)
     }
 
     fn unlock_paths(&self) {
@@ -442,8 +442,8 @@ impl FileTransaction for HostFileTransaction {
                 if self.is_first_change(&path) {
                     FileExpectation::check_content(&self.expectations, &path, None)?;
                 }
-                let made = self.create_parents(&path)?;
-                self.write_undo_entry(&path, None, Some(content), made, None)?;
+                let created = self.create_parents(&path)?;
+                self.write_undo_entry(&path, None, Some(content), created, None)?;
                 match self.fs.root.open_with(&path, OpenOptions::new().write(true).create_new(true))
                 {
                     Ok(mut file) => overwrite(&mut file, content)
@@ -480,13 +480,13 @@ impl FileTransaction for HostFileTransaction {
         self.fs.root.remove_file(&path).or_else(|e| self.undo_last_change(io_error(&path, &e)))
     }
 
-    fn list(&mut self, below: &str, most: usize) -> Result<Vec<String>, FileError> {
+    fn list(&mut self, below: &str, max: usize) -> Result<Vec<String>, FileError> {
         let start =
             if below.is_empty() || below == "." { String::new() } else { normalize_path(below)? };
         let (mut found, mut todo) = (Vec::new(), vec![start.clone()]);
         while let Some(dir) = todo.pop() {
-            let shown = if dir.is_empty() { "." } else { dir.as_str() };
-            let entries = match self.fs.root.read_dir(shown) {
+            let dir_path = if dir.is_empty() { "." } else { dir.as_str() };
+            let entries = match self.fs.root.read_dir(dir_path) {
                 Ok(entries) => entries,
                 // Skip a directory that is not readable or was removed in the meantime.
                 Err(e)
@@ -498,10 +498,10 @@ impl FileTransaction for HostFileTransaction {
                 {
                     continue;
                 }
-                Err(e) => return Err(io_error(shown, &e)),
+                Err(e) => return Err(io_error(dir_path, &e)),
             };
             for entry in entries {
-                let entry = entry.map_err(|e| io_error(shown, &e))?;
+                let entry = entry.map_err(|e| io_error(dir_path, &e))?;
                 // A path argument cannot contain a name that is not UTF-8.
                 let Ok(name) = entry.file_name().into_string() else { continue };
                 let path = if dir.is_empty() { name } else { format!("{dir}/{name}") };
@@ -513,20 +513,20 @@ impl FileTransaction for HostFileTransaction {
                 }
             }
             // Stop early in a huge tree: there are enough names to sort and truncate.
-            if found.len() > most.saturating_mul(4).max(10_000) {
+            if found.len() > max.saturating_mul(4).max(10_000) {
                 break;
             }
         }
         found.sort();
-        found.truncate(most);
+        found.truncate(max);
         Ok(found)
     }
 
     fn commit(&mut self) -> Result<(), FileError> {
-        let kept = std::mem::take(&mut self.undo_entries);
+        let entries = std::mem::take(&mut self.undo_entries);
         self.unlock_paths();
         // Delete the oldest entry last: a remaining entry never depends on a deleted newer one.
-        kept.iter().rev().try_for_each(|entry| {
+        entries.iter().rev().try_for_each(|entry| {
             fs::remove_file(&entry.file).map_err(|e| {
                 FileError::Io(entry.undo.path.clone(), format!("cannot delete the undo entry: {e}"))
             })

@@ -70,11 +70,11 @@ impl FileSystem for MemoryFs {
         self.get(path).map_or(FileFact::Absent, |content| FileFact::Present(Digest::of(&content)))
     }
 
-    fn begin(&self, call: CallId, expects: Vec<FileExpectation>) -> Box<dyn FileTransaction> {
+    fn begin(&self, call: CallId, expectations: Vec<FileExpectation>) -> Box<dyn FileTransaction> {
         Box::new(MemoryFileTransaction {
             fs: self.clone(),
             call,
-            expectations: expects,
+            expectations,
             overlay: BTreeMap::new(),
         })
     }
@@ -149,7 +149,7 @@ impl FileTransaction for MemoryFileTransaction {
         Ok(())
     }
 
-    fn list(&mut self, below: &str, most: usize) -> Result<Vec<String>, FileError> {
+    fn list(&mut self, below: &str, max: usize) -> Result<Vec<String>, FileError> {
         let prefix = if below.is_empty() || below == "." {
             String::new()
         } else {
@@ -159,8 +159,9 @@ impl FileTransaction for MemoryFileTransaction {
         let mut names: BTreeMap<&str, bool> =
             files.keys().map(|path| (path.as_str(), true)).collect();
         names.extend(self.overlay.iter().map(|(path, content)| (path.as_str(), content.is_some())));
-        let there = names.into_iter().filter(|(path, there)| *there && path.starts_with(&prefix));
-        Ok(there.take(most).map(|(path, _)| path.to_owned()).collect())
+        let present =
+            names.into_iter().filter(|(path, present)| *present && path.starts_with(&prefix));
+        Ok(present.take(max).map(|(path, _)| path.to_owned()).collect())
     }
 
     fn commit(&mut self) -> Result<(), FileError> {

@@ -28,17 +28,21 @@ pub enum FileExpectation {
 
 impl FileExpectation {
     /// Finds the requirement for a path.
-    fn find<'a>(expects: &'a [Self], path: &str) -> Option<&'a Self> {
-        expects.iter().find(|expect| match expect {
+    fn find<'a>(expectations: &'a [Self], path: &str) -> Option<&'a Self> {
+        expectations.iter().find(|expectation| match expectation {
             Self::Absent(p) | Self::Unchanged(p, _) => p == path,
         })
     }
 
     /// Compares the current content of a file with the requirement.
-    fn check_content(expects: &[Self], path: &str, there: Option<Digest>) -> Result<(), FileError> {
-        match (Self::find(expects, path), there) {
+    fn check_content(
+        expectations: &[Self],
+        path: &str,
+        current: Option<Digest>,
+    ) -> Result<(), FileError> {
+        match (Self::find(expectations, path), current) {
             (Some(Self::Absent(_)), Some(_)) => Err(FileError::CreatedMeanwhile(path.to_owned())),
-            (Some(Self::Unchanged(_, seen)), there) if there != Some(*seen) => {
+            (Some(Self::Unchanged(_, seen)), current) if current != Some(*seen) => {
                 Err(FileError::ChangedMeanwhile(path.to_owned()))
             }
             _ => Ok(()),
@@ -107,7 +111,7 @@ pub trait FileSystem: Send + Sync {
     /// Returns the current state of a file.
     fn fact(&self, path: &str) -> FileFact;
     /// Opens a transaction for a call.
-    fn begin(&self, call: CallId, expects: Vec<FileExpectation>) -> Box<dyn FileTransaction>;
+    fn begin(&self, call: CallId, expectations: Vec<FileExpectation>) -> Box<dyn FileTransaction>;
 }
 
 /// The changes of one call; dropping the transaction without `commit` rolls them back.
@@ -149,25 +153,26 @@ pub trait FileTransaction: Send {
 /// # Errors
 /// Returns an error if the path is not a relative path of a file.
 pub fn normalize_path(path: &str) -> Result<String, FileError> {
-    let wrong = |why| Err(FileError::InvalidPath(toolgate_text::escape_for_display(path), why));
+    let invalid =
+        |reason| Err(FileError::InvalidPath(toolgate_text::escape_for_display(path), reason));
     if path.starts_with('/') {
-        return wrong("the path is absolute");
+        return invalid("the path is absolute");
     }
     if path.len() > 4_096 || path.contains(['\0', '\\']) {
-        return wrong("the path is too long, or contains a NUL or backslash");
+        return invalid("the path is too long, or contains a NUL or backslash");
     }
     let mut parts: Vec<&str> = Vec::new();
     for part in path.split('/') {
         match part {
             "" | "." => {}
-            ".." => return wrong("the path contains `..`"),
+            ".." => return invalid("the path contains `..`"),
             part => parts.push(part),
         }
     }
     match parts.first() {
-        None => return wrong("the path names no file"),
+        None => return invalid("the path names no file"),
         // Windows reads this as a drive letter.
-        Some(first) if first.chars().nth(1) == Some(':') => return wrong("the path is absolute"),
+        Some(first) if first.chars().nth(1) == Some(':') => return invalid("the path is absolute"),
         Some(_) => {}
     }
     Ok(parts.join("/"))
@@ -184,9 +189,9 @@ impl Resources {
     /// Inserts a value, and returns the previous value of its type.
     pub(crate) fn insert<T: Any + Send + Sync>(
         &mut self,
-        thing: Arc<T>,
+        value: Arc<T>,
     ) -> Option<Arc<dyn Any + Send + Sync>> {
-        self.values.insert(TypeId::of::<T>(), thing)
+        self.values.insert(TypeId::of::<T>(), value)
     }
 
     pub(crate) fn set_files(&mut self, files: Arc<dyn FileSystem>) {
@@ -194,7 +199,7 @@ impl Resources {
     }
 
     pub(crate) fn get<T: Any + Send + Sync>(&self) -> Option<Arc<T>> {
-        self.values.get(&TypeId::of::<T>()).cloned().and_then(|thing| thing.downcast().ok())
+        self.values.get(&TypeId::of::<T>()).cloned().and_then(|value| value.downcast().ok())
     }
 
     pub(crate) fn files(&self) -> Option<&Arc<dyn FileSystem>> {

@@ -31,21 +31,21 @@ impl HostFs {
         fs::DirBuilder::new().recursive(true).mode(0o700).create(journals)?;
         // Only one process may start at a time: a new journal that is not locked yet would look
         // like the journal of a dead process.
-        let door = fs::File::create(journals.join("door"))?;
-        door.lock()?;
+        let start_lock = fs::File::create(journals.join("door"))?;
+        start_lock.lock()?;
         let entries =
             fs::read_dir(journals)?.filter_map(|entry| entry.ok().map(|entry| entry.path()));
-        let left: Vec<_> = entries.filter(|path| path.is_dir()).collect();
-        for journal in left {
+        let journals_left: Vec<_> = entries.filter(|path| path.is_dir()).collect();
+        for journal in journals_left {
             // A running process holds the lock of its journal.
-            let lives =
+            let is_running =
                 fs::File::open(journal.join("lock")).is_ok_and(|lock| lock.try_lock().is_err());
-            if !lives {
-                let taken = Self::open(root, &journal, &committed)?;
+            if !is_running {
+                let recovered = Self::open(root, &journal, &committed)?;
                 // Conflicts remain in the directory for a person.
                 let _ = fs::remove_file(journal.join("lock"));
                 let _ = fs::remove_dir(&journal);
-                drop(taken);
+                drop(recovered);
             }
         }
         Self::open(root, journals.join(CallId::generate().to_string()), committed)

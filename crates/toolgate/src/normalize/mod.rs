@@ -288,10 +288,10 @@ fn rewrite_each(
         if old.is_null() {
             return Ok(Some(old));
         }
-        f(&old).map(Some).map_err(|why| NormalizationError {
+        f(&old).map(Some).map_err(|reason| NormalizationError {
             path: path.to_string(),
             value: escape_for_display(&old.to_string()),
-            reason: why,
+            reason,
         })
     })
 }

@@ -43,8 +43,8 @@ pub(super) fn to_rfc3339(value: &Value, unit: Option<TimeUnit>) -> Result<String
 fn from_number(value: &Value, unit: Option<TimeUnit>) -> Option<Timestamp> {
     use rust_decimal::prelude::ToPrimitive;
     let number = decimal_of(value)?;
-    let whole = number.trunc().to_i128()?;
-    let unit = unit.unwrap_or(match whole.abs() {
+    let integer = number.trunc().to_i128()?;
+    let unit = unit.unwrap_or(match integer.abs() {
         n if n < MAX_SECONDS => TimeUnit::Seconds,
         n if n < MAX_SECONDS * 1_000 => TimeUnit::Millis,
         n if n < MAX_SECONDS * 1_000_000 => TimeUnit::Micros,
@@ -79,12 +79,12 @@ fn from_text(text: &str, unit: Option<TimeUnit>) -> Option<Timestamp> {
             .and_then(|day| utc(day.at(0, 0, 0, 0)));
     }
     let count = |sign: u8| text.bytes().filter(|b| *b == sign).count();
-    let whole = text.bytes().take_while(|b| *b != b'.').filter(u8::is_ascii_digit).count();
+    let integer_digits = text.bytes().take_while(|b| *b != b'.').filter(u8::is_ascii_digit).count();
     if !text.is_empty()
         && text.bytes().all(|b| b.is_ascii_digit() || b == b'-' || b == b'.')
         && count(b'-') < 2
         && count(b'.') < 2
-        && (unit.is_some() || whole >= 9)
+        && (unit.is_some() || integer_digits >= 9)
     {
         return text.parse().ok().and_then(|number| from_number(&Value::Number(number), unit));
     }
@@ -93,14 +93,14 @@ fn from_text(text: &str, unit: Option<TimeUnit>) -> Option<Timestamp> {
         .find_map(|zone| text.strip_suffix(zone))
         .filter(|rest| !rest.contains(','))
         .unwrap_or(text);
-    let told = text
+    let with_zone = text
         .parse::<Timestamp>()
         .ok()
         .or_else(|| text.parse::<Zoned>().ok().map(|z| z.timestamp()))
         .or_else(|| jiff::fmt::rfc2822::parse(text).ok().map(|z| z.timestamp()));
     // A text with an unknown time zone is not in UTC.
-    if told.is_some() || text.contains('[') {
-        return told;
+    if with_zone.is_some() || text.contains('[') {
+        return with_zone;
     }
     // Without an offset, assume UTC: the result must not depend on the local time zone.
     text.parse::<DateTime>()
@@ -161,7 +161,7 @@ mod tests {
             assert_eq!(to_rfc3339(&value, None).as_deref(), Ok(same), "{value}");
         }
         let read =
-            |value: Value, unit| to_rfc3339(&value, unit).unwrap_or_else(|why| why.to_owned());
+            |value: Value, unit| to_rfc3339(&value, unit).unwrap_or_else(|error| error.to_owned());
         assert_eq!(read(json!(1_700_000_000.5), None), "2023-11-14T22:13:20.5Z");
         assert_eq!(read(json!("2023-11-14"), None), "2023-11-14T00:00:00Z");
         assert_eq!(read(json!("20231114"), None), "2023-11-14T00:00:00Z");

@@ -1,16 +1,27 @@
-//! Represents a call that is admitted and not settled yet.
+//! Represents a call between two gates: resolved, then admitted and not settled yet.
 
 use std::sync::Arc;
 
-use crate::agent::Agent;
-use crate::call::SessionKey;
+use crate::agent::{Agent, ToolEntry};
 use crate::call::error::CallEffects;
 use crate::call::outcome::Outcome;
+use crate::call::{Call, SessionKey};
 use crate::pipeline::gates::policy::Authorization;
 use crate::pipeline::provenance::MismatchedRun;
 use crate::session::state::SessionState;
-use crate::store::SessionLock;
+use crate::store::{Approval, SessionLock};
 use crate::tool::context::RemainingBudget;
+
+/// A call whose agent and tool are known.
+pub(crate) struct ResolvedCall<'c> {
+    pub(crate) call: &'c Call,
+    pub(crate) agent: Arc<Agent>,
+    pub(crate) tool: Arc<ToolEntry>,
+    /// The approval that the call names. Its stored arguments are the ones that run.
+    pub(crate) approval: Option<Box<Approval>>,
+    /// The state of the session at the start of the batch, if the call belongs to one.
+    pub(crate) batch: Option<&'c SessionState>,
+}
 
 /// Result of the gates before the tool.
 pub(crate) enum Admission {
@@ -18,14 +29,7 @@ pub(crate) enum Admission {
     Replay(Outcome),
 }
 
-/// Result of the claim.
-pub(crate) enum ClaimOutcome {
-    /// Everything that must be settled later is claimed.
-    Claimed,
-    /// An identical call was first and has ended.
-    Replay(Outcome),
-}
-
+/// A call with a permit and an open claim.
 pub(crate) struct AdmittedCall {
     pub(crate) agent: Arc<Agent>,
     pub(crate) authorization: Authorization,

@@ -8,13 +8,16 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument;
 
-use super::{Rejection, Toolgate};
 use crate::call::outcome::Answer;
 use crate::call::{Call, CallId, SessionKey};
+use crate::pipeline::Toolgate;
 use crate::pipeline::admission::{Admission, AdmittedCall};
 use crate::pipeline::call_state::CallState;
-use crate::pipeline::gates::admit::{busy_rejection, forbidden_rejection, paused_target_error};
+use crate::pipeline::gates;
 use crate::pipeline::gates::run::RunResult;
+use crate::pipeline::rejection::{
+    Rejection, busy_rejection, forbidden_rejection, paused_target_error,
+};
 use crate::session::state::SessionState;
 use crate::store::SessionLock;
 use crate::tool::Effect;
@@ -87,25 +90,27 @@ impl Toolgate {
         // call has not produced yet, or that an earlier call revokes.
         let (mut slots, mut base) = (Vec::new(), (*base).clone());
         for call in calls {
-            let mut trail = CallState::start(self, call, None);
-            trail.lease_slack = slack;
-            let id = trail.id;
+            let mut call_state = CallState::start(self, call, None);
+            call_state.lease_slack = slack;
+            let id = call_state.id;
             // A panic in one call must not affect the others, and the call keeps its id.
             slots.push(
-                match AssertUnwindSafe(self.admit_in_batch(call, trail, &base)).catch_unwind().await
+                match AssertUnwindSafe(self.admit_in_batch(call, call_state, &base))
+                    .catch_unwind()
+                    .await
                 {
                     Ok(slot) => slot,
                     Err(_) => BatchSlot::Done(self.record_internal_error(call, id).await),
                 },
             );
             // A tool that the client runs does not run here, so it revokes nothing.
-            if let Some(BatchSlot::Ready(passed, trail)) = slots.last()
-                && !passed.authorization.tool().spec.external
+            if let Some(BatchSlot::Ready(admitted, call_state)) = slots.last()
+                && !admitted.authorization.tool().spec.external
             {
-                passed
+                admitted
                     .authorization
                     .tool()
-                    .revoked_evidence(&trail.arguments, None)
+                    .revoked_evidence(&call_state.arguments, None)
                     .into_iter()
                     .for_each(|revoked| base.revoke(revoked));
             }
@@ -116,15 +121,15 @@ impl Toolgate {
     async fn admit_in_batch(
         &self,
         call: &Call,
-        mut trail: Box<CallState>,
+        mut call_state: Box<CallState>,
         base: &SessionState,
     ) -> BatchSlot {
-        match self.run_admission_gates(call, &mut trail, Some(base)).await {
-            Ok(Admission::Admitted(passed)) => BatchSlot::Ready(passed, trail),
+        match self.run_admission_gates(call, &mut call_state, Some(base)).await {
+            Ok(Admission::Admitted(admitted)) => BatchSlot::Ready(admitted, call_state),
             Ok(Admission::Replay(outcome)) => {
-                BatchSlot::Done(self.end_replayed(outcome, trail).await)
+                BatchSlot::Done(self.end_replayed(outcome, call_state).await)
             }
-            Err(stop) => BatchSlot::Done(self.end_rejected(stop, trail).await),
+            Err(stop) => BatchSlot::Done(self.end_rejected(stop, call_state).await),
         }
     }
 
@@ -132,15 +137,15 @@ impl Toolgate {
     async fn run_slots(&self, slots: Vec<BatchSlot>, calls: &[Call]) -> Vec<Answer> {
         let mut running: Vec<BatchSlot> = Vec::new();
         for slot in slots {
-            let BatchSlot::Ready(passed, trail) = slot else {
+            let BatchSlot::Ready(admitted, call_state) = slot else {
                 running.push(slot);
                 continue;
             };
-            let effect = passed.authorization.tool().spec.effect != Effect::Read;
+            let effect = admitted.authorization.tool().spec.effect != Effect::Read;
             if effect {
                 self.await_running(&mut running, calls).await;
             }
-            running.push(BatchSlot::Running(trail.id, self.spawn_call(passed, trail)));
+            running.push(BatchSlot::Running(call_state.id, self.spawn_call(admitted, call_state)));
             if effect {
                 self.await_running(&mut running, calls).await;
             }
@@ -157,32 +162,32 @@ impl Toolgate {
 
     fn spawn_call(
         &self,
-        mut passed: Box<AdmittedCall>,
-        mut trail: Box<CallState>,
+        mut admitted: Box<AdmittedCall>,
+        mut call_state: Box<CallState>,
     ) -> JoinHandle<Answer> {
         let gate = self.clone();
-        let span = trail.span.clone();
+        let span = call_state.span.clone();
         let work = async move {
             // The tool must see the changes of the calls before it.
-            match gate.0.store.snapshot(&passed.key).await {
+            match gate.0.store.snapshot(&admitted.key).await {
                 Ok((version, state)) => {
-                    passed.version = version;
-                    passed.state = Some(state);
+                    admitted.version = version;
+                    admitted.state = Some(state);
                 }
                 Err(error) => {
                     let ran = RunResult::not_started((*Rejection::from(error).error).into());
-                    return gate.settle_call(passed, ran, trail).await;
+                    return gate.run_settlement_gates(admitted, ran, call_state).await;
                 }
             }
             // An operator may have paused the tool while the call waited.
-            let ran = match gate.0.store.find_pause(&passed.key, &trail.tool).await {
-                Ok(None) => gate.run_tool(&passed, &mut trail).await,
+            let ran = match gate.0.store.find_pause(&admitted.key, &call_state.tool).await {
+                Ok(None) => gates::run::run(&gate, &admitted, &mut call_state).await,
                 Ok(Some((target, why))) => {
                     RunResult::not_started(paused_target_error(&target, &why).into())
                 }
                 Err(error) => RunResult::not_started((*Rejection::from(error).error).into()),
             };
-            gate.settle_call(passed, ran, trail).await
+            gate.run_settlement_gates(admitted, ran, call_state).await
         };
         tokio::spawn(work.instrument(span))
     }
@@ -202,10 +207,10 @@ impl Toolgate {
     async fn reject_all(&self, calls: &[Call], stop: impl Fn() -> Rejection) -> Vec<Answer> {
         let mut answers = Vec::new();
         for call in calls {
-            let trail = CallState::start(self, call, None);
-            let id = trail.id;
+            let call_state = CallState::start(self, call, None);
+            let id = call_state.id;
             answers.push(
-                match AssertUnwindSafe(self.end_rejected(stop(), trail)).catch_unwind().await {
+                match AssertUnwindSafe(self.end_rejected(stop(), call_state)).catch_unwind().await {
                     Ok(answer) => answer,
                     Err(_) => self.record_internal_error(call, id).await,
                 },

@@ -9,10 +9,11 @@ use tokio_util::sync::CancellationToken;
 use tracing::Span;
 use tracing::field::Empty;
 
-use super::Toolgate;
 use crate::call::{Call, CallId, SessionKey};
 use crate::ledger::row::{Gate, Latency};
 use crate::limits::Cost;
+use crate::pipeline::Toolgate;
+use crate::pipeline::explain::ExplainState;
 use crate::policy::DecisionFacts;
 use toolgate_json::Digest;
 
@@ -51,6 +52,8 @@ pub(crate) struct CallState {
     pub(crate) evidence_stamp: u64,
     /// Why the client must ask its user, if it must.
     pub(crate) approval_reason: Option<String>,
+    /// Collects the explanation, if the call is only explained. Then every gate only reads.
+    pub(crate) explain: Option<Box<ExplainState>>,
     gate: Gate,
     gate_entered_at: std::time::Instant,
     latency: Latency,
@@ -59,9 +62,9 @@ pub(crate) struct CallState {
 impl CallState {
     /// Starts the state of a call, with a tracing span.
     pub(crate) fn start(gate: &Toolgate, call: &Call, id: Option<CallId>) -> Box<Self> {
-        let mut trail = Self::for_explain(gate, call, id);
-        let (tool, id) = (Arc::clone(&trail.tool), trail.id);
-        trail.span = tracing::info_span!(
+        let mut call_state = Self::without_span(gate, call, id);
+        let (tool, id) = (Arc::clone(&call_state.tool), call_state.id);
+        call_state.span = tracing::info_span!(
             "execute_tool",
             otel.name = %format_args!("execute_tool {tool}"),
             gen_ai.operation.name = "execute_tool",
@@ -75,11 +78,18 @@ impl CallState {
             error.r#type = Empty,
             otel.status_code = Empty,
         );
-        trail
+        call_state
     }
 
-    /// Starts the state of a call that is not executed, without a tracing span.
-    pub(crate) fn for_explain(gate: &Toolgate, call: &Call, id: Option<CallId>) -> Box<Self> {
+    /// Starts the state of a call that is only explained, without a tracing span.
+    pub(crate) fn for_explain(gate: &Toolgate, call: &Call) -> Box<Self> {
+        let mut call_state = Self::without_span(gate, call, None);
+        call_state.explain = Some(Box::default());
+        call_state
+    }
+
+    /// Starts the state of a call without a tracing span.
+    pub(crate) fn without_span(gate: &Toolgate, call: &Call, id: Option<CallId>) -> Box<Self> {
         let id = id.unwrap_or_else(CallId::generate);
         let started = gate.now();
         let cancel = call
@@ -126,6 +136,7 @@ impl CallState {
             is_run_by_client: false,
             evidence_stamp: 0,
             approval_reason: None,
+            explain: None,
             gate: Gate::Admit,
             gate_entered_at: std::time::Instant::now(),
             latency: Latency::default(),
@@ -157,5 +168,13 @@ impl CallState {
     pub(crate) fn latency(&mut self) -> Latency {
         self.enter_gate(self.gate);
         self.latency
+    }
+}
+
+/// Returns the earlier of two deadlines.
+pub(crate) fn earlier_deadline(a: Option<Instant>, b: Option<Instant>) -> Option<Instant> {
+    match (a, b) {
+        (Some(a), Some(b)) => Some(a.min(b)),
+        (a, b) => a.or(b),
     }
 }

@@ -8,19 +8,20 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tracing::Instrument;
 
-use super::{Rejection, Toolgate};
 use crate::call::error::{CallEffects, ToolError};
 use crate::call::error_code;
 use crate::call::outcome::Answer;
 use crate::call::{Arguments, Call, CallId, CheckedArguments};
 use crate::ledger::row::{Gate, Latency};
+use crate::pipeline::Toolgate;
 use crate::pipeline::admission::{Admission, AdmittedCall};
 use crate::pipeline::call_state::CallState;
+use crate::pipeline::early_end::UnknownToolCompletion;
 use crate::pipeline::gates::policy::{Authorization, Permit};
 use crate::pipeline::gates::run::RunResult;
-use crate::pipeline::gates::settle::UnknownToolCompletion;
 use crate::pipeline::provenance;
 use crate::pipeline::provenance::MismatchedRun;
+use crate::pipeline::rejection::Rejection;
 use crate::policy::DecisionFacts;
 use crate::store::{ClaimRecord, DeferredClaim, StoreError};
 use crate::tool::Failure;
@@ -71,22 +72,22 @@ impl DeferredState {
     pub(crate) fn capture(
         permit: &Permit,
         now: Timestamp,
-        trail: &mut CallState,
+        call_state: &mut CallState,
     ) -> Result<Vec<u8>, ToolError> {
         let parked = Self {
             arguments: permit.arguments().value().clone(),
-            asked: trail.requested_digest,
-            started: trail.started,
+            asked: call_state.requested_digest,
+            started: call_state.started,
             admitted: now,
-            turn: trail.turn,
-            stop_reason: trail.stop_reason.clone(),
-            config: trail.config,
-            facts: trail.facts.clone(),
-            latency: trail.latency(),
-            stamp: trail.evidence_stamp,
-            about: crate::pipeline::gates::settle::extract_entities(
+            turn: call_state.turn,
+            stop_reason: call_state.stop_reason.clone(),
+            config: call_state.config,
+            facts: call_state.facts.clone(),
+            latency: call_state.latency(),
+            stamp: call_state.evidence_stamp,
+            about: crate::pipeline::row_builder::extract_entities(
                 permit.tool(),
-                &trail.arguments,
+                &call_state.arguments,
                 None,
             ),
         };
@@ -96,20 +97,25 @@ impl DeferredState {
     }
 
     /// Restores the state of the call as it was at admission. Returns the admitted arguments.
-    fn restore_into(self, taken: &DeferredClaim, now: Timestamp, trail: &mut CallState) -> Value {
-        trail.id = taken.claim.call;
-        trail.tool = Arc::clone(&taken.claim.tool);
-        trail.started = self.started;
-        trail.turn = self.turn;
-        trail.stop_reason = self.stop_reason;
-        trail.config = self.config;
-        trail.requested_digest = self.asked;
-        trail.evidence_stamp = self.stamp;
-        trail.entities = self.about;
-        trail.facts = self.facts;
-        trail.facts.claimed.clone_from(&taken.counters_before);
+    fn restore_into(
+        self,
+        taken: &DeferredClaim,
+        now: Timestamp,
+        call_state: &mut CallState,
+    ) -> Value {
+        call_state.id = taken.claim.call;
+        call_state.tool = Arc::clone(&taken.claim.tool);
+        call_state.started = self.started;
+        call_state.turn = self.turn;
+        call_state.stop_reason = self.stop_reason;
+        call_state.config = self.config;
+        call_state.requested_digest = self.asked;
+        call_state.evidence_stamp = self.stamp;
+        call_state.entities = self.about;
+        call_state.facts = self.facts;
+        call_state.facts.claimed.clone_from(&taken.counters_before);
         let away = now.duration_since(self.admitted).as_nanos();
-        trail.resume_deferred(self.latency, u64::try_from(away).unwrap_or_default());
+        call_state.resume_deferred(self.latency, u64::try_from(away).unwrap_or_default());
         self.arguments
     }
 }
@@ -123,25 +129,27 @@ impl Toolgate {
     /// # Errors
     /// The final answer, if the call was rejected or replayed. It is recorded already.
     pub async fn admit(&self, call: Call) -> Result<DeferredCall, Answer> {
-        let mut trail = CallState::start(self, &call, None);
-        trail.deferred_id = Some(call.client_id.clone().unwrap_or_default());
-        trail.is_run_by_client = true;
-        trail.facts.reported = true;
+        let mut call_state = CallState::start(self, &call, None);
+        call_state.deferred_id = Some(call.client_id.clone().unwrap_or_default());
+        call_state.is_run_by_client = true;
+        call_state.facts.reported = true;
         let call = Arc::new(call);
-        let (id, span) = (trail.id, trail.span.clone());
+        let (id, span) = (call_state.id, call_state.span.clone());
         let (gate, asked) = (self.clone(), Arc::clone(&call));
         let task = tokio::spawn(
             async move {
-                match gate.run_admission_gates(&asked, &mut trail, None).await {
-                    Ok(Admission::Admitted(passed)) => Ok(DeferredCall {
-                        call: trail.id,
-                        arguments: passed.authorization.arguments().clone(),
-                        approval_reason: trail.approval_reason.take(),
+                match gate.run_admission_gates(&asked, &mut call_state, None).await {
+                    Ok(Admission::Admitted(admitted)) => Ok(DeferredCall {
+                        call: call_state.id,
+                        arguments: admitted.authorization.arguments().clone(),
+                        approval_reason: call_state.approval_reason.take(),
                         tool: asked.tool.clone(),
                         client_id: asked.client_id.clone().unwrap_or_default(),
                     }),
-                    Ok(Admission::Replay(outcome)) => Err(gate.end_replayed(outcome, trail).await),
-                    Err(stop) => Err(gate.end_rejected(stop, trail).await),
+                    Ok(Admission::Replay(outcome)) => {
+                        Err(gate.end_replayed(outcome, call_state).await)
+                    }
+                    Err(stop) => Err(gate.end_rejected(stop, call_state).await),
                 }
             }
             .instrument(span),
@@ -158,11 +166,11 @@ impl Toolgate {
     /// arguments. Every other report is recorded as a violation and yields no evidence.
     pub async fn report(&self, call: Call, result: Result<Value, Failure>) -> Answer {
         let call = Arc::new(call);
-        let trail = CallState::start(self, &call, None);
-        let (id, span) = (trail.id, trail.span.clone());
+        let call_state = CallState::start(self, &call, None);
+        let (id, span) = (call_state.id, call_state.span.clone());
         let (gate, told) = (self.clone(), Arc::clone(&call));
         match tokio::spawn(
-            async move { gate.settle_deferred(&told, result, trail).await }.instrument(span),
+            async move { gate.settle_deferred(&told, result, call_state).await }.instrument(span),
         )
         .await
         {
@@ -183,15 +191,15 @@ impl Toolgate {
         &self,
         call: &Call,
         result: Result<Value, Failure>,
-        mut trail: Box<CallState>,
+        mut call_state: Box<CallState>,
     ) -> Answer {
-        trail.enter_gate(Gate::Settle);
-        trail.facts.reported = true;
-        let told = self.parse_reported_arguments(call, &mut trail);
-        let ran = Arc::clone(&trail.arguments);
+        call_state.enter_gate(Gate::Settle);
+        call_state.facts.reported = true;
+        let told = self.parse_reported_arguments(call, &mut call_state);
+        let ran = Arc::clone(&call_state.arguments);
         let agent = self.0.agents.get(&call.key.agent).map(Arc::clone);
         if let Some(agent) = &agent {
-            trail.config = agent.definition_digest;
+            call_state.config = agent.definition_digest;
         }
         let name = call.client_id.as_deref().unwrap_or_default();
         let taken = match self.0.store.take_deferred_claim(&call.key, name, &call.tool).await {
@@ -199,14 +207,24 @@ impl Toolgate {
             Err(error) => {
                 let otherwise = MismatchedRun::new(told.as_ref(), &result);
                 return self
-                    .reject_unadmitted(unrecorded_report_rejection(&error), call, &otherwise, trail)
+                    .reject_unadmitted(
+                        unrecorded_report_rejection(&error),
+                        call,
+                        &otherwise,
+                        call_state,
+                    )
                     .await;
             }
         };
         let otherwise = || MismatchedRun::new(told.as_ref(), &result);
         let Some(taken) = taken else {
             return self
-                .reject_unadmitted(never_admitted_rejection(&call.tool), call, &otherwise(), trail)
+                .reject_unadmitted(
+                    never_admitted_rejection(&call.tool),
+                    call,
+                    &otherwise(),
+                    call_state,
+                )
                 .await;
         };
         let Ok(parked) = serde_json::from_slice::<DeferredState>(&taken.state) else {
@@ -215,15 +233,17 @@ impl Toolgate {
                 "cannot read the stored state of the deferred call",
             )
             .with_effects(CallEffects::Unknown);
-            return self.reject_unadmitted(Rejection::new(error), call, &otherwise(), trail).await;
+            return self
+                .reject_unadmitted(Rejection::new(error), call, &otherwise(), call_state)
+                .await;
         };
-        let arguments = parked.restore_into(&taken, self.now(), &mut trail);
+        let arguments = parked.restore_into(&taken, self.now(), &mut call_state);
         let arguments = CheckedArguments::new(&taken.claim.tool, arguments)
             .with_digest(|digest| self.0.redactor.key_digest(digest));
-        trail.digest = Some(arguments.digest());
+        call_state.digest = Some(arguments.digest());
         let as_admitted = told.as_ref().is_some_and(|told| told.digest() == arguments.digest());
         if !as_admitted {
-            trail.facts.ran = told.as_ref().map(|_| (*ran).clone());
+            call_state.facts.ran = told.as_ref().map(|_| (*ran).clone());
         }
         let Some((agent, tool)) =
             agent.as_ref().and_then(|agent| Some((agent, agent.tools.get(&taken.claim.tool)?)))
@@ -231,7 +251,7 @@ impl Toolgate {
             // Only the tool declares which arguments are secret, and the tool is gone. Mask all of
             // them.
             let known = taken.claim.row.as_ref().map(|row| Arc::clone(&row.arguments));
-            trail.arguments =
+            call_state.arguments =
                 known.unwrap_or_else(|| Arc::new(self.0.redactor.mark(arguments.value())));
             // Without the agent, the reported arguments cannot be parsed and compared.
             let is_other = !as_admitted && agent.is_some();
@@ -244,10 +264,11 @@ impl Toolgate {
                 has_other_arguments: !as_admitted,
                 provenance: seen,
             };
-            return self.end_without_tool(end, &taken.claim, trail).await;
+            return self.end_without_tool(end, &taken.claim, call_state).await;
         };
-        trail.arguments = self.0.redactor.redact_shared(arguments.shared_value(), &tool.secrets);
-        let passed = AdmittedCall {
+        call_state.arguments =
+            self.0.redactor.redact_shared(arguments.shared_value(), &tool.secrets);
+        let admitted = AdmittedCall {
             agent: Arc::clone(agent),
             authorization: Authorization::Settle { arguments, tool: Arc::clone(tool) },
             version: 0,
@@ -260,10 +281,10 @@ impl Toolgate {
             mismatched_run: (!as_admitted).then(otherwise),
         };
         let result = if as_admitted { result } else { Err(other_arguments_failure()) };
-        self.settle_call(
-            Box::new(passed),
+        self.run_settlement_gates(
+            Box::new(admitted),
             RunResult::ended(result, CallTransaction::default()),
-            trail,
+            call_state,
         )
         .await
     }
@@ -277,7 +298,7 @@ impl Toolgate {
         stop: Rejection,
         call: &Call,
         otherwise: &MismatchedRun,
-        trail: Box<CallState>,
+        call_state: Box<CallState>,
     ) -> Answer {
         let agent = self.0.agents.get(&call.key.agent);
         let (seen, revoked) = match agent
@@ -289,19 +310,19 @@ impl Toolgate {
                 let could = may_act && self.is_reachable(&call.tool, agent, &call.key).await;
                 (
                     provenance::unadmitted_provenance(agent, tool, otherwise, could),
-                    tool.revoked_evidence(&trail.arguments, None),
+                    tool.revoked_evidence(&call_state.arguments, None),
                 )
             }
             None => (None, Vec::new()),
         };
-        self.end_rejected_with(stop, seen, revoked, trail).await
+        self.end_rejected_with(stop, seen, revoked, call_state).await
     }
 
     /// Parses the arguments that the client reports.
     fn parse_reported_arguments(
         &self,
         call: &Call,
-        trail: &mut CallState,
+        call_state: &mut CallState,
     ) -> Option<CheckedArguments> {
         let agent = self.0.agents.get(&call.key.agent)?;
         let mut value = match &call.arguments {
@@ -316,13 +337,13 @@ impl Toolgate {
         toolgate_json::canonicalize_numbers(&mut value, &mut Pointer::default()).ok()?;
         let told = CheckedArguments::new(&call.tool, value)
             .with_digest(|digest| self.0.redactor.key_digest(digest));
-        trail.digest = Some(told.digest());
+        call_state.digest = Some(told.digest());
         // Undeclared arguments may contain anything, and a misspelled name may carry a secret.
         let known = agent
             .tools
             .get(call.tool.as_str())
             .filter(|tool| tool.secrets.is_empty() || tool.accepts_arguments(told.value()));
-        trail.arguments = match known {
+        call_state.arguments = match known {
             Some(tool) => self.0.redactor.redact_shared(told.shared_value(), &tool.secrets),
             None => Arc::new(self.0.redactor.mark(told.value())),
         };

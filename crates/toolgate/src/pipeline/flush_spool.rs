@@ -5,8 +5,9 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::{Rejection, Toolgate};
 use crate::ledger::row::Row;
+use crate::pipeline::Toolgate;
+use crate::pipeline::rejection::Rejection;
 use crate::store::StoreError;
 use toolgate_json::Digest;
 

@@ -1,579 +1,91 @@
-//! Runs the pipeline of a call.
+//! Lists the fourteen gates in their order, which is a security property.
 //!
-//! The order of the gates is a security property, so [`Toolgate::call`] writes it down as a list.
+//! Every entry point runs this list. `explain` runs it too, with [`CallState::explain`] set: then
+//! each gate only reads. A replay and a backtest run it on a store that answers from recorded rows.
 
 pub(crate) mod admission;
 mod batch;
 pub(crate) mod call_state;
 mod deferred;
+mod early_end;
 pub(crate) mod explain;
+mod facts;
 mod flush_spool;
 pub(crate) mod gates;
 mod mask_secrets;
 mod next_step;
 pub(crate) mod provenance;
 mod reconcile;
+pub(crate) mod rejection;
+mod row_builder;
+mod runtime;
 mod spawn_on_drop;
 
-use std::path::PathBuf;
-use std::sync::Arc;
-use std::time::Duration;
-
-use ahash::HashMap;
-use tokio::time::Instant;
-use tracing::Instrument;
-
-pub use crate::pipeline::deferred::DeferredCall;
-pub use crate::pipeline::gates::policy::{Permit, PolicyEngine};
-pub(crate) use crate::pipeline::gates::shape::OUTPUT_BOUNDS;
-pub use crate::replay::{
-    AdmissionDecision, Backtest, BacktestPlace, DecisionChange, Replay, ReplayComparison,
-};
-pub use crate::session::handle::{Session, StateSnapshot};
+pub use deferred::DeferredCall;
 pub use explain::{Explanation, GateExplanation, GateResult, PredictedOutcome, RuleExplanation};
+pub use gates::policy::{Permit, PolicyEngine};
+pub(crate) use gates::shape::OUTPUT_BOUNDS;
 pub use reconcile::ReconcileOutcome;
+pub use runtime::{Toolgate, ToolgateBuilder};
 
-use crate::agent::Agent;
-use crate::call::error::{CallEffects, ToolError};
-use crate::call::error_code;
-use crate::call::event::{Event, EventListener};
-use crate::call::outcome::{Answer, Outcome};
-use crate::call::{Call, CallId, SessionKey};
-use crate::clock::{Clock, SystemClock};
-use crate::ledger::row::Gate;
-use crate::ledger::spool::Spool;
+use crate::call::Call;
+use crate::call::outcome::Answer;
 use crate::pipeline::admission::{Admission, AdmittedCall};
 use crate::pipeline::call_state::CallState;
-use crate::pipeline::gates::policy::EnforcingEngine;
-use crate::pipeline::spawn_on_drop::SpawnOnDrop;
-use crate::redact::Redactor;
+use crate::pipeline::gates::recall::Recalled;
+use crate::pipeline::gates::run::RunResult;
+use crate::pipeline::rejection::Rejection;
 use crate::session::state::SessionState;
-use crate::store::{
-    Approval, ClaimRecord, ClaimResolution, MemoryStore, PauseTarget, Store, StoreError,
-};
-
-/// Runs calls: holds the agents, the store and the pipeline that every call goes through.
-///
-/// Cheap to clone.
-///
-/// ```
-/// # #[tokio::main(flavor = "current_thread")]
-/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// use serde_json::json;
-/// use toolgate::{Agent, Toolgate, builtin};
-///
-/// let agent = Agent::builder("desk").tool(builtin::calc()).build()?;
-/// let gate = Toolgate::builder().agent(agent).build()?;
-/// let session = gate.session("desk", "alice", "conversation-1");
-///
-/// let answer = session.call("calc", json!({"expression": "0.1 + 0.2"})).await;
-/// assert_eq!(answer.outcome.success().map(|o| &o.value["result"]), Some(&json!(0.3)));
-///
-/// let answer = session.call("calc", json!({"expr": "1 + 1"})).await;
-/// assert_eq!(
-///     answer.outcome.error().map(|e| e.message.as_str()),
-///     Some("`calc` requires `expression` (string); got `expr`, did you mean `expression`?"),
-/// );
-/// # Ok(()) }
-/// ```
-#[derive(Clone)]
-pub struct Toolgate(pub(crate) Arc<Inner>);
-
-pub(crate) struct Inner {
-    pub(crate) agents: HashMap<Arc<str>, Arc<Agent>>,
-    pub(crate) store: Arc<dyn Store>,
-    clock: Arc<dyn Clock>,
-    listeners: Vec<EventListener>,
-    redactor: Redactor,
-    engine: Arc<dyn PolicyEngine>,
-    spool: Arc<Spool>,
-    /// Identifies this process in claims.
-    owner: Arc<str>,
-    pub(crate) busy_timeout: Duration,
-    approval_ttl: Duration,
-}
 
 impl Toolgate {
-    /// Takes a call through all gates.
-    ///
-    /// If the caller drops the future, the tool is cancelled, but the call is still recorded. A
-    /// call with effects runs on its own task. A read moves to its own task when its caller goes
-    /// away.
-    pub async fn call(&self, call: Call) -> Answer {
-        let call = Arc::new(call);
-        let trail = CallState::start(self, &call, None);
-        let (id, span) = (trail.id, trail.span.clone());
-        let hang_up = trail.cancel.clone().drop_guard();
-        let gate = self.clone();
-        let asked = Arc::clone(&call);
-        let path = async move { gate.run_pipeline(&asked, trail).await }.instrument(span);
-        let ended = if self.is_read(&call) {
-            SpawnOnDrop::new(path).await
-        } else {
-            crate::pipeline::spawn_on_drop::poll_then_spawn(path).await
-        };
-        match ended {
-            Some(answer) => {
-                // The caller is still there, so background work that the tool started may continue.
-                hang_up.disarm();
-                answer
+    /// Takes a call through all gates. The first rejection ends it, and every end writes a row.
+    pub(crate) async fn run_pipeline(&self, call: &Call, mut call_state: Box<CallState>) -> Answer {
+        // Each part is boxed to keep the task that drives them small.
+        match Box::pin(self.run_admission_gates(call, &mut call_state, None)).await {
+            Ok(Admission::Admitted(admitted)) => {
+                let ran = Box::pin(gates::run::run(self, &admitted, &mut call_state)).await; // 11
+                Box::pin(self.run_settlement_gates(admitted, ran, call_state)).await
             }
-            None => Box::pin(self.record_internal_error(&call, id)).await,
+            Ok(Admission::Replay(outcome)) => {
+                Box::pin(self.end_replayed(outcome, call_state)).await
+            }
+            Err(rejection) => Box::pin(self.end_rejected(rejection, call_state)).await,
         }
     }
 
-    fn is_read(&self, call: &Call) -> bool {
-        let tool = self
-            .0
-            .agents
-            .get(&call.key.agent)
-            .and_then(|agent| agent.tools.get(call.tool.as_str()));
-        tool.is_some_and(|tool| tool.spec.effect() == crate::Effect::Read)
-    }
-
-    /// Runs all gates. The first rejection ends the call, which still gets a ledger row.
-    async fn run_pipeline(&self, call: &Call, mut trail: Box<CallState>) -> Answer {
-        // Each stage is boxed to keep the task that drives them small.
-        match Box::pin(self.run_admission_gates(call, &mut trail, None)).await {
-            Ok(Admission::Admitted(passed)) => {
-                let ran = Box::pin(self.run_tool(&passed, &mut trail)).await;
-                Box::pin(self.settle_call(passed, ran, trail)).await
-            }
-            Ok(Admission::Replay(outcome)) => Box::pin(self.end_replayed(outcome, trail)).await,
-            Err(stop) => Box::pin(self.end_rejected(stop, trail)).await,
-        }
-    }
-
-    /// Runs the gates before the tool. On success, returns a permit and an open claim.
+    /// Runs gates 1 to 10. On success, returns a permit and an open claim.
     pub(crate) async fn run_admission_gates(
         &self,
         call: &Call,
-        trail: &mut CallState,
+        call_state: &mut CallState,
         batch: Option<&SessionState>,
     ) -> Result<Admission, Rejection> {
-        trail.enter_gate(Gate::Admit);
-        let agent = self.check_principal(call, trail).await?;
-        trail.enter_gate(Gate::Resolve);
-        let tool = self.resolve_tool(&agent, call)?;
-        let resumed = self.load_named_approval(call, &tool, trail).await?;
-        trail.enter_gate(Gate::Validate);
-        let mut arguments =
-            self.validate_arguments(&agent, &tool, call, resumed.as_deref(), trail)?;
-        trail.enter_gate(Gate::Recall);
-        // Append the rows of earlier calls first, including those that are still in the spool.
-        self.flush_spool().await?;
-        // From here until the commit, a tool with effects has exclusive access to the session.
-        let entered = self
-            .open_session(call, &tool, &arguments, resumed.is_some(), batch.is_some(), trail)
-            .await?;
-        trail.evidence_stamp = entered.state.stamp;
-        if let Some(replay) =
-            self.recall_outcome(&agent, call, &tool, &arguments, &entered, trail).await?
-        {
-            return Ok(Admission::Replay(replay));
-        }
-        trail.enter_gate(Gate::Progress);
-        self.check_repetition(call, &tool, &entered, resumed.as_deref(), trail).await?;
-        trail.enter_gate(Gate::Limits);
-        let (budget, remaining) = self.check_limits(&agent, call, &tool, &entered, trail).await?;
-        trail.enter_gate(Gate::Hooks);
-        // Few calls have hooks. The box keeps the future of all other calls small.
-        let asked = if tool.hooks.is_empty() {
-            Vec::new()
-        } else {
-            Box::pin(self.run_before_hooks(
-                &agent,
-                call,
-                &tool,
-                &mut arguments,
-                resumed.is_some(),
-                trail,
-            ))
-            .await?
+        let agent = gates::admit::run(self, call, call_state).await?; // 1
+        let call = gates::resolve::run(self, agent, call, batch, call_state).await?; // 2
+        let arguments = gates::validate::run(self, &call, call_state)?; // 3
+        let session = match gates::recall::run(self, &call, &arguments, call_state).await? {
+            Recalled::New(session) => session, // 4
+            Recalled::Replay(outcome) => return Ok(Admission::Replay(outcome)),
         };
-        trail.enter_gate(Gate::Policy);
-        let state = batch.unwrap_or(&entered.state);
-        self.load_facts(&agent, call, &tool, &arguments, state, trail).await?;
-        let judgement = match crate::pipeline::gates::policy::evaluate_policies(
-            &*self.0.engine,
-            trail.id,
-            &call.key,
-            &tool,
-            arguments,
-            &trail.facts,
-            asked,
-        ) {
-            Ok((judgement, observed)) => {
-                trail.facts.observed = observed;
-                judgement
-            }
-            Err(denied) => {
-                return Err(
-                    Box::pin(self.reject_denied(*denied, &agent, &tool, state, trail)).await
-                );
-            }
-        };
-        trail.enter_gate(Gate::Approval);
-        let (permit, approval) = match judgement.into_permit(resumed.as_deref()) {
-            Ok(permit) => (permit, resumed.map(|approval| (approval.id, approval.expires))),
-            Err(asked) => Box::pin(self.require_approval(asked, call, trail)).await?,
-        };
-        trail.enter_gate(Gate::Claim);
-        let recall = crate::pipeline::gates::hooks::all_dedup_keys(
-            call,
-            &tool,
-            trail.requested_digest,
-            &permit,
-        );
-        let recallable = !recall.is_empty();
-        match self.claim_call(call, &permit, budget, recall, approval, trail).await {
-            Ok(crate::pipeline::admission::ClaimOutcome::Claimed) => {}
-            Ok(crate::pipeline::admission::ClaimOutcome::Replay(outcome)) => {
-                return Ok(Admission::Replay(outcome));
-            }
-            Err(stop) => {
-                return Err(
-                    Box::pin(self.reject_unclaimed(stop, &permit, &agent, state, trail)).await
-                );
-            }
-        }
-        Ok(Admission::Admitted(Box::new(AdmittedCall {
-            agent,
-            authorization: crate::pipeline::gates::policy::Authorization::Run(permit),
-            version: entered.version,
-            state: Some(entered.state),
-            session_lock: entered.lock,
-            remaining,
-            is_recallable: recallable,
-            key: call.key.clone(),
-            is_reported: false,
-            mismatched_run: None,
-        })))
+        gates::progress::run(self, &call, &session, call_state).await?; // 5
+        let budget = gates::limits::run(self, &call, &session, call_state).await?; // 6
+        let (arguments, requests) = gates::hooks::run(self, &call, arguments, call_state).await?; // 7
+        let facts_at = batch.unwrap_or(&session.state);
+        let decision =
+            gates::policy::run(self, &call, arguments, requests, facts_at, call_state).await?; // 8
+        let (permit, approval) = gates::approval::run(self, &call, decision, call_state).await?; // 9
+        gates::claim::run(self, call, permit, approval, budget, session, call_state).await // 10
     }
 
-    /// Records a call whose task panicked, which no input should be able to cause.
-    async fn record_internal_error(&self, call: &Call, id: CallId) -> Answer {
-        let trail = CallState::start(self, call, Some(id));
-        let error = ToolError::from_code(
-            error_code::INTERNAL_FAULT,
-            "toolgate failed while it handled this call; do not repeat the call",
-        )
-        .with_effects(CallEffects::Unknown);
-        let tool = self
-            .0
-            .agents
-            .get(&call.key.agent)
-            .and_then(|agent| agent.tools.get(call.tool.as_str()));
-        let revoked =
-            tool.map(|tool| tool.revoked_evidence(&trail.arguments, None)).unwrap_or_default();
-        self.end_rejected_with(Rejection::new(error), None, revoked, trail).await
-    }
-}
-
-/// Explains why a gate ended a call early.
-#[derive(Debug)]
-pub(crate) struct Rejection {
-    pub(crate) error: Box<ToolError>,
-    /// The rejecting gate, if it differs from the gate that the call is at.
-    pub(crate) gate: Option<Gate>,
-}
-
-impl Rejection {
-    fn new(error: ToolError) -> Self {
-        Self { error: Box::new(error), gate: None }
-    }
-
-    fn at_gate(gate: Gate, error: ToolError) -> Self {
-        Self { error: Box::new(error), gate: Some(gate) }
-    }
-}
-
-impl From<ToolError> for Rejection {
-    fn from(error: ToolError) -> Self {
-        Self::new(error)
-    }
-}
-
-/// Maps a store failure before the tool ran to a retryable error.
-impl From<StoreError> for Rejection {
-    fn from(error: StoreError) -> Self {
-        // The caller does not see the store's message, because it may name hosts and users.
-        tracing::error!(%error, "store unavailable");
-        Self::new(
-            ToolError::from_code(
-                error_code::STORE_UNAVAILABLE,
-                "the store is unavailable; nothing was done",
-            )
-            .retry_after_ms(1_000),
-        )
-    }
-}
-
-/// Builds a [`Toolgate`].
-pub struct ToolgateBuilder {
-    pub(crate) agents: HashMap<Arc<str>, Arc<Agent>>,
-    store: Option<Arc<dyn Store>>,
-    clock: Arc<dyn Clock>,
-    listeners: Vec<EventListener>,
-    redact_patterns: Vec<regex::Regex>,
-    engine: Arc<dyn PolicyEngine>,
-    spool: Option<PathBuf>,
-    busy_timeout: Duration,
-    approval_ttl: Duration,
-}
-
-impl Toolgate {
-    /// Starts a builder with an in-memory store and the system clock.
-    #[must_use]
-    pub fn builder() -> ToolgateBuilder {
-        ToolgateBuilder {
-            agents: HashMap::default(),
-            store: None,
-            clock: Arc::new(SystemClock),
-            listeners: Vec::new(),
-            redact_patterns: Vec::new(),
-            engine: Arc::new(EnforcingEngine),
-            spool: None,
-            busy_timeout: Duration::from_secs(5),
-            approval_ttl: Duration::from_secs(15 * 60),
-        }
-    }
-
-    /// Returns a handle for one session of a principal with an agent.
-    pub fn session(&self, agent: &str, principal: &str, session: &str) -> Session {
-        // Reuse the agent's own `Arc`, so that keys are cheap to compare and clone.
-        let agent = self
-            .0
-            .agents
-            .get(agent)
-            .map_or_else(|| Arc::from(agent), |agent| Arc::clone(&agent.name));
-        Session::new(self.clone(), SessionKey::new(agent, principal, session))
-    }
-
-    /// Returns an agent by name.
-    #[must_use]
-    pub fn agent(&self, name: &str) -> Option<&Agent> {
-        self.0.agents.get(name).map(AsRef::as_ref)
-    }
-
-    /// Pauses an agent, tool, principal or session immediately.
-    ///
-    /// # Errors
-    /// The store cannot record the change.
-    pub async fn pause(&self, target: PauseTarget, reason: &str) -> Result<(), StoreError> {
-        self.0.store.set_pause(target, Some(reason.to_owned())).await
-    }
-
-    /// Resumes an agent, tool, principal or session.
-    ///
-    /// # Errors
-    /// The store cannot record the change.
-    pub async fn unpause(&self, target: PauseTarget) -> Result<(), StoreError> {
-        self.0.store.set_pause(target, None).await
-    }
-
-    /// Returns the error for a request that is not a call (a prompt, a resource), if the agent,
-    /// principal or session is paused or if the store is unavailable.
-    pub async fn paused_error(&self, key: &SessionKey) -> Option<ToolError> {
-        if !self.0.store.may_be_paused() {
-            return None;
-        }
-        match self.0.store.find_pause(key, &Arc::from("")).await {
-            Ok(stopped) => stopped.map(|(target, why)| {
-                crate::pipeline::gates::admit::paused_target_error(&target, &why)
-            }),
-            Err(error) => Some(*Rejection::from(error).error),
-        }
-    }
-
-    /// Returns an approval by id.
-    ///
-    /// # Errors
-    /// The store is unavailable.
-    pub async fn approval(&self, id: &str) -> Result<Option<Approval>, StoreError> {
-        self.0.store.approval(id).await
-    }
-
-    /// Approves or denies a waiting call. Returns false if the call no longer waits.
-    ///
-    /// # Errors
-    /// The store cannot record the change.
-    pub async fn answer_approval(
+    /// Runs gates 12 to 14 after a run here, or after the report of a client.
+    pub(crate) async fn run_settlement_gates(
         &self,
-        id: &str,
-        approved: bool,
-        by: &str,
-    ) -> Result<bool, StoreError> {
-        self.0.store.answer_approval(id, approved, by, self.now()).await
-    }
-
-    /// Lists the calls whose outcome is unknown.
-    ///
-    /// # Errors
-    /// The store is unavailable.
-    pub async fn pending_calls(&self) -> Result<Vec<ClaimRecord>, StoreError> {
-        // The spool may contain the end of a call that would otherwise be listed.
-        if self.0.spool.has_waiting_rows() {
-            self.recover_spool().await?;
-        }
-        self.0.store.pending_claims(self.now()).await
-    }
-
-    /// Settles a call with unknown outcome by hand, as done (`happened`) or as never executed.
-    ///
-    /// The ledger records `by` as the person who settled the call. Returns false if the call is not
-    /// pending.
-    ///
-    /// # Errors
-    /// The store cannot record the change.
-    pub async fn settle_pending(
-        &self,
-        call: CallId,
-        happened: Option<Outcome>,
-        by: &str,
-    ) -> Result<bool, StoreError> {
-        let Some(intent) =
-            self.pending_calls().await?.into_iter().find(|intent| intent.call == call)
-        else {
-            return Ok(false);
-        };
-        let (settle, outcome) = match happened {
-            Some(outcome) => (ClaimResolution::Done, outcome),
-            None => (ClaimResolution::Released, ClaimResolution::no_effect_outcome()),
-        };
-        let tool =
-            self.0.agents.get(&intent.key.agent).and_then(|agent| agent.tools.get(&intent.tool));
-        let shown = self
-            .0
-            .redactor
-            .redact_outcome(outcome.clone(), tool.map(|tool| tool.secrets.as_slice()));
-        self.0.store.settle_claim(call, settle, outcome, shown, by, self.now()).await
-    }
-
-    pub(crate) fn now(&self) -> jiff::Timestamp {
-        self.0.clock.now()
-    }
-
-    fn publish_event(&self, event: &Event) {
-        for listener in &self.0.listeners {
-            // A panic in a listener must not affect the call.
-            let heard = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| listener(event)));
-            if heard.is_err() {
-                tracing::error!("event listener panicked");
-            }
-        }
-    }
-}
-
-impl ToolgateBuilder {
-    /// Adds an agent. It replaces an agent of the same name.
-    #[must_use]
-    pub fn agent(mut self, agent: Agent) -> Self {
-        self.agents.insert(Arc::clone(&agent.name), Arc::new(agent));
-        self
-    }
-
-    /// Sets the store.
-    #[must_use]
-    pub fn store(mut self, store: Arc<dyn Store>) -> Self {
-        self.store = Some(store);
-        self
-    }
-
-    /// Sets the clock.
-    #[must_use]
-    pub fn clock(mut self, clock: Arc<dyn Clock>) -> Self {
-        self.clock = clock;
-        self
-    }
-
-    /// Adds a listener.
-    #[must_use]
-    pub fn on_event(mut self, listener: impl Fn(&Event) + Send + Sync + 'static) -> Self {
-        self.listeners.push(Arc::new(listener));
-        self
-    }
-
-    /// Redacts matches of a pattern in ledger rows.
-    ///
-    /// The model still sees the matches. To hide a value from the model, declare it with the tool.
-    ///
-    /// # Errors
-    /// The pattern is not a valid regular expression.
-    pub fn redact_pattern(mut self, pattern: &str) -> Result<Self, regex::Error> {
-        self.redact_patterns.push(regex::Regex::new(pattern)?);
-        Ok(self)
-    }
-
-    /// Replaces the policy engine. Exists only with the feature `testing`.
-    #[cfg(feature = "testing")]
-    #[must_use]
-    pub fn policy_engine(mut self, engine: impl PolicyEngine + 'static) -> Self {
-        self.engine = Arc::new(engine);
-        self
-    }
-
-    /// Sets the file for ledger rows that the store cannot record yet.
-    ///
-    /// Default: a file in the `spool` directory of the store, else in the temporary directory.
-    #[must_use]
-    pub fn spool(mut self, path: impl Into<PathBuf>) -> Self {
-        self.spool = Some(path.into());
-        self
-    }
-
-    /// Sets how long a call waits for a session that another call has locked. Default: 5 s.
-    #[must_use]
-    pub const fn busy_timeout(mut self, wait: Duration) -> Self {
-        self.busy_timeout = wait;
-        self
-    }
-
-    /// Sets how long an approval can be answered and used. Default: 15 min.
-    #[must_use]
-    pub const fn approval_ttl(mut self, life: Duration) -> Self {
-        self.approval_ttl = life;
-        self
-    }
-
-    /// Builds the runtime.
-    ///
-    /// # Errors
-    /// The system provides no random numbers for the redaction key, or the spool directory cannot
-    /// be created.
-    pub fn build(self) -> Result<Toolgate, std::io::Error> {
-        let store = self.store.unwrap_or_else(|| Arc::new(MemoryStore::new()));
-        let owner = store.owner().unwrap_or_else(|| CallId::generate().to_string().into());
-        let spool = match (self.spool, store.state_dir()) {
-            (Some(path), _) => Arc::new(Spool::new(path)),
-            (None, Some(home)) => Spool::open_shared(&home.join("spool"), &owner)?,
-            (None, None) => Arc::new(Spool::new(
-                std::env::temp_dir().join(format!("toolgate-spool-{owner}.jsonl")),
-            )),
-        };
-        for agent in self.agents.values() {
-            store.register_definition(agent.definition_digest, &agent.definition);
-        }
-        Ok(Toolgate(Arc::new(Inner {
-            agents: self.agents,
-            clock: self.clock,
-            listeners: self.listeners,
-            redactor: Redactor::new(store.redaction_key(), self.redact_patterns)
-                .map_err(std::io::Error::other)?,
-            store,
-            engine: self.engine,
-            spool,
-            owner,
-            busy_timeout: self.busy_timeout,
-            approval_ttl: self.approval_ttl,
-        })))
-    }
-}
-
-/// Returns the earlier of two deadlines.
-fn earlier_deadline(a: Option<Instant>, b: Option<Instant>) -> Option<Instant> {
-    match (a, b) {
-        (Some(a), Some(b)) => Some(a.min(b)),
-        (a, b) => a.or(b),
+        admitted: Box<AdmittedCall>,
+        ran: RunResult,
+        mut call_state: Box<CallState>,
+    ) -> Answer {
+        let shaped = gates::shape::run(self, ran, &admitted, &mut call_state).await; // 12
+        let (completion, txn) = gates::settle::run(self, shaped, &admitted, &mut call_state).await; // 13
+        Box::pin(gates::record::run(self, admitted, completion, txn, call_state)).await // 14
     }
 }

@@ -7,13 +7,14 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use jiff::Timestamp;
 use serde_json::{Map, Value};
 
-use super::{Rejection, Toolgate};
 use crate::agent::{Agent, ToolEntry};
 use crate::call::error::{NextStep, ToolError};
 use crate::call::{CallId, CheckedArguments, SessionKey};
+use crate::pipeline::Toolgate;
 use crate::pipeline::call_state::CallState;
-use crate::pipeline::gates::admit::once_key;
 use crate::pipeline::gates::policy::{Permit, PolicyDenial, RuleVerdict, evaluate_rule};
+use crate::pipeline::gates::recall::once_key;
+use crate::pipeline::rejection::Rejection;
 use crate::policy::{
     DecisionFacts, EnforcementMode, FactRequest, Policy, PolicyInput, Prerequisite,
 };
@@ -71,19 +72,25 @@ impl Toolgate {
         agent: &Agent,
         tool: &Arc<ToolEntry>,
         state: &SessionState,
-        trail: &mut CallState,
+        call_state: &mut CallState,
     ) -> Rejection {
         let PolicyDenial { rule, error, denied_by: by, arguments, observed, .. } = denied;
-        trail.rule = Some(rule);
-        trail.facts.observed = observed;
-        let ask = PolicyInput::new(trail.id, &trail.key, &tool.spec, &arguments, &trail.facts);
+        call_state.rule = Some(rule);
+        call_state.facts.observed = observed;
+        let ask = PolicyInput::new(
+            call_state.id,
+            &call_state.key,
+            &tool.spec,
+            &arguments,
+            &call_state.facts,
+        );
         let remedies = collect_prerequisites(&ask, by.iter().map(AsRef::as_ref));
         // The denial of the first rule is shown.
         let error = match by.first() {
             Some(rule) => hide_invisible_tools(error, &**rule, &ask, agent),
             None => error,
         };
-        self.add_next_step(error, &arguments, remedies, agent, tool, state, trail).await.into()
+        self.add_next_step(error, &arguments, remedies, agent, tool, state, call_state).await.into()
     }
 
     /// Extends the rejection by a limit at the claim. No call of the model frees a limit, but the
@@ -94,7 +101,7 @@ impl Toolgate {
         permit: &Permit,
         agent: &Agent,
         state: &SessionState,
-        trail: &CallState,
+        call_state: &CallState,
     ) -> Rejection {
         if stop.error.redirect_tool.is_some() {
             *stop.error = self
@@ -105,7 +112,7 @@ impl Toolgate {
                     agent,
                     permit.tool(),
                     state,
-                    trail,
+                    call_state,
                 )
                 .await;
         }
@@ -152,24 +159,24 @@ impl Toolgate {
         agent: &Agent,
         tool: &Arc<ToolEntry>,
         state: &SessionState,
-        trail: &CallState,
+        call_state: &CallState,
     ) -> ToolError {
         // Replay needs only the decision, not the advice.
-        if trail.facts.watch.0.is_some() {
+        if call_state.facts.watch.0.is_some() {
             return error;
         }
-        let mut error = self.strip_unreachable_redirects(error, agent, &trail.key).await;
+        let mut error = self.strip_unreachable_redirects(error, agent, &call_state.key).await;
         let none = Map::new();
         let asked = arguments.value().as_object().unwrap_or(&none);
         let search = NextStepSearch {
             toolgate: self,
             agent,
-            key: &trail.key,
+            key: &call_state.key,
             state,
-            facts: &trail.facts,
+            facts: &call_state.facts,
             denied_arguments: asked,
-            call_id: trail.id,
-            now: trail.started,
+            call_id: call_state.id,
+            now: call_state.started,
             calls_considered: AtomicU32::new(0),
         };
         let target = CandidateStep {
@@ -377,7 +384,7 @@ impl NextStepSearch<'_> {
             .store
             .inspect_session(look)
             .await
-            .map_or(true, |entered| entered.prior_call.is_some())
+            .map_or(true, |snapshot| snapshot.prior_call.is_some())
     }
 
     /// Turns a remedy into a call and fills in the known arguments.

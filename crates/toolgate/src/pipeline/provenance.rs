@@ -139,16 +139,16 @@ pub(crate) fn unknown_tool_provenance(
 ///
 /// The model also reads the error of an untrusted tool, so errors count.
 pub(crate) fn call_provenance(
-    passed: &AdmittedCall,
+    admitted: &AdmittedCall,
     (outcome, whole): (&Outcome, Option<&Value>),
     settle: ClaimResolution,
     txn: &CallTransaction,
 ) -> Option<Box<ProvenanceUpdate>> {
-    let sources = passed.agent.tracked_sources.as_ref()?;
-    let spec = &passed.authorization.tool().spec;
-    let given = passed.authorization.arguments().value();
+    let sources = admitted.agent.tracked_sources.as_ref()?;
+    let spec = &admitted.authorization.tool().spec;
+    let given = admitted.authorization.arguments().value();
     let declared = |place: &str, name: &str| is_declared(spec, place, name);
-    let mut seen = ProvenanceUpdate::new(&passed.agent.name);
+    let mut seen = ProvenanceUpdate::new(&admitted.agent.name);
     let mut answer = model_visible_text(outcome, whole);
     let result = whole.or_else(|| outcome.success().map(|output| &output.value));
     let entity = |(name, path): &(Arc<str>, toolgate_json::Pointer)| {
@@ -172,7 +172,7 @@ pub(crate) fn call_provenance(
         }
     }));
     seen.record_reads(spec.entities.iter().flat_map(entity));
-    if let Some(otherwise) = &passed.mismatched_run {
+    if let Some(otherwise) = &admitted.mismatched_run {
         seen.record_reads(otherwise.sources(spec));
         answer = serde_json::json!([answer, otherwise.result]);
     }
@@ -189,7 +189,7 @@ pub(crate) fn call_provenance(
         seen.record_untrusted(&answer, spec.untrusted);
     }
     if sources.contains(spec.name()) && matches!(outcome, Outcome::Success(_)) {
-        let source = if passed.is_reported {
+        let source = if admitted.is_reported {
             Arc::from(provenance::reported_source(spec.name()))
         } else {
             Arc::clone(&spec.name)
@@ -197,7 +197,7 @@ pub(crate) fn call_provenance(
         seen.record_trusted(source, &answer, given, &declared);
     }
     seen.record_written(given, &declared);
-    if let Some(MismatchedRun { arguments: ran, .. }) = &passed.mismatched_run {
+    if let Some(MismatchedRun { arguments: ran, .. }) = &admitted.mismatched_run {
         // If the target entity is unknown, it may be any of them.
         seen.record_carrier_writes(
             entity_ids(spec, ran.as_ref())

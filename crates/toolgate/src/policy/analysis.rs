@@ -87,7 +87,7 @@ fn find_unreachable_tools(tools: &[GovernedTool<'_>]) -> Vec<Diagnostic> {
         }
     }
     for name in denied {
-        let spoken =
+        let denying =
             tools.iter().filter(|(tool, _)| tool.name() == name).flat_map(|(tool, rules)| {
                 enforced_rules(rules).filter(move |rule| {
                     rule.policy.static_summary(tool).denies.is_some_and(|f| {
@@ -96,7 +96,7 @@ fn find_unreachable_tools(tools: &[GovernedTool<'_>]) -> Vec<Diagnostic> {
                 })
             });
         let help = "if this is intended, remove the tool from the agent instead";
-        problems.extend(spoken.map(|rule| {
+        problems.extend(denying.map(|rule| {
             Diagnostic::new(format!("`{name}` can never be called"))
                 .with_rule(rule.policy.name())
                 .with_help(help)
@@ -187,29 +187,29 @@ fn listed_names(condition: &Condition) -> Option<&[String]> {
 
 impl<'a> RuleCoverIndex<'a> {
     fn build(rules: &[(&'a str, StaticSummary<'a>)]) -> Self {
-        let mut alike = Self::default();
-        for (index, (_, outline)) in rules.iter().enumerate() {
+        let mut index = Self::default();
+        for (position, (_, outline)) in rules.iter().enumerate() {
             match outline.denies.map(|forbids| forbids.conditions.first()) {
                 Some(Some((path, condition))) => match listed_names(condition) {
                     Some(names) => {
                         for name in names {
-                            alike
+                            index
                                 .deny_rules
                                 .entry((path, Some(name.as_str())))
                                 .or_default()
-                                .push(index);
+                                .push(position);
                         }
                     }
-                    None => alike.deny_rules.entry((path, None)).or_default().push(index),
+                    None => index.deny_rules.entry((path, None)).or_default().push(position),
                 },
-                Some(None) => alike.unconditional.push(index),
+                Some(None) => index.unconditional.push(position),
                 None => {}
             }
             if let Some(caps) = outline.limit {
-                alike.limits.entry(caps.summed_argument).or_default().push(index);
+                index.limits.entry(caps.summed_argument).or_default().push(position);
             }
         }
-        alike
+        index
     }
 
     /// Returns the rules that may apply to every call that this rule applies to.
@@ -248,21 +248,20 @@ fn find_dead_rules(tools: &[GovernedTool<'_>]) -> Vec<Diagnostic> {
         let rules: Vec<(&str, StaticSummary<'_>)> = enforced_rules(rules)
             .map(|rule| (rule.policy.name(), rule.policy.static_summary(tool)))
             .collect();
-        let alike = RuleCoverIndex::build(&rules);
-        for (index, (rule, outline)) in rules.iter().enumerate() {
-            let speaks_before = |other: usize, theirs: &StaticSummary<'_>| {
-                let shadowed = matches!((&theirs.denies, &outline.denies), (Some(wide), Some(narrow))
-                    if covers(wide, narrow) && !wide.asks_person && (narrow.asks_person || other < index));
-                let capped = matches!((&theirs.limit, &outline.limit), (Some(a), Some(b))
-                    if is_stricter(a, b) && (other < index || !is_stricter(b, a)));
-                other != index && (shadowed || capped)
+        let index = RuleCoverIndex::build(&rules);
+        for (position, (rule, outline)) in rules.iter().enumerate() {
+            let is_before = |other: usize, other_summary: &StaticSummary<'_>| {
+                let shadowed = matches!((&other_summary.denies, &outline.denies), (Some(wide), Some(narrow))
+                    if covers(wide, narrow) && !wide.asks_person && (narrow.asks_person || other < position));
+                let capped = matches!((&other_summary.limit, &outline.limit), (Some(a), Some(b))
+                    if is_stricter(a, b) && (other < position || !is_stricter(b, a)));
+                other != position && (shadowed || capped)
             };
-            let others = alike
-                .find_candidates(outline)
-                .into_iter()
-                .filter_map(|other| rules.get(other).map(|(name, theirs)| (other, *name, theirs)));
+            let others = index.find_candidates(outline).into_iter().filter_map(|other| {
+                rules.get(other).map(|(name, other_summary)| (other, *name, other_summary))
+            });
             let found: BTreeSet<&str> = others
-                .filter(|(other, _, theirs)| speaks_before(*other, theirs))
+                .filter(|(other, _, other_summary)| is_before(*other, other_summary))
                 .map(|(_, name, _)| name)
                 .collect();
             let known = before.entry(*rule).or_insert(None);
@@ -289,13 +288,13 @@ fn find_dead_rules(tools: &[GovernedTool<'_>]) -> Vec<Diagnostic> {
 
 /// Finds rules that together deny every call of a tool.
 fn find_contradictions(tool: &ToolSpec, rules: &[AttachedPolicy]) -> Vec<Diagnostic> {
-    let bounds = |wanted: fn(&Condition) -> Option<Decimal>| {
+    let bounds = |limit_of: fn(&Condition) -> Option<Decimal>| {
         enforced_rules(rules).filter_map(move |rule| {
             let outline = rule.policy.static_summary(tool);
             let forbids = outline.denies.filter(|f| !f.has_other_conditions && !f.asks_person)?;
             match forbids.conditions {
                 [(path, condition)] => {
-                    wanted(condition).map(|limit| (rule.policy.name(), path.clone(), limit))
+                    limit_of(condition).map(|limit| (rule.policy.name(), path.clone(), limit))
                 }
                 _ => None,
             }

@@ -85,11 +85,15 @@ impl ConditionResult {
 }
 
 /// Combines a shell verdict with the doubts about the command.
-fn to_condition_result(sure: Certainty, shell: &ShellAnalysis, why: &str) -> ConditionResult {
-    match (sure, shell.first_opaque_reason()) {
+fn to_condition_result(
+    certainty: Certainty,
+    shell: &ShellAnalysis,
+    reason: &str,
+) -> ConditionResult {
+    match (certainty, shell.first_opaque_reason()) {
         (Certainty::Yes, _) => ConditionResult::Yes,
-        (_, Some(why)) => ConditionResult::Uncertain(why.to_owned()),
-        (Certainty::Maybe, None) => ConditionResult::Uncertain(why.to_owned()),
+        (_, Some(reason)) => ConditionResult::Uncertain(reason.to_owned()),
+        (Certainty::Maybe, None) => ConditionResult::Uncertain(reason.to_owned()),
         (Certainty::No, None) => ConditionResult::No,
     }
 }
@@ -127,27 +131,27 @@ impl Condition {
     /// Returns whether the result may depend on the location of the home directory.
     pub(crate) fn depends_on_home(
         &self,
-        ask: &PolicyInput<'_>,
+        input: &PolicyInput<'_>,
         path: &Pointer,
         value: Option<&Value>,
     ) -> bool {
         let Self::Touches { places, from, .. } = self else { return false };
-        let is_there = |place: &String| place.starts_with('~');
-        let (mut wanted, mut has_text) = (false, false);
+        let is_in_home = |place: &String| place.starts_with('~');
+        let (mut depends, mut has_text) = (false, false);
         visit_texts(
             value.unwrap_or(&Value::Null),
             &mut path.clone(),
             false,
-            &mut |at, text, is_told| {
+            &mut |at, text, has_file_argument| {
                 has_text = true;
-                let contents = ContentLikelihood::classify(at, path, is_told);
+                let contents = ContentLikelihood::classify(at, path, has_file_argument);
                 let is_near = |place: &String| {
-                    is_there(place) && (from.is_some() || can_name_place(text, place))
+                    is_in_home(place) && (from.is_some() || can_name_place(text, place))
                 };
-                wanted = match ask.tool.shell.as_ref() == Some(at) {
-                    _ if wanted => true,
+                depends = match input.tool.shell.as_ref() == Some(at) {
+                    _ if depends => true,
                     true => {
-                        places.iter().any(is_there) || ask.arguments.shell(text).can_name_home()
+                        places.iter().any(is_in_home) || input.arguments.shell(text).can_name_home()
                     }
                     false
                         if text.contains('~')
@@ -163,13 +167,13 @@ impl Condition {
             },
         );
         // An argument without text means the directory where the search starts.
-        wanted || (!has_text && from.is_some() && places.iter().any(is_there))
+        depends || (!has_text && from.is_some() && places.iter().any(is_in_home))
     }
 
     /// Checks the condition for an argument of a call.
     pub(crate) fn evaluate(
         &self,
-        ask: &PolicyInput<'_>,
+        input: &PolicyInput<'_>,
         path: &Pointer,
         value: &Value,
     ) -> Result<ConditionResult, PolicyError> {
@@ -177,7 +181,7 @@ impl Condition {
             Self::Runs(patterns) => {
                 let text =
                     value.as_str().ok_or_else(|| PolicyError::new("the argument is not text"))?;
-                let shell = ask.arguments.shell(text);
+                let shell = input.arguments.shell(text);
                 Ok(to_condition_result(
                     patterns
                         .iter()
@@ -189,51 +193,53 @@ impl Condition {
                 ))
             }
             Self::Touches { places, lenient, trees, whole, from } => {
-                let (home, mut found, mut has_text) = (ask.home_dir(), ConditionResult::No, false);
-                visit_texts(value, &mut path.clone(), false, &mut |at, text, is_told| {
+                let (home, mut found, mut has_text) =
+                    (input.home_dir(), ConditionResult::No, false);
+                visit_texts(value, &mut path.clone(), false, &mut |at, text, has_file_argument| {
                     has_text = true;
-                    let is_command = ask.tool.shell.as_ref() == Some(at);
-                    let contents = ContentLikelihood::classify(at, path, is_told);
+                    let is_command = input.tool.shell.as_ref() == Some(at);
+                    let contents = ContentLikelihood::classify(at, path, has_file_argument);
                     // Most texts name no place, so skip the rest early.
-                    let near = places.iter().filter(|place| {
+                    let relevant = places.iter().filter(|place| {
                         is_command || from.is_some() || can_name_place(text, place)
                     });
                     let places: Vec<PathPattern<'_>> =
-                        near.map(|place| PathPattern::new(place, &home)).collect();
+                        relevant.map(|place| PathPattern::new(place, &home)).collect();
                     let named = if is_command {
-                        let shell = ask.arguments.shell(text);
-                        let sure = shell.match_paths(&places, *lenient, *trees, from.as_deref());
-                        let why = match shell.has_filled_directory() {
+                        let shell = input.arguments.shell(text);
+                        let certainty =
+                            shell.match_paths(&places, *lenient, *trees, from.as_deref());
+                        let reason = match shell.has_filled_directory() {
                             true => UNKNOWN_FILES_REASON,
                             false if shell.is_fully_known() => UNKNOWN_DIRECTORY_REASON,
                             false => UNKNOWN_WORDS_REASON,
                         };
-                        to_condition_result(sure, &shell, why)
+                        to_condition_result(certainty, &shell, reason)
                     } else {
                         // In other texts, only `/proc/` and `..` make a path uncertain.
-                        let led = |path: &str| {
+                        let is_indirect = |path: &str| {
                             (path.starts_with("/proc/") || path.contains("/../"))
                                 && !path.contains(char::is_whitespace)
                         };
                         let named =
                             |place: &PathPattern<'_>, path: &str| match place.match_text(path) {
-                                Certainty::Maybe if !led(path) => Certainty::No,
+                                Certainty::Maybe if !is_indirect(path) => Certainty::No,
                                 _ if *whole && place.has_only_same_name(path) => Certainty::No,
-                                sure => sure,
+                                certainty => certainty,
                             };
                         let above = |place: &PathPattern<'_>, path: &str| {
                             from.as_deref().map_or(Certainty::No, |from| {
                                 place.match_relative_parent(from, path)
                             })
                         };
-                        let sure = |place: &PathPattern<'_>, path: &str| {
+                        let match_place = |place: &PathPattern<'_>, path: &str| {
                             named(place, path).max(above(place, path))
                         };
                         let paths: Vec<Cow<'_, str>> = candidate_paths(text, contents).collect();
                         match places
                             .iter()
                             .flat_map(|place| {
-                                paths.iter().map(move |path| sure(place, path.as_ref()))
+                                paths.iter().map(move |path| match_place(place, path.as_ref()))
                             })
                             .max()
                         {
@@ -246,13 +252,13 @@ impl Condition {
                     };
                     found = std::mem::replace(&mut found, ConditionResult::No).or(named);
                 });
-                if is_non_text_command(ask, path, value) {
+                if is_non_text_command(input, path, value) {
                     found =
                         found.or(ConditionResult::Uncertain(COMMAND_NOT_TEXT_REASON.to_owned()));
                 }
                 // Null and an empty list count as an absent argument.
                 let searches_here =
-                    !has_text && from.is_some() && self.is_met_by_absent(|| ask.home_dir());
+                    !has_text && from.is_some() && self.is_met_by_absent(|| input.home_dir());
                 Ok(if searches_here { ConditionResult::Yes } else { found })
             }
             other => {
@@ -290,8 +296,9 @@ impl Condition {
             Self::Below(limit) => number()? < *limit,
             Self::In(values) => {
                 // A tool may convert another type: `"3"` to 3, or null to its default.
-                let is_alike =
-                    |one: &Value| std::mem::discriminant(one) == std::mem::discriminant(value);
+                let is_alike = |listed: &Value| {
+                    std::mem::discriminant(listed) == std::mem::discriminant(value)
+                };
                 if !values.iter().any(is_alike) {
                     return Err(PolicyError::new(
                         "the argument has another type than every value that it is compared with",
@@ -399,8 +406,8 @@ fn list_in_backticks(texts: &[String]) -> String {
 /// Returns whether a value is, contains or is part of a shell command that is not text.
 ///
 /// Such a command cannot be parsed as a shell would parse it.
-fn is_non_text_command(ask: &PolicyInput<'_>, path: &Pointer, value: &Value) -> bool {
-    let Some(shell) = &ask.tool.shell else { return false };
+fn is_non_text_command(input: &PolicyInput<'_>, path: &Pointer, value: &Value) -> bool {
+    let Some(shell) = &input.tool.shell else { return false };
     match shell.parts().strip_prefix(path.parts()) {
         Some(inside) => Pointer::from_parts(inside.to_vec())
             .get(value)
@@ -451,12 +458,12 @@ enum ContentLikelihood {
 
 impl ContentLikelihood {
     /// Classifies the text at a path below the argument that the rule names.
-    fn classify(at: &Pointer, named: &Pointer, is_told: bool) -> Self {
+    fn classify(at: &Pointer, named: &Pointer, has_file_argument: bool) -> Self {
         let inside = at.parts().get(named.parts().len()..).unwrap_or_default();
         let name = inside.iter().rev().find(|part| part.parse::<usize>().is_err());
         match name.is_some_and(|name| is_listed_name(name, CONTENT_ARGUMENT_NAMES)) {
             false => Self::No,
-            true if is_told => Self::Certain,
+            true if has_file_argument => Self::Certain,
             true => Self::Likely,
         }
     }
@@ -468,19 +475,19 @@ impl ContentLikelihood {
 /// tool may normalize it), and the files that a patch changes. The content of a file whose name is
 /// in another argument names no other file, except in patch headers.
 fn candidate_paths(text: &str, contents: ContentLikelihood) -> impl Iterator<Item = Cow<'_, str>> {
-    let whole = Some(text).filter(|text| {
+    let whole_text = Some(text).filter(|text| {
         contents != ContentLikelihood::Certain
             && text.len() <= MAX_PATH_BYTES
             && !text.contains('\n')
     });
-    let winds = text.len() > MAX_PATH_BYTES
+    let has_detour = text.len() > MAX_PATH_BYTES
         || text.trim() != text
         || ["//", "/./", "/../"].iter().any(|detour| text.contains(detour));
     // A text of several lines can be a path only if it starts with `/` or `~`.
     let is_path = |path: &String| {
         path.len() <= MAX_PATH_BYTES && (!path.contains('\n') || path.starts_with(['/', '~']))
     };
-    let plain = (winds && contents == ContentLikelihood::No)
+    let plain = (has_detour && contents == ContentLikelihood::No)
         .then(|| normalize_path(text.trim()))
         .filter(is_path);
     let header = |line: &'_ str| -> Option<std::ops::Range<usize>> {
@@ -506,7 +513,7 @@ fn candidate_paths(text: &str, contents: ContentLikelihood) -> impl Iterator<Ite
             let path = path.split('\t').next().unwrap_or(path).trim();
             path.strip_prefix("a/").or_else(|| path.strip_prefix("b/")).unwrap_or(path)
         });
-    whole.into_iter().chain(named).map(Cow::Borrowed).chain(plain.map(Cow::<str>::Owned))
+    whole_text.into_iter().chain(named).map(Cow::Borrowed).chain(plain.map(Cow::<str>::Owned))
 }
 
 /// Visits every text in a value, with its path and whether an argument beside or above it selects
@@ -514,27 +521,27 @@ fn candidate_paths(text: &str, contents: ContentLikelihood) -> impl Iterator<Ite
 fn visit_texts(
     value: &Value,
     at: &mut Pointer,
-    is_told: bool,
+    has_file_argument: bool,
     visit: &mut impl FnMut(&Pointer, &str, bool),
 ) {
     match value {
-        Value::String(text) => visit(at, text, is_told),
+        Value::String(text) => visit(at, text, has_file_argument),
         Value::Array(items) => {
             for (n, item) in items.iter().enumerate() {
                 at.push(n.to_string());
-                visit_texts(item, at, is_told, visit);
+                visit_texts(item, at, has_file_argument, visit);
                 at.pop();
             }
         }
         Value::Object(fields) => {
-            let is_told = is_told
+            let has_file_argument = has_file_argument
                 || fields.iter().any(|(name, field)| {
                     field.as_str().is_some_and(|path| !path.is_empty())
                         && is_listed_name(name, FILE_ARGUMENT_NAMES)
                 });
             for (name, field) in fields {
                 at.push(name.clone());
-                visit_texts(field, at, is_told, visit);
+                visit_texts(field, at, has_file_argument, visit);
                 at.pop();
             }
         }

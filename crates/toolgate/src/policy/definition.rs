@@ -1,7 +1,7 @@
 //! Writes the rules of this crate as text, so that a changed rule changes the digest of its agent.
 //!
 //! The text is stored and hashed. It must not depend on how Rust types are named or printed, so
-//! each part is written out here. `tests/it/pinned_formats.rs` pins the result.
+//! each part is written out here.
 
 use jiff::SignedDuration;
 use serde_json::{Value, json};
@@ -11,8 +11,8 @@ use toolgate_json::Pointer;
 
 /// Returns the definition of a rule: its type and its parts as canonical JSON.
 pub(super) fn definition(rule: &str, parts: &Value) -> String {
-    let whole = json!({ "rule": rule, "parts": parts });
-    String::from_utf8_lossy(&toolgate_json::to_canonical_bytes(&whole)).into_owned()
+    let definition = json!({ "rule": rule, "parts": parts });
+    String::from_utf8_lossy(&toolgate_json::to_canonical_bytes(&definition)).into_owned()
 }
 
 pub(super) fn names(tools: &ToolNames) -> Value {

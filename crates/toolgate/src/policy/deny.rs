@@ -98,58 +98,63 @@ impl Deny {
     /// Returns the offending argument of each condition, or `None` if a condition does not hold.
     pub(super) fn match_conditions(
         &self,
-        ask: &PolicyInput<'_>,
+        input: &PolicyInput<'_>,
     ) -> Result<Option<DenyMatch>, PolicyError> {
         let (mut errors, mut doubt, mut fault) = (Vec::new(), None, None);
         let mut all = true;
         for (path, condition) in &self.conditions {
             // One match is enough, and an absent value counts as a match.
-            let places = ask.arguments_at(path);
-            let speaks = !ask.is_sketch && condition.is_met_by_absent(|| ask.home_dir());
-            let mut guilty = (places.is_empty() && speaks).then_some(None);
-            let (mut unsure, mut faulty) = (None, None);
+            let places = input.arguments_at(path);
+            let is_met_if_absent =
+                !input.is_sketch && condition.is_met_by_absent(|| input.home_dir());
+            let mut offending = (places.is_empty() && is_met_if_absent).then_some(None);
+            let (mut uncertainty, mut error) = (None, None);
             for place in places {
                 // In a sketch, an absent argument is not known yet and may still be allowed.
-                let absent = || Ok(if speaks { ConditionResult::Yes } else { ConditionResult::No });
-                match place.map_or_else(absent, |value| condition.evaluate(ask, path, value)) {
+                let absent = || {
+                    Ok(if is_met_if_absent { ConditionResult::Yes } else { ConditionResult::No })
+                };
+                match place.map_or_else(absent, |value| condition.evaluate(input, path, value)) {
                     Ok(ConditionResult::No) => {}
                     Ok(ConditionResult::Yes) => {
-                        (guilty, unsure) = (Some(place), None);
+                        (offending, uncertainty) = (Some(place), None);
                         break;
                     }
-                    Ok(ConditionResult::Uncertain(why)) => {
-                        guilty = Some(place);
-                        unsure.get_or_insert(why);
+                    Ok(ConditionResult::Uncertain(reason)) => {
+                        offending = Some(place);
+                        uncertainty.get_or_insert(reason);
                     }
-                    Err(why) => {
-                        faulty.get_or_insert(why);
+                    Err(reason) => {
+                        error.get_or_insert(reason);
                     }
                 }
             }
             // A fault counts only if all other conditions hold, independent of their order.
-            if faulty.is_some() {
-                fault = fault.or(faulty);
+            if error.is_some() {
+                fault = fault.or(error);
                 continue;
             }
-            doubt = doubt.or(unsure);
-            let shown = |place: Option<&serde_json::Value>| {
-                place
-                    .map_or_else(|| "nothing".to_owned(), |value| ask.display_argument(path, value))
+            doubt = doubt.or(uncertainty);
+            let display = |place: Option<&serde_json::Value>| {
+                place.map_or_else(
+                    || "nothing".to_owned(),
+                    |value| input.display_argument(path, value),
+                )
             };
-            ask.record_check(|| {
-                let found = shown(guilty.unwrap_or_else(|| ask.argument(path)));
-                let whole = if path.parts().is_empty() { "arguments" } else { "" };
+            input.record_check(|| {
+                let found = display(offending.unwrap_or_else(|| input.argument(path)));
+                let prefix = if path.parts().is_empty() { "arguments" } else { "" };
                 RuleCheck {
-                    what: format!("{whole}{path} {}", condition.describe()),
+                    what: format!("{prefix}{path} {}", condition.describe()),
                     found,
-                    holds: guilty.is_some(),
+                    holds: offending.is_some(),
                 }
             });
-            match guilty {
+            match offending {
                 Some(place) => errors.push(FieldError {
                     path: path.to_string(),
                     expected: condition.describe_opposite(),
-                    got: shown(place),
+                    got: display(place),
                     did_you_mean: None,
                 }),
                 None => {
@@ -165,17 +170,17 @@ impl Deny {
     }
 
     /// Returns whether a condition may depend on the location of the home directory.
-    fn depends_on_home(&self, ask: &PolicyInput<'_>) -> bool {
-        let one = |(path, condition): &(Pointer, Condition)| {
+    fn depends_on_home(&self, input: &PolicyInput<'_>) -> bool {
+        let can_depend = |(path, condition): &(Pointer, Condition)| {
             if !matches!(condition, Condition::Touches { .. }) {
                 return false;
             }
             let wants =
-                |value: Option<&serde_json::Value>| condition.depends_on_home(ask, path, value);
-            let places = path.get_each(ask.arguments.value());
+                |value: Option<&serde_json::Value>| condition.depends_on_home(input, path, value);
+            let places = path.get_each(input.arguments.value());
             (places.is_empty() && wants(None)) || places.into_iter().any(wants)
         };
-        self.conditions.iter().any(one)
+        self.conditions.iter().any(can_depend)
     }
 }
 
@@ -234,10 +239,10 @@ impl Deny {
 /// Returns whether a path with `*` matches another path or one of its parents.
 fn covers_path(path: &Pointer, other: &Pointer) -> bool {
     let (path, other) = (path.parts(), other.parts());
-    let reaches = |(part, own): (&String, &String)| part == "*" || part == own;
+    let matches = |(part, other_part): (&String, &String)| part == "*" || part == other_part;
     path.iter().any(|part| part == "*")
         && path.len() <= other.len()
-        && path.iter().zip(other).all(reaches)
+        && path.iter().zip(other).all(matches)
 }
 
 /// A match of all conditions.
@@ -301,19 +306,19 @@ impl Policy for Deny {
         )
     }
 
-    fn request_facts(&self, ask: &PolicyInput<'_>, needs: &mut FactRequest) {
-        needs.home = needs.home || self.depends_on_home(ask);
+    fn request_facts(&self, input: &PolicyInput<'_>, needs: &mut FactRequest) {
+        needs.home = needs.home || self.depends_on_home(input);
         if let Some(when) = &self.when {
-            when.request_facts(ask, needs);
+            when.request_facts(input, needs);
         }
     }
 
-    fn check(&self, ask: &PolicyInput<'_>) -> Result<Verdict, PolicyError> {
-        let Some(DenyMatch { errors, uncertainty: doubt }) = self.match_conditions(ask)? else {
+    fn check(&self, input: &PolicyInput<'_>) -> Result<Verdict, PolicyError> {
+        let Some(DenyMatch { errors, uncertainty: doubt }) = self.match_conditions(input)? else {
             return Ok(Verdict::allow());
         };
         if let Some(when) = &self.when
-            && !when.is_true(ask, None)?
+            && !when.is_true(input, None)?
         {
             return Ok(Verdict::allow());
         }

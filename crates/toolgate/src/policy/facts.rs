@@ -33,7 +33,7 @@ pub struct FactRequest {
     pub home: bool,
     /// Whether further requests depend on the evidence.
     ///
-    /// If set, `needs` is called once more after the evidence is loaded.
+    /// If set, `request_facts` is called once more after the evidence is loaded.
     pub repeat_with_evidence: bool,
 }
 
@@ -188,14 +188,14 @@ impl MissingFactTracker {
     }
 
     /// Records a missing fact; only the first one is kept.
-    pub(crate) fn record_missing(&self, what: impl FnOnce() -> String) {
-        if let Some(told) = &self.0 {
-            crate::lock(told).get_or_insert_with(what);
+    pub(crate) fn record_missing(&self, description: impl FnOnce() -> String) {
+        if let Some(missing) = &self.0 {
+            crate::lock(missing).get_or_insert_with(description);
         }
     }
 
     pub(crate) fn missing_fact(&self) -> Option<String> {
-        self.0.as_ref().and_then(|told| crate::lock(told).clone())
+        self.0.as_ref().and_then(|missing| crate::lock(missing).clone())
     }
 }
 

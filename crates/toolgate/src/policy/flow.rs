@@ -127,14 +127,14 @@ impl Flow {
 ///
 /// Undeclared member names count as values too. Too many values are a fault.
 pub(super) fn visit_values(
-    ask: &PolicyInput<'_>,
+    input: &PolicyInput<'_>,
     path: &Pointer,
     f: &mut dyn FnMut(&str, &Value, bool),
 ) -> Result<(), PolicyError> {
     let (mut count, mut visited) = (0, 0);
-    let mut counted = |place: &str, prefix: &str, value: &Value| {
+    let mut visit = |place: &str, prefix: &str, value: &Value| {
         count += 1;
-        let secret = ask.is_secret(&Pointer::from(place));
+        let secret = input.is_secret(&Pointer::from(place));
         match (count <= MAX_ARGUMENT_VALUES, secret) {
             (false, _) => {}
             // The path of a value below a secret may reveal the secret.
@@ -142,9 +142,9 @@ pub(super) fn visit_values(
             (true, false) => f(&format!("{prefix}{place}"), value, false),
         }
     };
-    for (place, value) in path.entries_or_scalars(ask.arguments.value()) {
-        ask.report_redacted_use(path, Some(value));
-        visit_leaves(value, &place, &mut |place, leaf| counted(place, "", leaf));
+    for (place, value) in path.entries_or_scalars(input.arguments.value()) {
+        input.report_redacted_use(path, Some(value));
+        visit_leaves(value, &place, &mut |place, leaf| visit(place, "", leaf));
         visit_names(value, &place, &mut |place, name| {
             visited += 1;
             if visited > 20 * MAX_ARGUMENT_VALUES {
@@ -152,9 +152,9 @@ pub(super) fn visit_values(
             }
             let parent =
                 Pointer::from(place).split_last().map(|(parent, _)| parent).unwrap_or_default();
-            if !has_declared_member(ask.tool, &parent, name) {
+            if !has_declared_member(input.tool, &parent, name) {
                 // The prefix cannot collide with a path.
-                counted(place, "name of ", &Value::String(name.to_owned()));
+                visit(place, "name of ", &Value::String(name.to_owned()));
             }
         });
     }
@@ -253,20 +253,20 @@ impl Policy for Flow {
         definition::definition("flow", &parts)
     }
 
-    fn request_facts(&self, ask: &PolicyInput<'_>, needs: &mut FactRequest) {
+    fn request_facts(&self, input: &PolicyInput<'_>, needs: &mut FactRequest) {
         for path in &self.arguments {
             // If there are too many values, `check` reports the fault.
-            let _ = visit_values(ask, path, &mut |place, leaf, _| {
+            let _ = visit_values(input, path, &mut |place, leaf, _| {
                 needs.origins.push((place.to_owned(), leaf.clone()))
             });
         }
     }
 
-    fn check(&self, ask: &PolicyInput<'_>) -> Result<Verdict, PolicyError> {
+    fn check(&self, input: &PolicyInput<'_>) -> Result<Verdict, PolicyError> {
         let mut fault = None;
         let mut errors = Vec::new();
-        let mut judge = |place: &str, leaf: &Value, secret: bool| {
-            let known = match ask.provenance(place) {
+        let mut check_value = |place: &str, leaf: &Value, secret: bool| {
+            let known = match input.provenance(place) {
                 Ok(known) => known,
                 Err(missing) => {
                     fault = Some(missing);
@@ -279,12 +279,12 @@ impl Policy for Flow {
                         || (self.accepts_reported && known.comes_from(&reported_source(source)))
                 });
             let refused = !trusted && (self.is_strict || known.may_be_untrusted());
-            let shown = if secret {
+            let display = if secret {
                 "(hidden)".to_owned()
             } else {
                 toolgate_text::escape_for_display(&leaf.to_string())
             };
-            ask.record_check(|| {
+            input.record_check(|| {
                 let from = match (trusted, known.untrusted, known.overflowed) {
                     (true, ..) => "known from a trusted source",
                     (_, true, _) => "seen in an untrusted result",
@@ -293,7 +293,7 @@ impl Policy for Flow {
                 };
                 RuleCheck {
                     what: format!("origin of {place}"),
-                    found: format!("{shown}: {from}"),
+                    found: format!("{display}: {from}"),
                     holds: refused,
                 }
             });
@@ -310,13 +310,13 @@ impl Policy for Flow {
                 errors.push(FieldError {
                     path: place.to_owned(),
                     expected,
-                    got: shown,
+                    got: display,
                     did_you_mean: None,
                 });
             }
         };
         for path in &self.arguments {
-            visit_values(ask, path, &mut judge)?;
+            visit_values(input, path, &mut check_value)?;
         }
         match fault {
             Some(fault) => Err(fault),

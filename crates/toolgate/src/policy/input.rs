@@ -159,8 +159,9 @@ impl<'a> PolicyInput<'a> {
         let matches = |key: &EvidenceKey| match (&key.entity, about) {
             _ if &*key.tool != tool => false,
             (None, None) => true,
-            (Some((name, value)), Some((wanted, of))) => {
-                &**name == wanted && toolgate_json::with_canonical_text(of, |text| text == &**value)
+            (Some((name, value)), Some((required, required_value))) => {
+                &**name == required
+                    && toolgate_json::with_canonical_text(required_value, |text| text == &**value)
             }
             _ => false,
         };
@@ -181,7 +182,7 @@ impl<'a> PolicyInput<'a> {
         if asked_for {
             Ok(latest)
         } else {
-            Err(PolicyError(format!("evidence of `{tool}` was not requested in `needs`")))
+            Err(PolicyError(format!("evidence of `{tool}` was not requested in `request_facts`")))
         }
     }
 
@@ -195,9 +196,9 @@ impl<'a> PolicyInput<'a> {
         window: Option<SignedDuration>,
     ) -> Result<Decimal, PolicyError> {
         let found = self.facts.counters.iter().find(|(n, w, _)| n == name && *w == window);
-        found
-            .map(|(.., used)| *used)
-            .ok_or_else(|| PolicyError(format!("counter `{name}` was not requested in `needs`")))
+        found.map(|(.., used)| *used).ok_or_else(|| {
+            PolicyError(format!("counter `{name}` was not requested in `request_facts`"))
+        })
     }
 
     /// Returns a mark that a policy stored in the session.
@@ -205,10 +206,9 @@ impl<'a> PolicyInput<'a> {
     /// # Errors
     /// Returns a fault if the policy did not request it in [`super::Policy::request_facts`].
     pub fn mark(&self, name: &str) -> Result<Option<&'a Value>, PolicyError> {
-        let mark =
-            self.facts.marks.get(name).ok_or_else(|| {
-                PolicyError(format!("mark `{name}` was not requested in `needs`"))
-            })?;
+        let mark = self.facts.marks.get(name).ok_or_else(|| {
+            PolicyError(format!("mark `{name}` was not requested in `request_facts`"))
+        })?;
         if self.facts.watch.0.is_some() && mark.as_ref().is_some_and(crate::redact::has_mark_inside)
         {
             self.facts
@@ -240,7 +240,7 @@ impl<'a> PolicyInput<'a> {
     /// Returns a fault if the policy did not request it in [`super::Policy::request_facts`].
     pub fn provenance(&self, place: &str) -> Result<&'a Provenance, PolicyError> {
         self.facts.origins.get(place).ok_or_else(|| {
-            PolicyError(format!("the provenance of `{place}` was not requested in `needs`"))
+            PolicyError(format!("the provenance of `{place}` was not requested in `request_facts`"))
         })
     }
 }

@@ -258,29 +258,29 @@ impl Limit {
     }
 
     fn require_argument<'a>(
-        ask: &PolicyInput<'a>,
+        input: &PolicyInput<'a>,
         path: &Pointer,
     ) -> Result<&'a Value, PolicyError> {
-        ask.non_blank_argument(path).ok_or_else(|| {
+        input.non_blank_argument(path).ok_or_else(|| {
             PolicyError::new(format!("`{path}` is missing, and the limit depends on it"))
         })
     }
 
     /// Returns the sum of all values at a path.
     fn sum_argument<'a>(
-        ask: &PolicyInput<'a>,
+        input: &PolicyInput<'a>,
         path: &'a Pointer,
     ) -> Result<Decimal, UnusableArgument<'a>> {
-        let values = ask.arguments_at(path);
+        let values = input.arguments_at(path);
         if values.is_empty() {
             return Err(UnusableArgument::missing(path, AMOUNT_DESCRIPTION));
         }
         values.into_iter().try_fold(Decimal::ZERO, |sum, found| {
-            let wrong = |why: String| UnusableArgument {
+            let wrong = |reason: String| UnusableArgument {
                 path,
                 found,
                 expected: AMOUNT_DESCRIPTION,
-                reason: why,
+                reason,
             };
             let amount = found
                 .and_then(decimal_of)
@@ -294,14 +294,17 @@ impl Limit {
     }
 
     /// Returns an argument that names the owner or the currency and is missing.
-    fn find_missing_argument<'a>(&'a self, ask: &PolicyInput<'a>) -> Option<UnusableArgument<'a>> {
+    fn find_missing_argument<'a>(
+        &'a self,
+        input: &PolicyInput<'a>,
+    ) -> Option<UnusableArgument<'a>> {
         let missing = self
             .owner_argument()
             .into_iter()
             .chain(&self.currency)
-            .find(|path| ask.non_blank_argument(path).is_none())?;
+            .find(|path| input.non_blank_argument(path).is_none())?;
         Some(UnusableArgument {
-            found: ask.argument(missing),
+            found: input.argument(missing),
             ..UnusableArgument::missing(missing, "given")
         })
     }
@@ -313,48 +316,53 @@ impl Limit {
     /// yet, the result is a fault.
     fn deny_unusable(
         &self,
-        ask: &PolicyInput<'_>,
+        input: &PolicyInput<'_>,
         wrong: &UnusableArgument<'_>,
     ) -> Result<Verdict, PolicyError> {
-        if ask.is_sketch || !wrong.can_be_corrected(ask.tool) {
+        if input.is_sketch || !wrong.can_be_corrected(input.tool) {
             return Err(PolicyError::new(wrong.reason.clone()));
         }
         let path = wrong.path;
-        let got = wrong
+        let received = wrong
             .found
-            .map_or_else(|| "nothing".to_owned(), |value| ask.display_argument(path, value));
+            .map_or_else(|| "nothing".to_owned(), |value| input.display_argument(path, value));
         let expected = wrong.expected.to_owned();
         let message = format!(
-            "{}: `{path}` must be {expected}, because the limit `{}` depends on it; got {got}",
-            ask.tool.name(),
+            "{}: `{path}` must be {expected}, because the limit `{}` depends on it; got {received}",
+            input.tool.name(),
             self.name
         );
         let mut error = ToolError::from_code(crate::call::error_code::INVALID_ARGUMENTS, message);
-        error.errors.push(FieldError { path: path.to_string(), expected, got, did_you_mean: None });
+        error.errors.push(FieldError {
+            path: path.to_string(),
+            expected,
+            got: received,
+            did_you_mean: None,
+        });
         Ok(Verdict::deny(error))
     }
 
     /// Returns the entity that evidence names, or the fallback argument.
     fn evidence_entity<'a>(
-        ask: &PolicyInput<'a>,
+        input: &PolicyInput<'a>,
         proved: &EvidenceEntity,
     ) -> Result<&'a Value, PolicyError> {
         let (entity, argument) = &proved.entity;
-        let about = Self::require_argument(ask, argument)?;
-        let evidence = ask.evidence_of(&proved.tool, Some((entity, about)), false)?;
+        let about = Self::require_argument(input, argument)?;
+        let evidence = input.evidence_of(&proved.tool, Some((entity, about)), false)?;
         match (evidence, &proved.fallback) {
             // If there is evidence, it must name the owner. The model must not choose the owner.
             (Some(proof), _) => proof
                 .fields
                 .get(proved.field.to_string())
-                .filter(|whose| can_identify_owner(whose))
+                .filter(|owner| can_identify_owner(owner))
                 .ok_or_else(|| {
                     PolicyError::new(format!(
                         "the evidence of `{}` does not name the owner of the limit",
                         proved.tool
                     ))
                 }),
-            (None, Some(path)) => Self::require_argument(ask, path),
+            (None, Some(path)) => Self::require_argument(input, path),
             (None, None) => Err(PolicyError::new(format!(
                 "there is no evidence of `{}` yet that names the owner of the limit",
                 proved.tool
@@ -362,34 +370,34 @@ impl Limit {
         }
     }
 
-    fn is_owner_assumed(&self, ask: &PolicyInput<'_>) -> bool {
+    fn is_owner_assumed(&self, input: &PolicyInput<'_>) -> bool {
         let LimitOwner::EvidenceEntity(proved) = &self.per else { return false };
-        let Some(about) = ask.argument(&proved.entity.1) else { return false };
-        let evidence = ask.evidence_of(&proved.tool, Some((&proved.entity.0, about)), false);
+        let Some(about) = input.argument(&proved.entity.1) else { return false };
+        let evidence = input.evidence_of(&proved.tool, Some((&proved.entity.0, about)), false);
         matches!(evidence, Ok(Some(proof)) if proof.origin == EvidenceOrigin::Assumed)
     }
 
     /// Returns the name of the counter that a call is charged to.
-    pub(super) fn counter(&self, ask: &PolicyInput<'_>) -> Result<String, PolicyError> {
-        let whose = match &self.per {
+    pub(super) fn counter(&self, input: &PolicyInput<'_>) -> Result<String, PolicyError> {
+        let owner = match &self.per {
             LimitOwner::Session => {
-                format!("session\u{1f}{}\u{1f}{}", ask.key.principal, ask.key.session)
+                format!("session\u{1f}{}\u{1f}{}", input.key.principal, input.key.session)
             }
-            LimitOwner::Principal => format!("principal\u{1f}{}", ask.key.principal),
+            LimitOwner::Principal => format!("principal\u{1f}{}", input.key.principal),
             LimitOwner::Entity(path) => {
-                with_canonical_text(Self::require_argument(ask, path)?, |value| {
+                with_canonical_text(Self::require_argument(input, path)?, |value| {
                     format!("entity\u{1f}{value}")
                 })
             }
             LimitOwner::EvidenceEntity(proved) => {
-                with_canonical_text(Self::evidence_entity(ask, proved)?, |value| {
+                with_canonical_text(Self::evidence_entity(input, proved)?, |value| {
                     format!("entity\u{1f}{value}")
                 })
             }
         };
         let currency = match &self.currency {
             // All spellings of a currency code share one counter.
-            Some(path) => match Self::require_argument(ask, path)? {
+            Some(path) => match Self::require_argument(input, path)? {
                 Value::String(code) => with_canonical_text(
                     &Value::String(code.trim().to_ascii_uppercase()),
                     str::to_owned,
@@ -398,7 +406,10 @@ impl Limit {
             },
             None => String::new(),
         };
-        Ok(format!("limit\u{1f}{}\u{1f}{}\u{1f}{whose}\u{1f}{currency}", ask.key.agent, self.name))
+        Ok(format!(
+            "limit\u{1f}{}\u{1f}{}\u{1f}{owner}\u{1f}{currency}",
+            input.key.agent, self.name
+        ))
     }
 }
 
@@ -478,19 +489,19 @@ impl Policy for Limit {
         definition::definition("limit", &self.definition_parts())
     }
 
-    fn request_facts(&self, ask: &PolicyInput<'_>, needs: &mut FactRequest) {
+    fn request_facts(&self, input: &PolicyInput<'_>, needs: &mut FactRequest) {
         if let LimitOwner::EvidenceEntity(proved) = &self.per
-            && let Some(about) = ask.argument(&proved.entity.1)
+            && let Some(about) = input.argument(&proved.entity.1)
         {
             needs.evidence_of(&proved.tool, Some((&proved.entity.0, about)), false);
         }
     }
 
-    fn suggest_prerequisites(&self, ask: &PolicyInput<'_>) -> Option<Vec<Prerequisite>> {
+    fn suggest_prerequisites(&self, input: &PolicyInput<'_>) -> Option<Vec<Prerequisite>> {
         let LimitOwner::EvidenceEntity(proved) = &self.per else { return None };
         let (entity, argument) = &proved.entity;
-        let about = (Arc::clone(entity), ask.argument(argument)?.clone());
-        let known = ask.evidence_of(&proved.tool, Some((&about.0, &about.1)), false).ok()?;
+        let about = (Arc::clone(entity), input.argument(argument)?.clone());
+        let known = input.evidence_of(&proved.tool, Some((&about.0, &about.1)), false).ok()?;
         Some(if known.is_some() {
             Vec::new()
         } else {
@@ -502,29 +513,29 @@ impl Policy for Limit {
         })
     }
 
-    fn check(&self, ask: &PolicyInput<'_>) -> Result<Verdict, PolicyError> {
+    fn check(&self, input: &PolicyInput<'_>) -> Result<Verdict, PolicyError> {
         // The owner is known only after the tool has run.
-        if self.is_owner_assumed(ask) {
+        if self.is_owner_assumed(input) {
             return Ok(Verdict::allow());
         }
         let amount = match self
             .amount
             .as_ref()
-            .map_or(Ok(Decimal::ONE), |path| Self::sum_argument(ask, path))
+            .map_or(Ok(Decimal::ONE), |path| Self::sum_argument(input, path))
         {
             Ok(amount) => amount,
-            Err(wrong) => return self.deny_unusable(ask, &wrong),
+            Err(wrong) => return self.deny_unusable(input, &wrong),
         };
-        if let Some(wrong) = self.find_missing_argument(ask) {
-            return self.deny_unusable(ask, &wrong);
+        if let Some(wrong) = self.find_missing_argument(input) {
+            return self.deny_unusable(input, &wrong);
         }
-        ask.record_check(|| {
-            let secret = self.amount.as_ref().is_some_and(|path| ask.is_secret(path));
+        input.record_check(|| {
+            let secret = self.amount.as_ref().is_some_and(|path| input.is_secret(path));
             let found = if secret { "(hidden)".to_owned() } else { format!("{amount} more") };
             RuleCheck { what: format!("at most {}", self.max), found, holds: amount <= self.max }
         });
         let charge = Charge {
-            counter: self.counter(ask)?,
+            counter: self.counter(input)?,
             amount,
             cap: self.max,
             window: self.window,

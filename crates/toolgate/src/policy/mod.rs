@@ -59,8 +59,8 @@ pub struct PolicyError(pub String);
 
 impl PolicyError {
     /// Creates a fault with a message for the operator.
-    pub fn new(why: impl Into<String>) -> Self {
-        Self(why.into())
+    pub fn new(reason: impl Into<String>) -> Self {
+        Self(reason.into())
     }
 }
 
@@ -217,8 +217,8 @@ pub struct SuccessfulCall<'a> {
 /// impl Policy for OfficeHours {
 ///     fn name(&self) -> &str { "office_hours" }
 ///     fn governs(&self, tool: &ToolSpec) -> bool { tool.name() == "call_customer" }
-///     fn check(&self, ask: &PolicyInput<'_>) -> Result<Verdict, PolicyError> {
-///         let hour = ask.facts.now.to_zoned(jiff::tz::TimeZone::UTC).hour();
+///     fn check(&self, input: &PolicyInput<'_>) -> Result<Verdict, PolicyError> {
+///         let hour = input.facts.now.to_zoned(jiff::tz::TimeZone::UTC).hour();
 ///         if (8..18).contains(&hour) { return Ok(Verdict::allow()); }
 ///         Ok(Verdict::deny(ToolError::new(ErrorCategory::Business, "office_hours", "Customers are called from 8 to 18 UTC.")))
 ///     }
@@ -277,23 +277,23 @@ pub trait Policy: Send + Sync {
 
     /// Requests the facts that the rule needs.
     ///
-    /// At this point the facts of `ask` contain only the time and the answers of hooks.
-    fn request_facts(&self, ask: &PolicyInput<'_>, needs: &mut FactRequest) {
-        let _ = (ask, needs);
+    /// At this point the facts of `input` contain only the time and the answers of hooks.
+    fn request_facts(&self, input: &PolicyInput<'_>, needs: &mut FactRequest) {
+        let _ = (input, needs);
     }
 
-    /// Decides the call from `ask` alone.
+    /// Decides the call from `input` alone.
     ///
     /// # Errors
     /// Returns a fault if the rule cannot decide; the call is then denied.
-    fn check(&self, ask: &PolicyInput<'_>) -> Result<Verdict, PolicyError>;
+    fn check(&self, input: &PolicyInput<'_>) -> Result<Verdict, PolicyError>;
 
     /// Returns, for a call that this rule has denied, calls that would help.
     ///
     /// Each of them is a step towards an allowed call. An empty list means that no call helps,
     /// `None` that this is unknown.
-    fn suggest_prerequisites(&self, ask: &PolicyInput<'_>) -> Option<Vec<Prerequisite>> {
-        let _ = ask;
+    fn suggest_prerequisites(&self, input: &PolicyInput<'_>) -> Option<Vec<Prerequisite>> {
+        let _ = input;
         None
     }
 
@@ -307,8 +307,8 @@ pub trait Policy: Send + Sync {
     }
 
     /// Observes that a call which this rule allowed has failed and left the session unchanged.
-    fn on_rollback(&self, ask: &PolicyInput<'_>, error: &ToolError) {
-        let _ = (ask, error);
+    fn on_rollback(&self, input: &PolicyInput<'_>, error: &ToolError) {
+        let _ = (input, error);
     }
 }
 

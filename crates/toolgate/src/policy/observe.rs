@@ -58,27 +58,27 @@ impl<P: Policy> Policy for Observe<P> {
         format!("observe {}", self.0.definition())
     }
 
-    fn request_facts(&self, ask: &PolicyInput<'_>, needs: &mut FactRequest) {
-        self.0.request_facts(ask, needs);
+    fn request_facts(&self, input: &PolicyInput<'_>, needs: &mut FactRequest) {
+        self.0.request_facts(input, needs);
     }
 
     fn lookback_window(&self) -> Option<jiff::SignedDuration> {
         self.0.lookback_window()
     }
 
-    fn check(&self, ask: &PolicyInput<'_>) -> Result<Verdict, PolicyError> {
-        self.0.check(ask)
+    fn check(&self, input: &PolicyInput<'_>) -> Result<Verdict, PolicyError> {
+        self.0.check(input)
     }
 
-    fn suggest_prerequisites(&self, ask: &PolicyInput<'_>) -> Option<Vec<Prerequisite>> {
-        self.0.suggest_prerequisites(ask)
+    fn suggest_prerequisites(&self, input: &PolicyInput<'_>) -> Option<Vec<Prerequisite>> {
+        self.0.suggest_prerequisites(input)
     }
 
     fn on_result(&self, done: &SuccessfulCall<'_>) -> Result<Vec<NamedChange>, PolicyError> {
         self.0.on_result(done)
     }
 
-    fn on_rollback(&self, ask: &PolicyInput<'_>, error: &ToolError) {
-        self.0.on_rollback(ask, error);
+    fn on_rollback(&self, input: &PolicyInput<'_>, error: &ToolError) {
+        self.0.on_rollback(input, error);
     }
 }

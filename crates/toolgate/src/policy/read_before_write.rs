@@ -66,9 +66,10 @@ impl ReadBeforeWrite {
             && serde_json::from_value::<Digest>(mark.clone()).is_ok()
     }
 
-    fn guarded_path(&self, ask: &PolicyInput<'_>) -> Option<String> {
-        let pointer = self.guarded_tools.get(ask.tool.name())?;
-        ask.argument(pointer)?
+    fn guarded_path(&self, input: &PolicyInput<'_>) -> Option<String> {
+        let pointer = self.guarded_tools.get(input.tool.name())?;
+        input
+            .argument(pointer)?
             .as_str()
             .map(|path| normalize_path(path).unwrap_or_else(|_| path.to_owned()))
     }
@@ -99,9 +100,9 @@ impl Policy for ReadBeforeWrite {
             let field = format!("guard.{tool}");
             problems.extend(check_tool_name(&field, tool, tools));
             problems.extend(check_single_value(&field, path));
-            let own: Vec<&ToolSpec> =
+            let governed: Vec<&ToolSpec> =
                 tools.iter().copied().filter(|spec| **tool == *spec.name()).collect();
-            problems.extend(check_lookup_key(&field, path, &own));
+            problems.extend(check_lookup_key(&field, path, &governed));
             problems.extend(
                 ToolNames::new([&**tool])
                     .check_arguments(tools, [(field.clone(), path)].into_iter()),
@@ -138,39 +139,40 @@ impl Policy for ReadBeforeWrite {
         true
     }
 
-    fn request_facts(&self, ask: &PolicyInput<'_>, needs: &mut FactRequest) {
-        if let Some(path) = self.guarded_path(ask) {
+    fn request_facts(&self, input: &PolicyInput<'_>, needs: &mut FactRequest) {
+        if let Some(path) = self.guarded_path(input) {
             needs.marks.push(mark_name(&path));
             needs.files.push(path);
         }
     }
 
-    fn check(&self, ask: &PolicyInput<'_>) -> Result<Verdict, PolicyError> {
-        let path = self.guarded_path(ask).ok_or_else(|| {
-            PolicyError::new(format!("the call of `{}` has no path to write", ask.tool.name()))
+    fn check(&self, input: &PolicyInput<'_>) -> Result<Verdict, PolicyError> {
+        let path = self.guarded_path(input).ok_or_else(|| {
+            PolicyError::new(format!("the call of `{}` has no path to write", input.tool.name()))
         })?;
-        let seen: Option<Digest> =
-            ask.mark(&mark_name(&path))?.and_then(|seen| serde_json::from_value(seen.clone()).ok());
+        let seen: Option<Digest> = input
+            .mark(&mark_name(&path))?
+            .and_then(|seen| serde_json::from_value(seen.clone()).ok());
         let deny = |code, message| Ok(Verdict::deny(ToolError::from_code(code, message)));
-        ask.record_check(|| RuleCheck {
+        input.record_check(|| RuleCheck {
             what: format!("`{path}` was read in this session and is unchanged, or is new"),
-            found: match (ask.file(&path), seen.is_some()) {
+            found: match (input.file(&path), seen.is_some()) {
                 (Ok(FileFact::Absent), _) => "new file".to_owned(),
                 (Ok(FileFact::Present(_)), false) => "exists, but was not read".to_owned(),
                 (Ok(FileFact::Present(now)), true) => {
                     if seen == Some(*now) { "read, unchanged" } else { "read, but changed since" }
                         .to_owned()
                 }
-                (Ok(FileFact::Unreadable(why)), _) => why.clone(),
+                (Ok(FileFact::Unreadable(reason)), _) => reason.clone(),
                 (Err(fault), _) => fault.to_string(),
             },
-            holds: matches!(ask.file(&path), Ok(FileFact::Absent))
-                || matches!(ask.file(&path), Ok(FileFact::Present(now)) if seen == Some(*now)),
+            holds: matches!(input.file(&path), Ok(FileFact::Absent))
+                || matches!(input.file(&path), Ok(FileFact::Present(now)) if seen == Some(*now)),
         });
-        let expects = match (ask.file(&path)?, seen) {
+        let expectation = match (input.file(&path)?, seen) {
             (FileFact::Absent, _) => FileExpectation::Absent(path),
-            (FileFact::Unreadable(why), _) => {
-                return Err(PolicyError::new(format!("cannot read `{path}`: {why}")));
+            (FileFact::Unreadable(reason), _) => {
+                return Err(PolicyError::new(format!("cannot read `{path}`: {reason}")));
             }
             (FileFact::Present(_), None) => {
                 return deny(
@@ -191,14 +193,14 @@ impl Policy for ReadBeforeWrite {
             (FileFact::Present(now), Some(_)) => FileExpectation::Unchanged(path, *now),
         };
         Ok(Verdict::Allow(Obligations {
-            file_expectations: vec![expects],
+            file_expectations: vec![expectation],
             ..Obligations::default()
         }))
     }
 
-    fn suggest_prerequisites(&self, ask: &PolicyInput<'_>) -> Option<Vec<Prerequisite>> {
-        let path = self.guarded_path(ask)?;
-        let Ok(FileFact::Present(now)) = ask.file(&path) else { return None };
+    fn suggest_prerequisites(&self, input: &PolicyInput<'_>) -> Option<Vec<Prerequisite>> {
+        let path = self.guarded_path(input)?;
+        let Ok(FileFact::Present(now)) = input.file(&path) else { return None };
         let arguments = [("path".to_owned(), Value::String(path.clone()))].into_iter().collect();
         let marks = vec![(Arc::from(mark_name(&path)), Some(now.to_string().into()))];
         Some(vec![Prerequisite {

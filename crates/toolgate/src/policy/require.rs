@@ -60,10 +60,10 @@ impl Require {
         any_of: impl IntoIterator<Item = &'a str>,
     ) -> Self {
         let any_of = ToolNames::new(any_of);
-        let wanted = any_of.iter().map(|tool| format!("`{tool}`")).collect::<Vec<_>>().join(" or ");
+        let names = any_of.iter().map(|tool| format!("`{tool}`")).collect::<Vec<_>>().join(" or ");
         let refusal = RuleDenial {
             code: crate::call::error_code::PREREQUISITE_MISSING.to_owned(),
-            ..RuleDenial::new(name, format!("{wanted} must have succeeded first in this session"))
+            ..RuleDenial::new(name, format!("{names} must have succeeded first in this session"))
         };
         Self {
             name: name.to_owned(),
@@ -142,20 +142,20 @@ impl Require {
 
     fn required_entity<'a>(
         &'a self,
-        ask: &PolicyInput<'a>,
+        input: &PolicyInput<'a>,
     ) -> Result<Option<(&'a Arc<str>, &'a Value)>, PolicyError> {
         let Some((name, path)) = &self.same else { return Ok(None) };
-        let value = ask.non_blank_argument(path).ok_or_else(|| {
+        let value = input.non_blank_argument(path).ok_or_else(|| {
             PolicyError::new(format!("cannot compare `{path}`: the argument is missing"))
         })?;
         Ok(Some((name, value)))
     }
 
-    fn is_fresh(&self, proof: &Evidence, ask: &PolicyInput<'_>) -> bool {
-        let age = ask.facts.now.duration_since(proof.at);
+    fn is_fresh(&self, proof: &Evidence, input: &PolicyInput<'_>) -> bool {
+        let age = input.facts.now.duration_since(proof.at);
         // Evidence from the future (the clock went back) is not fresh.
         let fresh = self.max_age.is_none_or(|within| !age.is_negative() && age <= within);
-        ask.record_check(|| RuleCheck {
+        input.record_check(|| RuleCheck {
             what: self.max_age.map_or_else(
                 || format!("`{}` succeeded", proof.tool),
                 |w| format!("`{}` succeeded within {w:#}", proof.tool),
@@ -173,48 +173,48 @@ impl Require {
     fn has_required_fields(
         &self,
         proof: &Evidence,
-        ask: &PolicyInput<'_>,
+        input: &PolicyInput<'_>,
     ) -> Result<bool, PolicyError> {
         if proof.origin == EvidenceOrigin::Assumed {
             return Ok(true);
         }
-        for (path, wanted) in &self.fields {
-            let shown = |value: &Value| match wanted {
+        for (path, required) in &self.fields {
+            let display = |value: &Value| match required {
                 RequiredValue::Value(_) => toolgate_text::escape_for_display(&value.to_string()),
-                RequiredValue::Argument(path) => ask.display_argument(path, value),
+                RequiredValue::Argument(path) => input.display_argument(path, value),
             };
-            let wanted = match wanted {
+            let value = match required {
                 RequiredValue::Value(value) => Some(value),
                 RequiredValue::Argument(path) => {
-                    ask.argument(path).filter(|value| !value.is_null())
+                    input.argument(path).filter(|value| !value.is_null())
                 }
             };
             // A value that is missing or null on both sides does not count as equal.
             let found = proof.fields.get(path);
-            let holds = wanted.is_some() && found == wanted;
-            ask.record_check(|| RuleCheck {
+            let holds = value.is_some() && found == value;
+            input.record_check(|| RuleCheck {
                 what: format!(
                     "{path} of `{}` is {}",
                     proof.tool,
-                    wanted.map_or_else(|| "nothing".to_owned(), shown)
+                    value.map_or_else(|| "nothing".to_owned(), display)
                 ),
-                found: found.map_or_else(|| "nothing".to_owned(), shown),
+                found: found.map_or_else(|| "nothing".to_owned(), display),
                 holds,
             });
             if !holds {
                 return Ok(false);
             }
         }
-        self.when.as_ref().map_or(Ok(true), |when| when.is_true(ask, Some(proof)))
+        self.when.as_ref().map_or(Ok(true), |when| when.is_true(input, Some(proof)))
     }
 
     fn find_evidence<'a>(
         &'a self,
-        ask: &PolicyInput<'a>,
+        input: &PolicyInput<'a>,
         tool: &str,
     ) -> Result<Option<&'a Evidence>, PolicyError> {
-        let about = self.required_entity(ask)?;
-        ask.evidence_of(tool, about.map(|(name, value)| (&**name, value)), self.accepts_reported)
+        let about = self.required_entity(input)?;
+        input.evidence_of(tool, about.map(|(name, value)| (&**name, value)), self.accepts_reported)
     }
 }
 
@@ -236,7 +236,7 @@ impl Policy for Require {
         problems.extend(self.any_of.check_names("any_of", tools));
         problems.extend(self.applies_if.iter().flat_map(|only| only.check_conditions(tools)));
         let same = self.same.iter().map(|(entity, path)| (format!("same.{entity}"), path));
-        let compared = self.fields.iter().filter_map(|(field, wanted)| match wanted {
+        let compared = self.fields.iter().filter_map(|(field, required)| match required {
             RequiredValue::Argument(path) => Some((format!("fields.{field}"), path)),
             RequiredValue::Value(_) => None,
         });
@@ -260,9 +260,9 @@ impl Policy for Require {
             if let Some((entity, _)) = &self.same {
                 problems.extend(source.check_entity(&format!("same.{entity}"), entity));
             }
-            for (path, wanted) in &self.fields {
+            for (path, required) in &self.fields {
                 let (field, path) = (format!("fields.{path}"), Pointer::from(path.as_str()));
-                let never = || match wanted {
+                let never = || match required {
                     RequiredValue::Value(value) => {
                         check_evidence_satisfiable(&field, &path, value, source)
                     }
@@ -307,7 +307,7 @@ impl Policy for Require {
     }
 
     fn definition(&self) -> String {
-        let field = |(name, wanted): &(String, RequiredValue)| match wanted {
+        let field = |(name, required): &(String, RequiredValue)| match required {
             RequiredValue::Value(value) => json!({ "field": name, "value": value }),
             RequiredValue::Argument(path) => json!({ "field": name, "argument": path.to_string() }),
         };
@@ -326,34 +326,34 @@ impl Policy for Require {
         definition::definition("require", &parts)
     }
 
-    fn request_facts(&self, ask: &PolicyInput<'_>, needs: &mut FactRequest) {
+    fn request_facts(&self, input: &PolicyInput<'_>, needs: &mut FactRequest) {
         if let Some(only) = &self.applies_if {
-            only.request_facts(ask, needs);
+            only.request_facts(input, needs);
         }
-        let Ok(about) = self.required_entity(ask) else { return };
+        let Ok(about) = self.required_entity(input) else { return };
         for tool in self.any_of.iter() {
             needs.evidence_of(tool, about, self.accepts_reported);
         }
         if let Some(when) = &self.when {
-            when.request_facts(ask, needs);
+            when.request_facts(input, needs);
         }
     }
 
-    fn check(&self, ask: &PolicyInput<'_>) -> Result<Verdict, PolicyError> {
+    fn check(&self, input: &PolicyInput<'_>) -> Result<Verdict, PolicyError> {
         if let Some(only) = &self.applies_if
-            && only.match_conditions(ask)?.is_none()
+            && only.match_conditions(input)?.is_none()
         {
             return Ok(Verdict::allow());
         }
         for tool in self.any_of.iter() {
-            match self.find_evidence(ask, tool)? {
+            match self.find_evidence(input, tool)? {
                 Some(proof)
-                    if self.is_fresh(proof, ask) && self.has_required_fields(proof, ask)? =>
+                    if self.is_fresh(proof, input) && self.has_required_fields(proof, input)? =>
                 {
                     return Ok(Verdict::allow());
                 }
                 Some(_) => {}
-                None => ask.record_check(|| RuleCheck {
+                None => input.record_check(|| RuleCheck {
                     what: format!(
                         "`{tool}` succeeded{}",
                         self.same.as_ref().map_or_else(String::new, |(entity, _)| format!(
@@ -368,11 +368,11 @@ impl Policy for Require {
         Ok(Verdict::deny(self.refusal.to_error()))
     }
 
-    fn suggest_prerequisites(&self, ask: &PolicyInput<'_>) -> Option<Vec<Prerequisite>> {
-        let about = self.required_entity(ask).ok()?;
-        let helps = |tool: &&Arc<str>| match self.find_evidence(ask, tool) {
+    fn suggest_prerequisites(&self, input: &PolicyInput<'_>) -> Option<Vec<Prerequisite>> {
+        let about = self.required_entity(input).ok()?;
+        let can_help = |tool: &&Arc<str>| match self.find_evidence(input, tool) {
             // Fresh evidence with other fields exists, so repeating the call would not help.
-            Ok(Some(proof)) => !self.is_fresh(proof, ask),
+            Ok(Some(proof)) => !self.is_fresh(proof, input),
             Ok(None) => true,
             Err(_) => false,
         };
@@ -382,7 +382,7 @@ impl Policy for Require {
             about: about.clone(),
             ..Prerequisite::default()
         };
-        let remedies: Vec<Prerequisite> = self.any_of.iter().filter(helps).map(remedy).collect();
+        let remedies: Vec<Prerequisite> = self.any_of.iter().filter(can_help).map(remedy).collect();
         // If all evidence is fresh, the answer may still change later, so the help is unknown.
         (!remedies.is_empty()).then_some(remedies)
     }

@@ -89,10 +89,10 @@ impl Sequence {
     }
 
     /// Returns the tools that must still succeed first.
-    fn missing_tools(&self, ask: &PolicyInput<'_>) -> Result<Vec<&Arc<str>>, PolicyError> {
+    fn missing_tools(&self, input: &PolicyInput<'_>) -> Result<Vec<&Arc<str>>, PolicyError> {
         let mut missing = Vec::new();
-        for first in self.direct_prerequisites(ask.tool.name()) {
-            if ask.evidence_of(first, None, self.accepts_reported)?.is_none() {
+        for first in self.direct_prerequisites(input.tool.name()) {
+            if input.evidence_of(first, None, self.accepts_reported)?.is_none() {
                 missing.push(first);
             }
         }
@@ -110,14 +110,14 @@ impl Policy for Sequence {
     }
 
     fn problems(&self, tools: &[&ToolSpec]) -> Vec<Diagnostic> {
-        let circle = self.check_acyclic().err().map(|PrerequisiteCycle(tools)| {
+        let cycle = self.check_acyclic().err().map(|PrerequisiteCycle(tools)| {
             Diagnostic::at_field(
                 "after",
                 format!("the requirements form a cycle: {}", tools.join(" needs ")),
             )
             .with_help("remove one of these requirements")
         });
-        let mut problems: Vec<Diagnostic> = circle.into_iter().collect();
+        let mut problems: Vec<Diagnostic> = cycle.into_iter().collect();
         if self.prerequisites.is_empty() {
             problems.push(
                 Diagnostic::at_field("after", "the rule names no tool, so it never applies")
@@ -169,17 +169,17 @@ impl Policy for Sequence {
         definition::definition("sequence", &parts)
     }
 
-    fn request_facts(&self, ask: &PolicyInput<'_>, needs: &mut FactRequest) {
-        for first in self.direct_prerequisites(ask.tool.name()) {
+    fn request_facts(&self, input: &PolicyInput<'_>, needs: &mut FactRequest) {
+        for first in self.direct_prerequisites(input.tool.name()) {
             needs.evidence_of(first, None, self.accepts_reported);
         }
     }
 
-    fn check(&self, ask: &PolicyInput<'_>) -> Result<Verdict, PolicyError> {
-        let tool = ask.tool.name();
-        let missing = self.missing_tools(ask)?;
+    fn check(&self, input: &PolicyInput<'_>) -> Result<Verdict, PolicyError> {
+        let tool = input.tool.name();
+        let missing = self.missing_tools(input)?;
         for first in self.direct_prerequisites(tool) {
-            ask.record_check(|| RuleCheck {
+            input.record_check(|| RuleCheck {
                 what: format!("`{first}` succeeded"),
                 found: if missing.contains(&first) { "never in this session" } else { "yes" }
                     .to_owned(),
@@ -195,8 +195,8 @@ impl Policy for Sequence {
         Ok(Verdict::deny(ToolError::from_code(error_code::PREREQUISITE_MISSING, message)))
     }
 
-    fn suggest_prerequisites(&self, ask: &PolicyInput<'_>) -> Option<Vec<Prerequisite>> {
-        let missing = self.missing_tools(ask).ok()?;
+    fn suggest_prerequisites(&self, input: &PolicyInput<'_>) -> Option<Vec<Prerequisite>> {
+        let missing = self.missing_tools(input).ok()?;
         Some(
             missing
                 .into_iter()

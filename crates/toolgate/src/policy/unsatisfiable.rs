@@ -27,10 +27,10 @@ pub(crate) fn check_satisfiable(
     let kinds: Option<Vec<CelType>> =
         governed.iter().map(|tool| argument_type(tool, path)).collect();
     let (Some(kinds), Some(tool)) = (kinds, governed.first()) else { return Vec::new() };
-    let told = |part: &str, what: &str| {
+    let problem_for = |part: &str, value: &str| {
         let problem = Diagnostic::at_field(
             format!("{field}.{part}"),
-            format!("`{path}` of `{}` is never {what}", tool.name()),
+            format!("`{path}` of `{}` is never {value}", tool.name()),
         );
         let allowed = kinds.first().map(describe_allowed_values).unwrap_or_default();
         problem
@@ -41,12 +41,12 @@ pub(crate) fn check_satisfiable(
     match condition {
         // Check each value on its own, because a single one may be misspelled.
         Condition::In(values) => {
-            let vain = values
+            let impossible = values
                 .iter()
                 .enumerate()
                 .filter(|(_, value)| !kinds.iter().any(|kind| can_have_value(kind, value)));
-            let one = |(index, value): (usize, &Value)| {
-                let problem = told(&format!("in.{index}"), &value.to_string());
+            let explain = |(index, value): (usize, &Value)| {
+                let problem = problem_for(&format!("in.{index}"), &value.to_string());
                 match (value, kinds.first()) {
                     (Value::String(text), Some(CelType::Text(Some(known)))) => {
                         problem.with_suggestion(text, known.iter())
@@ -54,10 +54,10 @@ pub(crate) fn check_satisfiable(
                     _ => problem,
                 }
             };
-            vain.map(one).collect()
+            impossible.map(explain).collect()
         }
         other if kinds.iter().all(|kind| is_excluded(kind, other)) => {
-            vec![told(condition_key(other), &other.describe())]
+            vec![problem_for(condition_key(other), &other.describe())]
         }
         _ => Vec::new(),
     }
@@ -67,29 +67,29 @@ pub(crate) fn check_satisfiable(
 pub(crate) fn check_evidence_satisfiable(
     field: &str,
     path: &Pointer,
-    wanted: &Value,
+    required: &Value,
     source: &ToolSpec,
 ) -> Option<Diagnostic> {
     let root = source.output_schema()?;
-    let told = |what: &str| {
+    let problem_for = |value: &str| {
         let problem = Diagnostic::at_field(
             field,
-            format!("`{path}` in a result of `{}` is never {what}", source.name()),
+            format!("`{path}` in a result of `{}` is never {value}", source.name()),
         );
         problem.into_warning().with_lint_code(NEVER_TRUE_LINT)
     };
     match lookup_schema(root, ExtraArguments::Pass, path) {
         SchemaLookup::Open => None,
         SchemaLookup::Missing(..) => {
-            Some(told("there").with_help("the output schema does not allow this field"))
+            Some(problem_for("there").with_help("the output schema does not allow this field"))
         }
         SchemaLookup::Known(schema) => {
             let kind = type_of_schema(schema, root, ExtraArguments::Pass);
             let never = || {
-                told(&wanted.to_string())
+                problem_for(&required.to_string())
                     .with_help(format!("allowed by the schema: {}", describe_allowed_values(&kind)))
             };
-            (!can_have_value(&kind, wanted)).then(never)
+            (!can_have_value(&kind, required)).then(never)
         }
     }
 }

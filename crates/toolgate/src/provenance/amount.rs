@@ -27,8 +27,8 @@ fn parse_amount(text: &str, point: char) -> Option<String> {
     }
     let plain: String = trim_punctuation(text.trim()).nfkd().map(to_ascii_digit).collect();
     let (start, end) = (plain.find(is_digit)?, plain.rfind(is_digit)? + 1);
-    let is_sign = |beside: Option<&str>| {
-        beside.is_some_and(|beside| beside.chars().count() <= MAX_CURRENCY_SIGN_CHARS)
+    let is_sign = |affix: Option<&str>| {
+        affix.is_some_and(|affix| affix.chars().count() <= MAX_CURRENCY_SIGN_CHARS)
     };
     if !is_sign(plain.get(..start)) || !is_sign(plain.get(end..)) {
         return None;

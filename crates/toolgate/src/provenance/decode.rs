@@ -114,10 +114,10 @@ fn decode_entities(text: &str) -> Option<String> {
         let zero = (digits == 0 && code.len() < long).then_some(0);
         let number = zero.or_else(|| u32::from_str_radix(code.get(..digits)?, base).ok());
         match (number.and_then(char::from_u32), code.get(digits..)) {
-            (Some(c), Some(behind)) => {
+            (Some(c), Some(after)) => {
                 decoded.push(c);
                 any = true;
-                rest = behind.strip_prefix(';').unwrap_or(behind);
+                rest = after.strip_prefix(';').unwrap_or(after);
             }
             _ => {
                 decoded.push_str("&#");

@@ -260,7 +260,7 @@ impl Fingerprints {
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = (u64, bool)> {
-        self.entries.iter().map(|(print, whole)| (*print, *whole))
+        self.entries.iter().map(|(print, is_whole)| (*print, *is_whole))
     }
 
     pub(crate) fn get(&self, print: u64) -> Option<bool> {
@@ -296,9 +296,9 @@ impl Fingerprints {
                 return;
             }
             self.budget -= text.len();
-            let whole = fold_text(&text);
-            if whole.chars().count() <= 4 * MAX_SPLIT_CHARS {
-                self.insert_folded(&whole);
+            let folded = fold_text(&text);
+            if folded.chars().count() <= 4 * MAX_SPLIT_CHARS {
+                self.insert_folded(&folded);
             }
             visit_words(&text, &mut |word| self.insert_word(word));
             visit_amounts(&text, &mut |number| self.insert_folded(number));
@@ -382,29 +382,29 @@ pub(crate) fn is_composed_of_known(
             found = found || (number.len() >= 6 && known(fingerprint(number)) == Some(true))
         });
         // An address inside a longer text counts, too.
-        let mut look_through = |text: &str| {
+        let mut search_text = |text: &str| {
             visit_words(text, &mut |word| {
-                let telling = word.contains(['@', '/', '\\', '.', ':', '='])
+                let is_significant = word.contains(['@', '/', '\\', '.', ':', '='])
                     || word.chars().filter(|c| c.is_numeric()).count() >= MIN_NUMBER_DIGITS;
                 let is_known = |reading: String| {
                     reading.chars().count() >= 6 && known(fingerprint(&reading)) == Some(true)
                 };
-                let mut look = |part: &str| {
+                let mut search_part = |part: &str| {
                     let plain = strip_mail_tag(part);
                     found = found
                         || folded_forms(part).any(is_known)
                         || plain.is_some_and(|plain| folded_forms(&plain).any(is_known));
                 };
-                if telling {
-                    look(word);
-                    visit_parts(word, false, &mut look);
-                    visit_hosts(word, &mut look);
+                if is_significant {
+                    search_part(word);
+                    visit_parts(word, false, &mut search_part);
+                    visit_hosts(word, &mut search_part);
                 }
             });
         };
-        look_through(text);
+        search_text(text);
         if let Some(plain) = strip_mail_comments(text) {
-            look_through(&plain);
+            search_text(&plain);
         }
         found
     })
@@ -444,21 +444,23 @@ fn is_sequence_of_known(
         return false;
     }
     // For each end: `None` if it is not reached, or whether the pieces include a significant one.
-    let telling = if shortest < MIN_TEXT_CHARS { MIN_SIGNIFICANT_PIECE_CHARS } else { shortest };
+    let min_significant =
+        if shortest < MIN_TEXT_CHARS { MIN_SIGNIFICANT_PIECE_CHARS } else { shortest };
     let mut reached: Vec<Option<bool>> = vec![None; letters.len() + 1];
     if let Some(start) = reached.first_mut() {
         *start = Some(false);
     }
     for start in 0..letters.len() {
-        let Some(so_far_told) = reached.get(start).copied().flatten() else { continue };
-        let mut so_far = FNV_OFFSET_BASIS;
-        for (taken, c) in letters.iter().skip(start).enumerate() {
-            so_far = hash_char(so_far, *c);
-            if taken + 1 >= shortest
-                && known(so_far)
-                && let Some(end) = reached.get_mut(start + taken + 1)
+        let Some(has_significant) = reached.get(start).copied().flatten() else { continue };
+        let mut hash = FNV_OFFSET_BASIS;
+        for (offset, c) in letters.iter().skip(start).enumerate() {
+            hash = hash_char(hash, *c);
+            if offset + 1 >= shortest
+                && known(hash)
+                && let Some(end) = reached.get_mut(start + offset + 1)
             {
-                *end = Some(end.unwrap_or(false) || so_far_told || taken + 1 >= telling);
+                *end =
+                    Some(end.unwrap_or(false) || has_significant || offset + 1 >= min_significant);
             }
         }
     }
@@ -481,32 +483,32 @@ const MAX_CONSECUTIVE_WORDS: usize = 3;
 /// Visits the exact values in the first words of a text, until `f` returns false.
 ///
 /// These are the whole text, its words, a few consecutive words, and grouped digits.
-pub(crate) fn visit_exact_values(text: &str, most: usize, f: &mut dyn FnMut(&str) -> bool) {
-    let mut go_on = true;
-    let mut one = |part: &str| {
-        visit_exact_forms(part, &mut |form| go_on = go_on && f(form));
-        go_on
+pub(crate) fn visit_exact_values(text: &str, max_words: usize, f: &mut dyn FnMut(&str) -> bool) {
+    let mut must_continue = true;
+    let mut visit = |part: &str| {
+        visit_exact_forms(part, &mut |form| must_continue = must_continue && f(form));
+        must_continue
     };
-    if !one(text) || !one(trim_punctuation(text)) {
+    if !visit(text) || !visit(trim_punctuation(text)) {
         return;
     }
     // The parts between separators are values too: `a@x,b@x`, `Mum<mum@x>`, `{"mail":"mum@x"}`.
     let separators = [',', ';', '<', '>', '(', ')', '[', ']', '{', '}', '"', '|', '`', '\n', '\t'];
-    let apart = text.contains(separators).then(|| text.split(separators)).into_iter().flatten();
-    let mut left = most;
-    for segment in std::iter::once(text).chain(apart) {
-        let words: Vec<&str> = segment.split_whitespace().take(left.min(most)).collect();
-        left = left.saturating_sub(words.len() / 2);
+    let segments = text.contains(separators).then(|| text.split(separators)).into_iter().flatten();
+    let mut remaining = max_words;
+    for segment in std::iter::once(text).chain(segments) {
+        let words: Vec<&str> = segment.split_whitespace().take(remaining.min(max_words)).collect();
+        remaining = remaining.saturating_sub(words.len() / 2);
         for start in 0..words.len() {
             for count in 1..=MAX_VALUE_WORDS {
                 let Some(row) = words.get(start..start + count) else { break };
-                let more = if count <= MAX_CONSECUTIVE_WORDS {
-                    one(trim_punctuation(&row.join(" ")))
+                let continues = if count <= MAX_CONSECUTIVE_WORDS {
+                    visit(trim_punctuation(&row.join(" ")))
                 } else {
                     join_grouped_digits(trim_punctuation(&row.join(" ")))
-                        .is_none_or(|grouped| one(&grouped))
+                        .is_none_or(|grouped| visit(&grouped))
                 };
-                if !more {
+                if !continues {
                     return;
                 }
             }

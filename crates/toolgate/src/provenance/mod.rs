@@ -102,7 +102,7 @@ pub trait ProvenanceStore {
     /// Returns whether a folded fingerprint may be a whole value; `None` if it is not untrusted.
     fn untrusted(&self, print: u64) -> Option<bool>;
     /// Records an untrusted fingerprint.
-    fn set_untrusted(&mut self, print: u64, whole: bool);
+    fn set_untrusted(&mut self, print: u64, is_whole: bool);
     /// Returns the sources that contained exactly this value.
     fn sources(&self, exact: u128) -> Option<Arc<[Arc<str>]>>;
     /// Records the sources that contained exactly this value.
@@ -135,8 +135,8 @@ impl ProvenanceStore for ProvenanceIndex {
     fn untrusted(&self, print: u64) -> Option<bool> {
         self.untrusted.get(&print).copied()
     }
-    fn set_untrusted(&mut self, print: u64, whole: bool) {
-        self.untrusted.insert_mut(print, whole);
+    fn set_untrusted(&mut self, print: u64, is_whole: bool) {
+        self.untrusted.insert_mut(print, is_whole);
     }
     fn sources(&self, exact: u128) -> Option<Arc<[Arc<str>]>> {
         self.trusted.get(&exact).cloned()
@@ -205,14 +205,15 @@ impl ProvenanceUpdate {
         &mut self,
         source: Arc<str>,
         value: &Value,
-        given: &Value,
+        arguments: &Value,
         declared: &DeclaredNameTest<'_>,
     ) {
-        let own = Fingerprints::from_value(given, MAX_WRITTEN_FINGERPRINTS, 1, declared);
-        if own.has_overflowed() {
+        let argument_prints =
+            Fingerprints::from_value(arguments, MAX_WRITTEN_FINGERPRINTS, 1, declared);
+        if argument_prints.has_overflowed() {
             return;
         }
-        let (mut said, mut budget) = (Vec::new(), MAX_RESULT_TEXT_BYTES);
+        let (mut values, mut budget) = (Vec::new(), MAX_RESULT_TEXT_BYTES);
         visit_leaves(value, "", &mut |_, leaf| {
             let text = text_of(leaf);
             // Text beyond the budget is not trusted.
@@ -224,38 +225,38 @@ impl ProvenanceUpdate {
                 &text,
                 crate::provenance::fingerprint::MAX_TRUSTED_WORDS,
                 &mut |part| {
-                    let is_own = |print| own.get(print).is_some();
-                    if !crate::provenance::fingerprint::folded_forms(part)
-                        .any(|reading| crate::provenance::fingerprint::is_echo(&reading, &is_own))
-                    {
+                    let is_argument = |print| argument_prints.get(print).is_some();
+                    if !crate::provenance::fingerprint::folded_forms(part).any(|reading| {
+                        crate::provenance::fingerprint::is_echo(&reading, &is_argument)
+                    }) {
                         let folded = crate::provenance::fingerprint::fold_text(part);
                         let spelling =
                             crate::provenance::fingerprint::written_fingerprint(part, &folded);
                         let pieces = crate::provenance::fingerprint::can_be_grouped_digits(&folded)
                             .then_some(folded);
-                        said.push(SourceValue {
+                        values.push(SourceValue {
                             fingerprint: exact_fingerprint(part),
                             folded_fingerprint: spelling,
                             grouped_digits: pieces,
                         });
                     }
-                    said.len() < MAX_TRUSTED_FINGERPRINTS
+                    values.len() < MAX_TRUSTED_FINGERPRINTS
                 },
             );
         });
-        said.sort_unstable();
-        said.dedup();
-        self.trusted = Some((source, said));
+        values.sort_unstable();
+        values.dedup();
+        self.trusted = Some((source, values));
     }
 
     /// Records the values that the model wrote into a call, without the member names that the tool
     /// declares.
-    pub(crate) fn record_written(&mut self, given: &Value, declared: &DeclaredNameTest<'_>) {
+    pub(crate) fn record_written(&mut self, arguments: &Value, declared: &DeclaredNameTest<'_>) {
         // Include parts of words and decoded forms: a part of an argument is not a new value.
-        let prints = Fingerprints::from_value(given, MAX_WRITTEN_FINGERPRINTS, 1, declared);
+        let prints = Fingerprints::from_value(arguments, MAX_WRITTEN_FINGERPRINTS, 1, declared);
         let (mut written, mut lost): (Vec<u64>, bool) =
             (prints.iter().map(|(print, _)| print).collect(), prints.has_overflowed());
-        let mut one = |text: &str| {
+        let mut add_values = |text: &str| {
             crate::provenance::fingerprint::visit_exact_values(text, usize::MAX, &mut |part| {
                 written.push(crate::provenance::fingerprint::written_fingerprint(
                     part,
@@ -266,10 +267,10 @@ impl ProvenanceUpdate {
             });
         };
         if !prints.has_overflowed() {
-            visit_leaves(given, "", &mut |_, leaf| one(&text_of(leaf)));
-            visit_names(given, "", &mut |place, name| {
+            visit_leaves(arguments, "", &mut |_, leaf| add_values(&text_of(leaf)));
+            visit_names(arguments, "", &mut |place, name| {
                 if !declared(place, name) {
-                    one(name);
+                    add_values(name);
                 }
             });
         }
@@ -298,10 +299,10 @@ impl ProvenanceUpdate {
     pub(crate) fn record_carrier_writes(
         &mut self,
         carriers: impl IntoIterator<Item = TaintCarrier>,
-        kept: bool,
+        is_complete: bool,
     ) {
         self.writes.extend(carriers);
-        self.has_complete_writes = kept;
+        self.has_complete_writes = is_complete;
     }
 }
 
@@ -445,13 +446,13 @@ fn add_untrusted(
     count: &mut usize,
     prints: &Fingerprints,
 ) -> bool {
-    for (print, whole) in prints.iter() {
+    for (print, is_whole) in prints.iter() {
         let known = memory.untrusted(print);
         if known.is_none() && *count >= MAX_UNTRUSTED_FINGERPRINTS {
             return true;
         }
-        if known.is_none_or(|known| whole && !known) {
-            memory.set_untrusted(print, whole);
+        if known.is_none_or(|known| is_whole && !known) {
+            memory.set_untrusted(print, is_whole);
             *count += usize::from(known.is_none());
         }
     }

@@ -8,15 +8,15 @@ const MARK_DIGITS: usize = 32;
 
 /// Finds the marks in a text, in order.
 pub(crate) fn find_marks(text: &str) -> Vec<Range<usize>> {
-    let one = |(start, begins): (usize, &str)| {
-        let digits = start + begins.len();
+    let to_mark = |(start, prefix): (usize, &str)| {
+        let digits = start + prefix.len();
         let end = digits + MARK_DIGITS;
         let is_digit = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
-        let whole = text.get(digits..end).is_some_and(|all| all.bytes().all(is_digit))
+        let is_complete = text.get(digits..end).is_some_and(|all| all.bytes().all(is_digit))
             && text.get(end..=end) == Some("]");
-        whole.then_some(start..end + 1)
+        is_complete.then_some(start..end + 1)
     };
-    text.match_indices(MARK_PREFIX).filter_map(one).collect()
+    text.match_indices(MARK_PREFIX).filter_map(to_mark).collect()
 }
 
 /// An unescaped text, because a key or message may contain a secret in JSON spelling.
@@ -37,10 +37,10 @@ impl UnescapedText {
         while let Some((before, after)) = rest.split_once('\\') {
             text.push_str(before);
             rest = match parse_escape(after) {
-                Some((meant, behind)) => {
-                    text.push(meant);
-                    from.push((text.len(), written.len() - behind.len()));
-                    behind
+                Some((decoded, after)) => {
+                    text.push(decoded);
+                    from.push((text.len(), written.len() - after.len()));
+                    after
                 }
                 None => {
                     text.push('\\');
@@ -60,17 +60,17 @@ impl UnescapedText {
     fn original_position(&self, place: usize) -> usize {
         let before = self
             .offsets
-            .partition_point(|(own, _)| *own <= place)
+            .partition_point(|(unescaped, _)| *unescaped <= place)
             .checked_sub(1)
             .and_then(|last| self.offsets.get(last));
-        before.map_or(place, |(own, there)| there + (place - own))
+        before.map_or(place, |(unescaped, original)| original + (place - unescaped))
     }
 }
 
 /// Parses the escape after a backslash. Returns the character and the rest.
 fn parse_escape(text: &str) -> Option<(char, &str)> {
     let mut rest = text.chars();
-    let meant = match rest.next()? {
+    let decoded = match rest.next()? {
         same @ ('"' | '\\' | '/') => same,
         'n' => '\n',
         'r' => '\r',
@@ -79,15 +79,15 @@ fn parse_escape(text: &str) -> Option<(char, &str)> {
         'f' => '\u{c}',
         'u' => {
             // Also accepts toolgate's own format, `\u{…}`.
-            let (digits, behind) = match rest.as_str().strip_prefix('{') {
+            let (digits, after) = match rest.as_str().strip_prefix('{') {
                 Some(inner) => inner.split_once('}')?,
                 None => rest.as_str().split_at_checked(4)?,
             };
-            return Some((u32::from_str_radix(digits, 16).ok().and_then(char::from_u32)?, behind));
+            return Some((u32::from_str_radix(digits, 16).ok().and_then(char::from_u32)?, after));
         }
         _ => return None,
     };
-    Some((meant, rest.as_str()))
+    Some((decoded, rest.as_str()))
 }
 
 #[cfg(test)]
@@ -117,7 +117,7 @@ mod tests {
         let written = r#"a \"b\\c\" \u00e4\nd \x"#;
         let plain = UnescapedText::unescape(written).unwrap();
         assert_eq!(plain.text, "a \"b\\c\" ä\nd \\x");
-        for (meant, there) in [
+        for (unescaped, expected) in [
             ("a", "a"),
             ("b\\c", r"b\\c"),
             ("\"b", r#"\"b"#),
@@ -125,11 +125,11 @@ mod tests {
             ("ä\nd", r"\u00e4\nd"),
             ("\\x", r"\x"),
         ] {
-            let start = plain.text.find(meant).unwrap();
+            let start = plain.text.find(unescaped).unwrap();
             assert_eq!(
-                written.get(plain.original_range(&(start..start + meant.len()))),
-                Some(there),
-                "{meant}"
+                written.get(plain.original_range(&(start..start + unescaped.len()))),
+                Some(expected),
+                "{unescaped}"
             );
         }
         assert_eq!(UnescapedText::unescape(r"M\u{fc}ller").unwrap().text, "Müller");

@@ -102,8 +102,8 @@ impl Redactor {
             did_you_mean: field.did_you_mean.map(|text| self.scrub_owned(text)),
         };
         error.code = match error.code {
-            Cow::Owned(theirs) if !ruled => self.scrub_owned(theirs).into(),
-            own => own,
+            Cow::Owned(code) if !ruled => self.scrub_owned(code).into(),
+            code => code,
         };
         error.message = self.scrub_owned(error.message);
         error.errors = error.errors.into_iter().map(field).collect();
@@ -156,7 +156,7 @@ impl Redactor {
                 .map(|(name, mark)| self.scrub_policy_mark(name, mark))
                 .collect(),
             files: self.scrub_map(files, |fact| match fact {
-                FileFact::Unreadable(why) => FileFact::Unreadable(self.scrub_owned(why)),
+                FileFact::Unreadable(reason) => FileFact::Unreadable(self.scrub_owned(reason)),
                 FileFact::Absent | FileFact::Present(_) => fact,
             }),
             origins: self.scrub_map(origins, |known| known),
@@ -173,7 +173,7 @@ impl Redactor {
                 .map(|fact| ObservedVerdict { message: self.scrub_owned(fact.message), ..fact })
                 .collect(),
             turned_away: turned_away.map(|text| self.scrub_owned(text)),
-            paused: paused.map(|(target, why)| (target, self.scrub_owned(why))),
+            paused: paused.map(|(target, reason)| (target, self.scrub_owned(reason))),
             ran: ran.map(|value| self.scrub_value(value)),
             approval: approval.map(|fact| ApprovalFact {
                 answered_by: fact.answered_by.map(|text| self.scrub_owned(text)),
@@ -222,18 +222,22 @@ impl Redactor {
     }
 
     /// Redacts the keys and values of a map.
-    fn scrub_map<V>(&self, map: BTreeMap<String, V>, one: impl Fn(V) -> V) -> BTreeMap<String, V> {
-        map.into_iter().map(|(name, value)| (self.scrub_owned(name), one(value))).collect()
+    fn scrub_map<V>(
+        &self,
+        map: BTreeMap<String, V>,
+        scrub_value: impl Fn(V) -> V,
+    ) -> BTreeMap<String, V> {
+        map.into_iter().map(|(name, value)| (self.scrub_owned(name), scrub_value(value))).collect()
     }
 
     /// Redacts counters. A limit may count an argument, so a secret amount is replaced by a mark.
     fn scrub_counters(&self, used: Vec<CounterReading>) -> Vec<CounterReading> {
-        let one = |(counter, window, amount): CounterReading| match self
+        let scrub = |(counter, window, amount): CounterReading| match self
             .scrub_text(&amount.to_string())
         {
             Cow::Owned(mark) => (mark, window, Decimal::ZERO),
             Cow::Borrowed(_) => (self.scrub_owned(counter), window, amount),
         };
-        used.into_iter().map(one).collect()
+        used.into_iter().map(scrub).collect()
     }
 }

@@ -76,8 +76,8 @@ pub fn with_single_lines(values: Vec<String>) -> Vec<String> {
             value.lines().map(str::trim).filter(|line| line.len() >= 8 && line.len() < value.len());
         lines.map(str::to_owned).collect()
     };
-    let more: Vec<String> = values.iter().flat_map(lines).collect();
-    values.into_iter().chain(more).collect()
+    let single_lines: Vec<String> = values.iter().flat_map(lines).collect();
+    values.into_iter().chain(single_lines).collect()
 }
 
 /// Returns the length of a prefix that can be sent while the text still grows.
@@ -87,13 +87,15 @@ pub fn safe_prefix_len(values: &[String], text: &str) -> usize {
     let mut known: Vec<&String> = values.iter().filter(|value| value.len() >= 4).collect();
     let cut = text.len()
         - known.iter().map(|value| trailing_prefix_len(value, text, text.len())).max().unwrap_or(0);
-    // Same order as in `without`: the longest value first, and no overlaps.
+    // Same order as in `remove_values`: the longest value first, and no overlaps.
     known.sort_by_key(|value| std::cmp::Reverse(value.len()));
     let (mut from, mut to) = (0, text.len());
     for value in known {
-        let begins = from;
-        for (at, whole) in text.get(begins..to).unwrap_or_default().match_indices(value.as_str()) {
-            let (start, end) = (begins + at, begins + at + whole.len());
+        let search_start = from;
+        for (at, found) in
+            text.get(search_start..to).unwrap_or_default().match_indices(value.as_str())
+        {
+            let (start, end) = (search_start + at, search_start + at + found.len());
             if end <= cut {
                 from = end;
             } else if start >= cut {
@@ -123,14 +125,16 @@ pub(crate) fn remove_values_and_short_words(values: &[String], text: &str) -> St
     let (mut clean, mut rest) = (String::with_capacity(text.len()), text.as_str());
     while let Some(next) = rest.chars().next() {
         let before = text.get(..text.len() - rest.len()).unwrap_or_default();
-        let behind = (1..4).rev().find_map(|end| {
+        let remainder = (1..4).rev().find_map(|end| {
             let (found, after) = rest.split_at_checked(end)?;
-            let ends = short.contains(found)
+            let is_short_value = short.contains(found)
                 || (heads.contains(found) && after.starts_with(TRUNCATION_MARK));
-            (ends && !is_word_continued(before, found) && !is_word_continued(found, after))
-                .then_some(after)
+            (is_short_value
+                && !is_word_continued(before, found)
+                && !is_word_continued(found, after))
+            .then_some(after)
         });
-        rest = match behind {
+        rest = match remainder {
             Some(after) => {
                 clean.push_str("[redacted]");
                 after
@@ -218,8 +222,8 @@ struct SecretMatch {
 
 impl SecretMatch {
     /// Extends the match.
-    fn extend_range(&mut self, more: &Range<usize>) {
-        self.range = self.range.start.min(more.start)..self.range.end.max(more.end);
+    fn extend_range(&mut self, added: &Range<usize>) {
+        self.range = self.range.start.min(added.start)..self.range.end.max(added.end);
         self.unescaped = None;
     }
 }
@@ -292,11 +296,11 @@ impl Redactor {
             return text.into();
         }
         let (mut clean, mut end) = (String::with_capacity(text.len()), 0);
-        for SecretMatch { range: place, unescaped: meant } in found {
+        for SecretMatch { range: place, unescaped: secret } in found {
             clean.push_str(text.get(end..place.start).unwrap_or_default());
-            let meant =
-                meant.unwrap_or_else(|| text.get(place.clone()).unwrap_or_default().to_owned());
-            clean.push_str(&self.mark_text(&Value::String(meant)));
+            let secret =
+                secret.unwrap_or_else(|| text.get(place.clone()).unwrap_or_default().to_owned());
+            clean.push_str(&self.mark_text(&Value::String(secret)));
             end = place.end;
         }
         clean.push_str(text.get(end..).unwrap_or_default());
@@ -316,33 +320,35 @@ impl Redactor {
             .map(|place| SecretMatch { range: place, unescaped: None })
             .collect();
         if let Some(plain) = UnescapedText::unescape(text) {
-            let own = |place: Range<usize>| SecretMatch {
+            let in_original = |place: Range<usize>| SecretMatch {
                 unescaped: plain.text.get(place.clone()).map(str::to_owned),
                 range: plain.original_range(&place),
             };
-            found.extend(self.pattern_ranges(&plain.text).map(own));
+            found.extend(self.pattern_ranges(&plain.text).map(in_original));
         }
         if found.is_empty() {
             return found;
         }
         let marks = find_marks(text);
-        let outside = |mut one: SecretMatch| {
-            let first = marks.partition_point(|mark| mark.end <= one.range.start);
-            let behind = marks.partition_point(|mark| mark.start < one.range.end);
-            for mark in marks.get(first..behind).unwrap_or_default() {
-                if mark.start <= one.range.start && one.range.end <= mark.end {
+        let outside = |mut found_match: SecretMatch| {
+            let first = marks.partition_point(|mark| mark.end <= found_match.range.start);
+            let last = marks.partition_point(|mark| mark.start < found_match.range.end);
+            for mark in marks.get(first..last).unwrap_or_default() {
+                if mark.start <= found_match.range.start && found_match.range.end <= mark.end {
                     return None;
                 }
-                one.extend_range(mark);
+                found_match.extend_range(mark);
             }
-            Some(one)
+            Some(found_match)
         };
         found = found.into_iter().filter_map(outside).collect();
-        found.sort_by_key(|one| (one.range.start, one.range.end, one.unescaped.is_some()));
-        found.dedup_by(|next, one| {
-            let overlaps = next.range.start < one.range.end;
-            if overlaps && next.range != one.range {
-                one.extend_range(&next.range);
+        found.sort_by_key(|found_match| {
+            (found_match.range.start, found_match.range.end, found_match.unescaped.is_some())
+        });
+        found.dedup_by(|next, found_match| {
+            let overlaps = next.range.start < found_match.range.end;
+            if overlaps && next.range != found_match.range {
+                found_match.extend_range(&next.range);
             }
             overlaps
         });
@@ -358,8 +364,8 @@ impl Redactor {
         let found = self.find_matches(text.get(..end).unwrap_or_default());
         found
             .iter()
-            .find(|one| one.range.start < at && at < one.range.end)
-            .map_or(at, |one| one.range.start)
+            .find(|found| found.range.start < at && at < found.range.end)
+            .map_or(at, |found| found.range.start)
     }
 
     /// Returns the matches of each pattern. Empty matches are skipped.
@@ -386,8 +392,8 @@ impl Redactor {
     fn mark_text(&self, value: &Value) -> String {
         let mut mac = self.mac.clone();
         mac.update(&to_canonical_bytes(value));
-        let whole = mac.finalize().into_bytes();
-        format!("[redacted {}]", toolgate_json::hex(whole.get(..16).unwrap_or(&whole)))
+        let digest = mac.finalize().into_bytes();
+        format!("[redacted {}]", toolgate_json::hex(digest.get(..16).unwrap_or(&digest)))
     }
 
     /// Returns the document itself if it has no secrets, else a redacted copy.
@@ -459,8 +465,8 @@ mod tests {
             ("", 0),
             ("hhh", 2),
         ];
-        for (text, told) in cases {
-            assert_eq!(safe_prefix_len(&values, text), told, "{text}");
+        for (text, expected) in cases {
+            assert_eq!(safe_prefix_len(&values, text), expected, "{text}");
         }
         assert_eq!(safe_prefix_len(&["abca".to_owned()], "key abca"), 4);
     }
@@ -482,11 +488,11 @@ mod tests {
         for (values, text) in cases {
             let values: Vec<String> = values.iter().map(|value| (*value).to_owned()).collect();
             for (at, _) in text.char_indices() {
-                let (told, rest) = text.split_at(safe_prefix_len(&values, text.get(..at).unwrap()));
+                let (safe, rest) = text.split_at(safe_prefix_len(&values, text.get(..at).unwrap()));
                 assert_eq!(
-                    remove_values(&values, told) + &remove_values(&values, rest),
+                    remove_values(&values, safe) + &remove_values(&values, rest),
                     remove_values(&values, text),
-                    "{text}: {told}"
+                    "{text}: {safe}"
                 );
             }
         }
@@ -527,8 +533,9 @@ mod tests {
     #[test]
     fn numbers_are_removed_like_their_text() {
         let secrets = ["1", "4111", "0.75"].map(str::to_owned);
-        let said = || serde_json::json!({"n": [1, "1", 4111, "no 4111", 41_112, -1, 0.75, true], "4111": null});
-        let long = clean_document(said(), &secrets, |secrets, text| remove_values(secrets, text));
+        let document = || serde_json::json!({"n": [1, "1", 4111, "no 4111", 41_112, -1, 0.75, true], "4111": null});
+        let long =
+            clean_document(document(), &secrets, |secrets, text| remove_values(secrets, text));
         let n = serde_json::json!([
             1,
             "1",
@@ -540,7 +547,7 @@ mod tests {
             true
         ]);
         assert_eq!(long, serde_json::json!({"n": n, "[redacted]": null}));
-        let short = clean_document(said(), &secrets, remove_values_and_short_words);
+        let short = clean_document(document(), &secrets, remove_values_and_short_words);
         let n = serde_json::json!([
             "[redacted]",
             "[redacted]",

@@ -17,7 +17,7 @@ use crate::call::error_code;
 use crate::call::outcome::Outcome;
 use crate::call::{Call, CallId, SessionKey};
 use crate::ledger::row::{Gate, Row};
-use crate::pipeline::gates::hooks::all_dedup_keys;
+use crate::pipeline::gates::claim::all_dedup_keys;
 use crate::pipeline::gates::run::RunResult;
 use crate::pipeline::provenance::MismatchedRun;
 use crate::policy::MissingFactTracker;
@@ -279,23 +279,24 @@ impl BacktestRun {
             return Err("the configuration is unknown".to_owned());
         };
         // A call with effects locks its session, so an open one belongs to the same batch.
-        let before = self.open_calls.values().map(|(open, _)| open).filter(|(passed, trail)| {
-            let spec = &passed.authorization.tool().spec;
-            trail.key == row.key
-                && !trail.is_run_by_client
-                && !spec.external
-                && spec.effect != Effect::Read
-        });
+        let before =
+            self.open_calls.values().map(|(open, _)| open).filter(|(admitted, call_state)| {
+                let spec = &admitted.authorization.tool().spec;
+                call_state.key == row.key
+                    && !call_state.is_run_by_client
+                    && !spec.external
+                    && spec.effect != Effect::Read
+            });
         let taken = before
-            .flat_map(|(passed, trail)| {
-                passed.authorization.tool().revoked_evidence(&trail.arguments, None)
+            .flat_map(|(admitted, call_state)| {
+                admitted.authorization.tool().revoked_evidence(&call_state.arguments, None)
             })
             .collect();
         let (ruling, open) = match theatre.replay_gates(row, taken).await {
             ReplayResult::Decided(ruling, open) => (Ok(ruling), open),
             ReplayResult::Unknown(why, open) => (Err(why), open),
         };
-        let Some((passed, trail)) = open else {
+        let Some((admitted, call_state)) = open else {
             // A rejected call still counts as progress or repetition for the next one.
             if let (Ok(AdmissionDecision::Refused { .. }), Some(asked)) =
                 (&ruling, self.store.counted_digest())
@@ -317,27 +318,27 @@ impl BacktestRun {
                 Failure::business("not_played", "the call is not replayed").effects(effects);
             let _ = theatre
                 .toolgate
-                .settle_call(
-                    passed,
+                .run_settlement_gates(
+                    admitted,
                     RunResult::ended(Err(failure), CallTransaction::default()),
-                    trail,
+                    call_state,
                 )
                 .await;
             return ruling;
         }
         // A call that did not run is assumed to succeed, and a `once` tool would recall it.
         if *was != AdmissionDecision::Admitted
-            && let Some(permit) = passed.authorization.run_permit()
+            && let Some(permit) = admitted.authorization.run_permit()
         {
             let call = Call::new(row.key.clone(), row.tool.to_string(), Value::Null);
             self.store.remember_keys(all_dedup_keys(
                 &call,
                 permit.tool(),
-                trail.requested_digest,
+                call_state.requested_digest,
                 permit,
             ));
         }
-        self.open_calls.insert(row.call, ((passed, trail), row.config));
+        self.open_calls.insert(row.call, ((admitted, call_state), row.config));
         ruling
     }
 
@@ -352,15 +353,16 @@ impl BacktestRun {
                 .await;
             return;
         }
-        let Some(((mut passed, mut trail), config)) = self.open_calls.remove(&row.call) else {
+        let Some(((mut admitted, mut call_state), config)) = self.open_calls.remove(&row.call)
+        else {
             return;
         };
         let Some(theatre) = self.by_config.get(&config) else { return };
         let ran = AdmissionDecision::from_row(row) == AdmissionDecision::Admitted;
-        passed.is_reported = row.facts.reported;
+        admitted.is_reported = row.facts.reported;
         let otherwise =
             row.outcome.error().is_some_and(|error| error.code == error_code::NOT_AS_ADMITTED);
-        passed.mismatched_run = otherwise
+        admitted.mismatched_run = otherwise
             .then(|| MismatchedRun { arguments: row.facts.ran.clone(), result: Value::Null });
         let mut txn = CallTransaction { cost: row.spent, ..CallTransaction::default() };
         let mut empty = false;
@@ -385,14 +387,14 @@ impl BacktestRun {
             _ => Err(Failure::business("not_run_then", "the recorded call did not run")
                 .effects(CallEffects::Done)),
         };
-        trail.facts.watch = MissingFactTracker::default();
+        call_state.facts.watch = MissingFactTracker::default();
         theatre.clock.set(row.ended_at());
         let _ = theatre
             .toolgate
-            .settle_call(
-                passed,
+            .run_settlement_gates(
+                admitted,
                 RunResult { is_empty: empty, ..RunResult::ended(result, txn) },
-                trail,
+                call_state,
             )
             .await;
     }

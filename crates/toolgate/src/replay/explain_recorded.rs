@@ -43,8 +43,12 @@ impl Replay {
             return None;
         }
         let _one = self.0.call_lock.lock().await;
-        let (call, trail, _) = self.0.prepare_call(row);
-        Some(with_recorded_results(self.0.toolgate.explain_with_state(&call, trail).await, row))
+        let (call, mut call_state, _) = self.0.prepare_call(row);
+        call_state.explain = Some(Box::default());
+        Some(with_recorded_results(
+            self.0.toolgate.explain_with_state(&call, call_state).await,
+            row,
+        ))
     }
 }
 
@@ -121,7 +125,7 @@ fn recorded_result(
     }
 }
 
-/// Returns details about a gate that the call has passed.
+/// Returns details about a gate that the call has admitted.
 fn pass_details(note: &GateExplanation, row: &Row) -> Option<String> {
     match note.gate {
         Gate::Hooks => {

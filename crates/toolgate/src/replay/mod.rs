@@ -251,14 +251,14 @@ impl ReplayRuntime {
         let keyed = row.facts.recalled_by == Some(DedupKeyKind::Key)
             || (row.gate == Gate::Claim && row.facts.paused.is_some());
         call.idempotency_key = keyed.then(|| row.call.to_string());
-        let mut trail = CallState::for_explain(&self.toolgate, &call, Some(row.call));
-        trail.facts.watch = watch.clone();
+        let mut call_state = CallState::without_span(&self.toolgate, &call, Some(row.call));
+        call_state.facts.watch = watch.clone();
         // The client ran the recorded call too.
-        trail.is_run_by_client =
+        call_state.is_run_by_client =
             row.facts.reported && AdmissionDecision::from_row(row) == AdmissionDecision::Admitted;
         // Use the recorded home directory. Rows without one use the current home directory.
-        trail.facts.home.clone_from(&row.facts.home);
-        (call, trail, watch)
+        call_state.facts.home.clone_from(&row.facts.home);
+        (call, call_state, watch)
     }
 
     /// Reports whether a redacted tool name in a row may match a tool here.
@@ -270,7 +270,7 @@ impl ReplayRuntime {
     /// Runs the gates before the tool for a recorded call. `taken` is the evidence that earlier
     /// calls of the same batch revoke.
     async fn replay_gates(&self, row: &Row, taken: Vec<Revocation>) -> ReplayResult {
-        let (call, mut trail, watch) = self.prepare_call(row);
+        let (call, mut call_state, watch) = self.prepare_call(row);
         // Unparsable or unread arguments and their size are not recorded.
         let unread = row.arguments.is_null() && row.digest.is_none();
         if unread && row.gate == Gate::Validate {
@@ -297,23 +297,25 @@ impl ReplayRuntime {
         }
         let planned = self.store.state_without(&row.key, taken).await;
         let admitted =
-            Box::pin(self.toolgate.run_admission_gates(&call, &mut trail, planned.as_ref())).await;
+            Box::pin(self.toolgate.run_admission_gates(&call, &mut call_state, planned.as_ref()))
+                .await;
         if unread {
             watch.record_missing(|| UNREAD_ARGUMENTS_REASON.to_owned());
         }
         let ruling = match admitted {
-            Ok(Admission::Admitted(mut passed)) => {
-                passed.session_lock = None;
+            Ok(Admission::Admitted(mut admitted)) => {
+                admitted.session_lock = None;
                 return match watch.missing_fact() {
-                    Some(why) => ReplayResult::Unknown(why, Some((passed, trail))),
-                    None => {
-                        ReplayResult::Decided(AdmissionDecision::Admitted, Some((passed, trail)))
-                    }
+                    Some(why) => ReplayResult::Unknown(why, Some((admitted, call_state))),
+                    None => ReplayResult::Decided(
+                        AdmissionDecision::Admitted,
+                        Some((admitted, call_state)),
+                    ),
                 };
             }
             Ok(Admission::Replay(_)) => AdmissionDecision::Replayed,
             Err(stop) => {
-                let gate = stop.gate.unwrap_or_else(|| trail.gate());
+                let gate = stop.gate.unwrap_or_else(|| call_state.gate());
                 if gate == Gate::Resolve && self.may_match_tool(row) {
                     return ReplayResult::Unknown(
                         "the tool name is redacted, and may match an existing tool".to_owned(),
@@ -331,7 +333,7 @@ impl ReplayRuntime {
                 }
                 AdmissionDecision::Refused {
                     gate,
-                    rule: trail.rule.take(),
+                    rule: call_state.rule.take(),
                     code: stop.error.code.to_string(),
                     message: stop.error.message,
                 }

@@ -217,7 +217,7 @@ impl Store for RecordedStore {
                 );
             }
             *crate::lock(&self.counted_digest) = counts.then_some(enter.digest);
-            let entered = memory
+            let snapshot = memory
                 .open_session(SessionRequest {
                     dedup_keys: &[],
                     lock: None,
@@ -225,11 +225,11 @@ impl Store for RecordedStore {
                     ..enter
                 })
                 .await?;
-            return Ok(entered.map(|entered| {
+            return Ok(snapshot.map(|snapshot| {
                 Box::new(SessionSnapshot {
                     prior_call: recalled,
                     dedup_key_kind: row.facts.recalled_by,
-                    ..*entered
+                    ..*snapshot
                 })
             }));
         }

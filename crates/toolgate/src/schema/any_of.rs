@@ -25,15 +25,15 @@ pub(crate) fn find_intended_form<'e>(
     path: &str,
     forms: &'e [Vec<ValidationError<'static>>],
 ) -> IntendedForm<'e> {
-    let fitting: Vec<&'e FormErrors> = forms
+    let candidates: Vec<&'e FormErrors> = forms
         .iter()
         .map(Vec::as_slice)
         .filter(|form| !form.is_empty() && !form.iter().any(|error| is_type_mismatch(error, path)))
         .collect();
     let tags: Vec<&'e ValidationError<'static>> =
-        fitting.iter().filter_map(|form| find_tag_error(form, path)).collect();
+        candidates.iter().filter_map(|form| find_tag_error(form, path)).collect();
     if let Some(first) = tags.first().copied()
-        && tags.len() == fitting.len()
+        && tags.len() == candidates.len()
         && tags.iter().all(|error| error.instance_path() == first.instance_path())
     {
         return IntendedForm::WrongTag(
@@ -43,10 +43,10 @@ pub(crate) fn find_intended_form<'e>(
     }
     // A form with another tag was not intended, unless all have another tag. Of the rest, prefer
     // the form with the fewest missing names.
-    let untagged: Vec<&'e FormErrors> = fitting
+    let untagged: Vec<&'e FormErrors> = candidates
         .iter()
         .copied()
-        .filter(|form| tags.len() == fitting.len() || find_tag_error(form, path).is_none())
+        .filter(|form| tags.len() == candidates.len() || find_tag_error(form, path).is_none())
         .collect();
     let weight = |form: &FormErrors| {
         (form.iter().filter(|error| matches!(error.kind(), K::Required { .. })).count(), form.len())
@@ -58,23 +58,23 @@ pub(crate) fn find_intended_form<'e>(
         kinds.dedup();
         return IntendedForm::Types(kinds);
     };
-    let near: Vec<&'e FormErrors> =
+    let closest: Vec<&'e FormErrors> =
         untagged.into_iter().filter(|form| weight(form) == least).collect();
-    let lacking: Vec<Vec<String>> =
-        near.iter().filter_map(|form| missing_names(form, path)).collect();
-    let nothing_else = lacking.len() == near.len();
-    let groups = deduplicate(lacking.into_iter());
-    match near.first().copied() {
-        Some(form) if groups.len() < 2 || !nothing_else => IntendedForm::Form(form),
+    let missing: Vec<Vec<String>> =
+        closest.iter().filter_map(|form| missing_names(form, path)).collect();
+    let has_only_missing = missing.len() == closest.len();
+    let groups = deduplicate(missing.into_iter());
+    match closest.first().copied() {
+        Some(form) if groups.len() < 2 || !has_only_missing => IntendedForm::Form(form),
         _ => IntendedForm::MissingNames(groups),
     }
 }
 
 /// Removes duplicates and keeps the order.
-fn deduplicate<T: PartialEq>(things: impl Iterator<Item = T>) -> Vec<T> {
-    things.fold(Vec::new(), |mut all, thing| {
-        if !all.contains(&thing) {
-            all.push(thing);
+fn deduplicate<T: PartialEq>(items: impl Iterator<Item = T>) -> Vec<T> {
+    items.fold(Vec::new(), |mut all, item| {
+        if !all.contains(&item) {
+            all.push(item);
         }
         all
     })
@@ -82,13 +82,12 @@ fn deduplicate<T: PartialEq>(things: impl Iterator<Item = T>) -> Vec<T> {
 
 /// Returns whether the value itself has another type than a form requires.
 fn is_type_mismatch(error: &ValidationError<'_>, path: &str) -> bool {
-    let here = error.instance_path().to_string() == path;
+    let is_at_path = error.instance_path().to_string() == path;
     match error.kind() {
-        K::Type { .. } | K::Constant { .. } | K::Enum { .. } | K::FalseSchema => here,
+        K::Type { .. } | K::Constant { .. } | K::Enum { .. } | K::FalseSchema => is_at_path,
         K::AnyOf { context } | K::OneOfNotValid { context } => {
-            here && context
-                .iter()
-                .all(|form| form.iter().any(|error| is_type_mismatch(error, path)))
+            is_at_path
+                && context.iter().all(|form| form.iter().any(|error| is_type_mismatch(error, path)))
         }
         _ => false,
     }

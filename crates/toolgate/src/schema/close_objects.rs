@@ -53,13 +53,13 @@ pub(crate) fn close_schema(source: &Value) -> Result<Value, String> {
         }
     }
     // A closed schema must not be a part of a composition that adds properties.
-    visit_references(&root, false, &mut |target, adds| {
+    visit_references(&root, false, &mut |target, can_add| {
         let pointer = target.strip_prefix('#').unwrap_or_default();
         let closed_here = |word: &str| {
             schema.pointer(pointer).is_some_and(|s| s.get(word).is_some())
                 && root.pointer(pointer).is_some_and(|s| s.get(word).is_none())
         };
-        if adds
+        if can_add
             && target.starts_with('#')
             && (closed_here("additionalProperties") || closed_here("unevaluatedProperties"))
         {
@@ -79,10 +79,10 @@ pub(crate) fn has_excessive_choices(schema: &Value) -> bool {
         root: &Value,
         choices: usize,
         inside: &mut Vec<String>,
-        looked: &mut usize,
+        visited: &mut usize,
     ) -> bool {
-        *looked += 1;
-        if choices > 2 || *looked > 10_000 {
+        *visited += 1;
+        if choices > 2 || *visited > 10_000 {
             return true;
         }
         match schema {
@@ -97,7 +97,7 @@ pub(crate) fn has_excessive_choices(schema: &Value) -> bool {
                         target.strip_prefix('#').and_then(|pointer| root.pointer(pointer))
                     {
                         inside.push(target.to_owned());
-                        let found = has_deep_choices(referred, root, choices, inside, looked);
+                        let found = has_deep_choices(referred, root, choices, inside, visited);
                         inside.pop();
                         if found {
                             return true;
@@ -113,11 +113,11 @@ pub(crate) fn has_excessive_choices(schema: &Value) -> bool {
                     })
                     .any(|(word, part)| {
                         let choice = usize::from(matches!(word.as_str(), "anyOf" | "oneOf"));
-                        has_deep_choices(part, root, choices + choice, inside, looked)
+                        has_deep_choices(part, root, choices + choice, inside, visited)
                     })
             }
             Value::Array(items) => {
-                items.iter().any(|item| has_deep_choices(item, root, choices, inside, looked))
+                items.iter().any(|item| has_deep_choices(item, root, choices, inside, visited))
             }
             _ => false,
         }
@@ -126,7 +126,7 @@ pub(crate) fn has_excessive_choices(schema: &Value) -> bool {
 }
 
 /// Calls `f` with each reference and whether others may add properties to its target.
-fn visit_references(schema: &Value, adds: bool, f: &mut impl FnMut(&str, bool)) {
+fn visit_references(schema: &Value, can_add: bool, f: &mut impl FnMut(&str, bool)) {
     match schema {
         Value::Object(map) => {
             let company =
@@ -135,13 +135,13 @@ fn visit_references(schema: &Value, adds: bool, f: &mut impl FnMut(&str, bool)) 
                     .any(|word| map.contains_key(*word));
             for word in REFERENCE_KEYWORDS {
                 if let Some(target) = map.get(*word).and_then(Value::as_str) {
-                    f(target, adds || company);
+                    f(target, can_add || company);
                 }
             }
             for (key, item) in map {
                 match (key.as_str(), item) {
                     ("allOf" | "if" | "then" | "else", item) => visit_references(item, true, f),
-                    ("anyOf" | "oneOf", item) => visit_references(item, adds || company, f),
+                    ("anyOf" | "oneOf", item) => visit_references(item, can_add || company, f),
                     ("dependentSchemas", Value::Object(parts)) => {
                         parts.values().for_each(|part| visit_references(part, true, f))
                     }
@@ -149,7 +149,7 @@ fn visit_references(schema: &Value, adds: bool, f: &mut impl FnMut(&str, bool)) 
                 }
             }
         }
-        Value::Array(items) => items.iter().for_each(|item| visit_references(item, adds, f)),
+        Value::Array(items) => items.iter().for_each(|item| visit_references(item, can_add, f)),
         _ => {}
     }
 }
@@ -215,8 +215,8 @@ fn close_inside(schema: &mut Value, root: &Value, others: &[&Value], wrong: &mut
     let Some(map) = schema.as_object_mut() else { return };
     if let Some(Value::Object(members)) = map.get_mut("properties") {
         for (name, member) in members {
-            let said = others.iter().filter_map(|other| other.get("properties")?.get(name));
-            close_member(member, root, &property_schemas(said, root), wrong);
+            let declared = others.iter().filter_map(|other| other.get("properties")?.get(name));
+            close_member(member, root, &property_schemas(declared, root), wrong);
         }
     }
     for word in ["patternProperties", "prefixItems"] {
@@ -224,11 +224,11 @@ fn close_inside(schema: &mut Value, root: &Value, others: &[&Value], wrong: &mut
     }
     if let Some(items) = map.get_mut("items") {
         // With `prefixItems`, `items` only applies to the other items.
-        let said = others
+        let declared = others
             .iter()
             .filter(|other| other.get("prefixItems").is_none())
             .filter_map(|other| other.get("items"));
-        close_member(items, root, &property_schemas(said, root), wrong);
+        close_member(items, root, &property_schemas(declared, root), wrong);
     }
     for word in ["additionalProperties", "unevaluatedProperties", "unevaluatedItems"] {
         if let Some(inner) = map.get_mut(word) {
@@ -242,15 +242,15 @@ fn close_inside(schema: &mut Value, root: &Value, others: &[&Value], wrong: &mut
     }
     // A part that applies only sometimes may still allow other calls, so a conflict is not an error
     // here.
-    let mut now_and_then = None;
+    let mut ignored = None;
     for word in ["anyOf", "oneOf", "dependentSchemas"] {
         subschemas_of(map, word)
             .into_iter()
-            .for_each(|part| close_inside(part, root, &known, &mut now_and_then));
+            .for_each(|part| close_inside(part, root, &known, &mut ignored));
     }
     for word in ["then", "else"] {
         if let Some(part) = map.get_mut(word) {
-            close_inside(part, root, &known, &mut now_and_then);
+            close_inside(part, root, &known, &mut ignored);
         }
     }
     for word in ["$defs", "definitions"] {
@@ -268,12 +268,12 @@ fn subschemas_of<'m>(map: &'m mut Map<String, Value>, word: &str) -> Vec<&'m mut
 }
 
 /// Returns the schemas that declare properties or state which others are allowed.
-fn property_schemas<'s>(said: impl Iterator<Item = &'s Value>, root: &Value) -> Vec<&'s Value> {
-    let speaks = |schema: &&Value| {
+fn property_schemas<'s>(schemas: impl Iterator<Item = &'s Value>, root: &Value) -> Vec<&'s Value> {
+    let restricts = |schema: &&Value| {
         schema.as_object().is_some_and(|map| !is_open_by_default(map))
             || has_declared_properties(schema, root, &mut BTreeSet::new())
     };
-    said.filter(speaks).collect()
+    schemas.filter(restricts).collect()
 }
 
 /// Closes the schema of a member, except for the part that others close.
@@ -286,15 +286,15 @@ fn close_member(member: &mut Value, root: &Value, others: &[&Value], wrong: &mut
     let plain = plain.filter(|map| {
         is_open_by_default(map) && !is_composed(map) && !map.contains_key("patternProperties")
     });
-    let knows = |map: &Map<String, Value>, name: &str| {
+    let declares = |map: &Map<String, Value>, name: &str| {
         map.get("properties").is_some_and(|properties| properties.get(name).is_some())
     };
     for other in plain {
         // A part that forbids a property does not add the property.
         let named = member.get("properties").and_then(Value::as_object).into_iter().flatten();
         let mut names =
-            named.filter(|(_, said)| **said != Value::Bool(false)).map(|(name, _)| name);
-        if let Some(name) = names.find(|name| !knows(other, name)) {
+            named.filter(|(_, schema)| **schema != Value::Bool(false)).map(|(name, _)| name);
+        if let Some(name) = names.find(|name| !declares(other, name)) {
             *wrong = Some(format!(
                 "`{}` is added by a part of the schema to an object that does not declare it; declare it there too, \
                  or set `extra = \"pass\"`",
@@ -425,7 +425,7 @@ mod tests {
             assert!(!is_closed(place), "{place}: {closed}");
         }
         let validator = jsonschema::validator_for(&closed).unwrap();
-        for (value, fits) in [
+        for (value, is_valid) in [
             (json!({"pay": {"kind": "card", "card": {"no": 1}}, "by": {"a": 1}}), true),
             (
                 json!({"pay": {"kind": "card", "card": {"no": 1, "extra": 1}}, "by": {"a": 1}}),
@@ -445,20 +445,20 @@ mod tests {
             ),
             (json!({"pay": {"kind": "iban"}, "to": {"c": 1}, "by": {"b": 1}}), false),
         ] {
-            assert_eq!(validator.is_valid(&value), fits, "{value}");
+            assert_eq!(validator.is_valid(&value), is_valid, "{value}");
         }
         // A property that a part adds to a closed object could never be passed. A part that applies
         // only sometimes allows other calls, and a forbidden property is not added.
         let part = |card: Value| json!({"properties": {"pay": {"properties": {"card": card}}}});
         let pay = json!({"pay": {"properties": {"kind": {}}}});
-        let adds = json!({"properties": pay, "allOf": [part(json!({}))]});
+        let added = json!({"properties": pay, "allOf": [part(json!({}))]});
         assert!(close_schema(&adds).is_err_and(|e| e.contains("`card` is added by a part")));
-        for sometimes in [
+        for conditional in [
             json!({"properties": pay, "if": {}, "then": part(json!({}))}),
             json!({"properties": pay, "oneOf": [part(json!({})), {"required": ["b"]}]}),
             json!({"properties": pay, "allOf": [part(json!(false))]}),
         ] {
-            let closed = close_schema(&sometimes).unwrap();
+            let closed = close_schema(&conditional).unwrap();
             let validator = jsonschema::validator_for(&closed).unwrap();
             assert!(!validator.is_valid(&json!({"pay": {"kind": 1, "extra": 1}})), "{closed}");
         }

@@ -30,19 +30,19 @@ impl MaskedSchema<'_> {
         let declares = |part: &&Value| {
             part.get("properties").is_some_and(|properties| properties.get(name).is_some())
         };
-        let is_told = !self.is_secret(place)
+        let is_visible = !self.is_secret(place)
             || schemas_at(self.schema, &place.to_string()).iter().any(declares);
-        if is_told { name } else { HIDDEN_MASK }
+        if is_visible { name } else { HIDDEN_MASK }
     }
 
     /// Returns a path for a message.
     pub(crate) fn masked_path(&self, path: &str) -> String {
-        let (mut place, mut told) = (Pointer::default(), Pointer::default());
+        let (mut place, mut masked) = (Pointer::default(), Pointer::default());
         for part in Pointer::from(path).parts() {
-            told.push(self.masked_name(&place, part).to_owned());
+            masked.push(self.masked_name(&place, part).to_owned());
             place.push(part.clone());
         }
-        told.to_string()
+        masked.to_string()
     }
 }
 
@@ -67,10 +67,10 @@ pub(crate) fn declaration_test<'s>(
         let names = |part: &&Value| {
             part.get("properties").is_some_and(|properties| properties.get(name).is_some())
         };
-        let fits = |pattern: &Option<regex::Regex>| {
+        let matches = |pattern: &Option<regex::Regex>| {
             pattern.as_ref().is_none_or(|pattern| pattern.is_match(name))
         };
-        parts.iter().any(names) || patterns.iter().any(fits)
+        parts.iter().any(names) || patterns.iter().any(matches)
     }
 }
 
@@ -99,13 +99,13 @@ pub(crate) fn schemas_at<'s>(schema: &'s Value, place: &str) -> Vec<&'s Value> {
 
 /// Returns the schema for members whose names match a pattern.
 fn pattern_schema<'s>(schema: &'s Value, name: &str) -> Option<&'s Value> {
-    let fits =
+    let matches =
         |pattern: &str| regex::Regex::new(pattern).is_ok_and(|pattern| pattern.is_match(name));
     schema
         .get("patternProperties")?
         .as_object()?
         .iter()
-        .find(|(pattern, _)| fits(pattern))
+        .find(|(pattern, _)| matches(pattern))
         .map(|(_, schema)| schema)
 }
 
@@ -127,13 +127,13 @@ fn composed_parts<'s>(schema: &'s Value, root: &'s Value, depth: usize) -> Vec<&
         .into_iter()
         .filter_map(|word| schema.get(word)?.as_array())
         .flatten();
-    let chosen = ["if", "then", "else"].into_iter().filter_map(|word| schema.get(word));
+    let conditional = ["if", "then", "else"].into_iter().filter_map(|word| schema.get(word));
     let dependent = schema
         .get("dependentSchemas")
         .and_then(Value::as_object)
         .into_iter()
         .flat_map(|map| map.values());
-    for part in branches.chain(chosen).chain(dependent) {
+    for part in branches.chain(conditional).chain(dependent) {
         parts.extend(composed_parts(part, root, depth + 1));
     }
     parts

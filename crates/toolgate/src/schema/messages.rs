@@ -157,7 +157,7 @@ pub(crate) fn explain_errors<'a>(
         mut missing,
         alternatives: mut either,
         mut unknown,
-        incompatible: mut unfit,
+        mut incompatible,
         wrong_values: fields,
     } = found;
     let mut all = Vec::new();
@@ -166,7 +166,7 @@ pub(crate) fn explain_errors<'a>(
         .keys()
         .chain(unknown.keys())
         .chain(either.keys())
-        .chain(unfit.keys())
+        .chain(incompatible.keys())
         .cloned()
         .collect();
     // Messages about the top level already contain the name of the tool.
@@ -175,25 +175,26 @@ pub(crate) fn explain_errors<'a>(
         let absent = missing.remove(&place).unwrap_or_default();
         let extra = unknown.remove(&place).unwrap_or_default();
         explain_names(tool, &known, &place, &absent, &extra, &mut all, &mut sentences);
-        let whose = owner_name(tool, &known.masked_path(&place));
+        let owner = owner_name(tool, &known.masked_path(&place));
         for groups in either.remove(&place).unwrap_or_default() {
-            let wanted = format_alternatives(&groups);
-            sentences.push(format!("{whose} requires {wanted}"));
+            let names = format_alternatives(&groups);
+            sentences.push(format!("{owner} requires {names}"));
             all.push(FieldError {
                 path: place.clone(),
-                expected: format!("required: {wanted}"),
+                expected: format!("required: {names}"),
                 got: "nothing".to_owned(),
                 did_you_mean: None,
             });
         }
-        for name in unfit.remove(&place).unwrap_or_default() {
-            let told = escape_for_display(known.masked_name(&Pointer::from(&*place), &name));
-            sentences
-                .push(format!("{whose} does not accept `{told}` together with the other members"));
+        for name in incompatible.remove(&place).unwrap_or_default() {
+            let shown_name = escape_for_display(known.masked_name(&Pointer::from(&*place), &name));
+            sentences.push(format!(
+                "{owner} does not accept `{shown_name}` together with the other members"
+            ));
             all.push(FieldError {
                 path: member_path(&place, &name),
                 expected: "absent, together with the other members".to_owned(),
-                got: told,
+                got: shown_name,
                 did_you_mean: None,
             });
         }
@@ -406,7 +407,7 @@ fn explain_names(
             _ => String::new(),
         }
     };
-    let takes = if known.is_empty() {
+    let accepted = if known.is_empty() {
         String::new()
     } else {
         format!(
@@ -414,22 +415,23 @@ fn explain_names(
             known.iter().map(|k| format!("`{k}`")).collect::<Vec<_>>().join(", ")
         )
     };
-    let whose = owner_name(tool, &of.masked_path(place));
+    let owner = owner_name(tool, &of.masked_path(place));
     // A name inside of a secret may be the secret, so such names are only counted.
-    let hides = of.is_secret(&Pointer::from(place));
-    if hides && !extra.is_empty() {
+    let is_secret = of.is_secret(&Pointer::from(place));
+    if is_secret && !extra.is_empty() {
         let (path, expected) = (member_path(place, HIDDEN_MASK), "no such argument".to_owned());
         all.push(FieldError { path, expected, got: HIDDEN_MASK.to_owned(), did_you_mean: None });
-        sentences.push(format!("{whose} has {} unknown member(s), not shown{takes}", extra.len()));
+        sentences
+            .push(format!("{owner} has {} unknown member(s), not shown{accepted}", extra.len()));
     }
-    let extra: &[String] = if hides { &[] } else { extra };
-    let mut meant: BTreeMap<&str, &str> = BTreeMap::new();
+    let extra: &[String] = if is_secret { &[] } else { extra };
+    let mut guesses: BTreeMap<&str, &str> = BTreeMap::new();
     for name in extra {
         // A misspelled name probably stands for a missing one, so try those first.
         let guess = find_closest(name, absent.iter().map(String::as_str))
             .or_else(|| find_closest(name, known.iter().copied()));
         if let Some(guess) = guess {
-            meant.insert(name, guess);
+            guesses.insert(name, guess);
         }
         all.push(FieldError {
             path: member_path(place, name),
@@ -438,7 +440,7 @@ fn explain_names(
             did_you_mean: guess.map(str::to_owned),
         });
     }
-    let mut said: Vec<&str> = Vec::new();
+    let mut explained: Vec<&str> = Vec::new();
     for name in absent {
         all.push(FieldError {
             path: format!("{place}/{name}"),
@@ -446,27 +448,27 @@ fn explain_names(
             got: "nothing".to_owned(),
             did_you_mean: None,
         });
-        let misspelt = meant.iter().find(|(_, guess)| **guess == name).map(|(wrong, _)| *wrong);
+        let misspelt = guesses.iter().find(|(_, guess)| **guess == name).map(|(wrong, _)| *wrong);
         sentences.push(match misspelt {
             Some(wrong) => {
-                said.push(wrong);
+                explained.push(wrong);
                 format!(
-                    "{whose} requires `{name}`{}; got `{}`, did you mean `{name}`?",
+                    "{owner} requires `{name}`{}; got `{}`, did you mean `{name}`?",
                     kind(name),
                     escape_for_display(wrong)
                 )
             }
-            None => format!("{whose} requires `{name}`{}, which is missing", kind(name)),
+            None => format!("{owner} requires `{name}`{}, which is missing", kind(name)),
         });
     }
-    for name in extra.iter().filter(|name| !said.contains(&name.as_str())) {
-        let guess = meant
+    for name in extra.iter().filter(|name| !explained.contains(&name.as_str())) {
+        let guess = guesses
             .get(name.as_str())
             .map_or_else(String::new, |guess| format!(", did you mean `{guess}`?"));
         sentences.push(format!(
-            "{whose} has no `{}`{}",
+            "{owner} has no `{}`{}",
             escape_for_display(name),
-            if guess.is_empty() { &takes } else { &guess }
+            if guess.is_empty() { &accepted } else { &guess }
         ));
     }
 }

@@ -35,8 +35,8 @@ pub fn find_schema_faults(schema: &Value) -> Vec<SchemaFault> {
     };
     find_invalid_patterns(schema, &mut Pointer::default(), &mut found);
     // Several rules may report the same position.
-    let mut told = HashSet::new();
-    found.retain(|fault| told.insert(fault.pointer.to_string()));
+    let mut reported = HashSet::new();
+    found.retain(|fault| reported.insert(fault.pointer.to_string()));
     found
 }
 
@@ -53,19 +53,20 @@ fn to_schema_fault(error: &jsonschema::ValidationError<'_>) -> SchemaFault {
                 _
             ]
         );
-    let got = error.instance();
-    let meant = got
+    let value = error.instance();
+    let keyword = value
         .as_str()
         .filter(|_| is_kind)
         .and_then(|kind| toolgate_text::suggest::find_closest(kind, JSON_TYPES));
-    let why = match is_kind {
-        true => format!("{got} is not a type; the types are {}", JSON_TYPES.join(", ")),
+    let reason = match is_kind {
+        true => format!("{value} is not a type; the types are {}", JSON_TYPES.join(", ")),
         false => error.to_string(),
     };
     SchemaFault {
         pointer: at,
-        reason: why,
-        suggestion: meant.and_then(|meant| JSON_TYPES.into_iter().find(|kind| *kind == meant)),
+        reason,
+        suggestion: keyword
+            .and_then(|keyword| JSON_TYPES.into_iter().find(|kind| *kind == keyword)),
     }
 }
 
@@ -88,10 +89,10 @@ fn find_invalid_patterns(schema: &Value, at: &mut Pointer, found: &mut Vec<Schem
                             .build(&alone)
                             .is_err()
                         {
-                            let why = format!("cannot compile the regular expression {inner}");
+                            let reason = format!("cannot compile the regular expression {inner}");
                             found.push(SchemaFault {
                                 pointer: at.clone(),
-                                reason: why,
+                                reason,
                                 suggestion: None,
                             });
                         }

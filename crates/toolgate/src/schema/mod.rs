@@ -88,14 +88,8 @@ impl CompiledSchema {
             .map_err(|e| format!("{} (at `{}`)", e, e.schema_path()))?;
         let mut secrets = secrets.to_vec();
         secrets.extend(crate::schema::messages::find_write_only(source)?);
-        let tangled = crate::schema::close_objects::has_excessive_choices(&closed);
-        Ok(Self {
-            source: closed,
-            validator,
-            secrets,
-            extra_members: extra,
-            has_excessive_choices: tangled,
-        })
+        let has_excessive_choices = crate::schema::close_objects::has_excessive_choices(&closed);
+        Ok(Self { source: closed, validator, secrets, extra_members: extra, has_excessive_choices })
     }
 
     /// Returns the secret fields: those with `writeOnly` and those that the tool declares.
@@ -176,9 +170,9 @@ impl CompiledSchema {
             for (path, names) in unknown {
                 // If a branch fails, the validator reports all its members as unknown. A member
                 // that the schema declares stays, so that its real error is reported.
-                let knows = crate::schema::lookup::declaration_test(&self.source, &path);
+                let is_declared = crate::schema::lookup::declaration_test(&self.source, &path);
                 let names: HashSet<String> =
-                    names.into_iter().filter(|name| !knows(name)).collect();
+                    names.into_iter().filter(|name| !is_declared(name)).collect();
                 if let Some(map) = value.pointer_mut(&path).and_then(Value::as_object_mut) {
                     let before = map.len();
                     map.retain(|key, _| !names.contains(key));

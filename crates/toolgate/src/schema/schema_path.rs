@@ -79,9 +79,10 @@ pub fn resolve_object<'s>(
             let composed = ["allOf", "anyOf", "oneOf", "if", "dependentSchemas", "$dynamicRef"]
                 .iter()
                 .any(|word| map.contains_key(*word));
-            let adds =
-                map.get("unevaluatedProperties").is_some_and(|more| *more != Value::Bool(false));
-            return (!composed && !adds).then_some(map);
+            let has_other = map
+                .get("unevaluatedProperties")
+                .is_some_and(|unevaluated| *unevaluated != Value::Bool(false));
+            return (!composed && !has_other).then_some(map);
         };
         // Other keywords beside a reference add to it.
         let alone = map.keys().all(|key| {
@@ -109,12 +110,14 @@ pub fn can_have_type(map: &Map<String, Value>, kind: &str) -> bool {
 
 /// Returns whether a schema allows members that it does not declare.
 fn is_open(map: &Map<String, Value>, extra: ExtraArguments) -> bool {
-    let silent = match extra {
+    let default = match extra {
         ExtraArguments::Pass => true,
         ExtraArguments::Refuse | ExtraArguments::Drop => !map.contains_key("properties"),
     };
     map.contains_key("patternProperties")
-        || map.get("additionalProperties").map_or(silent, |more| *more != Value::Bool(false))
+        || map
+            .get("additionalProperties")
+            .map_or(default, |additional| *additional != Value::Bool(false))
 }
 
 /// Maximum number of schemas that are searched for a declaration.
@@ -168,10 +171,10 @@ fn visit_branches<'s>(
         .into_iter()
         .filter_map(|word| map.get(word).and_then(Value::as_array))
         .flatten();
-    let more = ["if", "then", "else"].into_iter().filter_map(|word| map.get(word));
+    let conditional = ["if", "then", "else"].into_iter().filter_map(|word| map.get(word));
     let dependent =
         map.get("dependentSchemas").and_then(Value::as_object).into_iter().flat_map(Map::values);
-    for branch in referred.into_iter().chain(branches).chain(more).chain(dependent) {
+    for branch in referred.into_iter().chain(branches).chain(conditional).chain(dependent) {
         visit_branches(branch, root, left, f);
     }
 }

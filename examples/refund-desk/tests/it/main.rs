@@ -21,12 +21,12 @@ fn install_fake_gateway(name: &str, script: &str) -> std::io::Result<(PathBuf, P
 
 #[test]
 fn a_signal_to_the_agent_ends_its_gateway() {
-    let until = |what: &str, is: &mut dyn FnMut() -> bool| {
-        let so = (0..900).any(|_| {
+    let wait_until = |condition: &str, is_met: &mut dyn FnMut() -> bool| {
+        let is_met_in_time = (0..900).any(|_| {
             std::thread::sleep(Duration::from_millis(50));
-            is()
+            is_met()
         });
-        assert!(so, "timeout while waiting until {what}");
+        assert!(is_met_in_time, "timeout while waiting until {condition}");
     };
     for signal in ["-HUP", "-TERM", "-INT"] {
         // A gateway that never becomes ready, for example because of slow upstreams.
@@ -41,7 +41,7 @@ fn a_signal_to_the_agent_ends_its_gateway() {
             .stdout(Stdio::null())
             .stderr(Stdio::null());
         let mut agent = command.spawn().unwrap();
-        until("the gateway has begun", &mut || home.join("begun").exists());
+        wait_until("the gateway has begun", &mut || home.join("begun").exists());
         assert!(
             Command::new("kill")
                 .args([signal, &agent.id().to_string()])
@@ -49,7 +49,7 @@ fn a_signal_to_the_agent_ends_its_gateway() {
                 .unwrap()
                 .success()
         );
-        until("the agent has ended", &mut || agent.try_wait().unwrap().is_some());
+        wait_until("the agent has ended", &mut || agent.try_wait().unwrap().is_some());
         assert!(home.join("ended").exists(), "{signal}: the gateway is still there");
     }
 }
@@ -63,8 +63,8 @@ fn no_work_starts_on_an_unhealthy_gateway() {
     ] {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
-        let asked = Arc::<Mutex<Vec<String>>>::default();
-        let heard = Arc::clone(&asked);
+        let requests = Arc::<Mutex<Vec<String>>>::default();
+        let recorded = Arc::clone(&requests);
         std::thread::spawn(move || {
             for mut stream in listener.incoming().flatten() {
                 let mut text = [0; 4096];
@@ -84,7 +84,7 @@ fn no_work_starts_on_an_unhealthy_gateway() {
                     ),
                     _ => ("404 No", String::new()),
                 };
-                heard.lock().unwrap().push(line);
+                recorded.lock().unwrap().push(line);
                 let head = format!(
                     "HTTP/1.1 {status}\r\nconnection: close\r\ncontent-length: {}\r\n\r\n",
                     said.len()
@@ -106,10 +106,10 @@ fn no_work_starts_on_an_unhealthy_gateway() {
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(!output.status.success() && said.contains(why), "{name}: {said}");
         // The agent only read the status pages.
-        let asked = asked.lock().unwrap();
+        let requests = requests.lock().unwrap();
         assert!(
-            !asked.is_empty() && asked.iter().all(|line| line.starts_with("GET ")),
-            "{name}: {asked:?}"
+            !requests.is_empty() && requests.iter().all(|line| line.starts_with("GET ")),
+            "{name}: {requests:?}"
         );
     }
 }

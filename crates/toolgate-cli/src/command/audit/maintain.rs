@@ -112,32 +112,33 @@ const DEFAULT_RETENTION: SignedDuration = SignedDuration::from_hours(24 * 90);
 /// If the configuration cannot be read, returns an error instead of the default, so that no row is
 /// deleted too early.
 fn configured_retention() -> io::Result<Option<SignedDuration>> {
-    let say = "set the maximum age of rows with `--older-than`";
-    let is_there = effective_config::find_project_config(&effective_config::project_dir()?)
+    let hint = "set the maximum age of rows with `--older-than`";
+    let has_config = effective_config::find_project_config(&effective_config::project_dir()?)
         .is_some()
-        || effective_config::user_config_path().is_some_and(|own| own.exists());
-    if !is_there {
+        || effective_config::user_config_path().is_some_and(|path| path.exists());
+    if !has_config {
         return Ok(None);
     }
-    let untold = |error: io::Error| {
+    let unknown_retention = |error: io::Error| {
         io::Error::new(
             error.kind(),
-            format!("cannot determine how long rows are kept: {error}; {say}"),
+            format!("cannot determine how long rows are kept: {error}; {hint}"),
         )
     };
-    let found = UserStateDir::without_opening()
+    let effective = UserStateDir::without_opening()
         .and_then(|state| EffectiveConfig::load_untrusted(&state))
-        .map_err(untold)?;
-    let config = &found.config;
+        .map_err(unknown_retention)?;
+    let config = &effective.config;
     // `retention` applies only to the ledger of the same configuration.
-    let named = config.store.as_ref().and_then(|path| std::path::absolute(path).ok());
-    let is_other = config.is_store_known() && named.as_ref() != Some(&found.store);
-    let is_unsaid = config.is_retention_known() && config.retention.is_none();
+    let configured_store = config.store.as_ref().and_then(|path| std::path::absolute(path).ok());
+    let is_other_ledger =
+        config.is_store_known() && configured_store.as_ref() != Some(&effective.store);
+    let is_retention_unset = config.is_retention_known() && config.retention.is_none();
     match config.check() {
-        Err(_) if !is_other && !is_unsaid => Err(io::Error::other(format!(
-            "the configuration does not load, so its `retention` is unknown; fix it, or {say}"
+        Err(_) if !is_other_ledger && !is_retention_unset => Err(io::Error::other(format!(
+            "the configuration does not load, so its `retention` is unknown; fix it, or {hint}"
         ))),
-        _ => Ok(found.retention()),
+        _ => Ok(effective.retention()),
     }
 }
 
@@ -152,15 +153,16 @@ pub(crate) fn prune(
         Some(age) => age,
         None => configured_retention()?.unwrap_or(DEFAULT_RETENTION),
     };
-    let before = |age: SignedDuration| Timestamp::now().checked_sub(age).map_err(io::Error::other);
-    let (rows_before, sealed_before) = (before(older_than)?, before(sealed_older_than)?);
+    let time_before =
+        |age: SignedDuration| Timestamp::now().checked_sub(age).map_err(io::Error::other);
+    let (rows_before, sealed_before) = (time_before(older_than)?, time_before(sealed_older_than)?);
     if dry_run {
         let ledger = open_ledger(store)?;
         let first_kept =
             RowFilter { since: Some(rows_before), limit: Some(1), ..RowFilter::default() };
-        let kept = ledger.find(&first_kept).map_err(io::Error::other)?;
-        let all = ledger.count(&RowFilter::default()).map_err(io::Error::other)?;
-        let stay = match kept.first() {
+        let first_rows = ledger.find(&first_kept).map_err(io::Error::other)?;
+        let total_rows = ledger.count(&RowFilter::default()).map_err(io::Error::other)?;
+        let kept_rows = match first_rows.first() {
             Some(entry) => ledger
                 .count(&RowFilter { after_seq: Some(entry.seq - 1), ..RowFilter::default() })
                 .map_err(io::Error::other)?,
@@ -170,28 +172,32 @@ pub(crate) fn prune(
             writeln!(
                 io::stdout().lock(),
                 "{}",
-                json!({ "would_prune": all - stay, "would_keep": stay })
+                json!({ "would_prune": total_rows - kept_rows, "would_keep": kept_rows })
             )?;
         } else {
             writeln!(
                 io::stdout().lock(),
-                "{} from before {} would be deleted, {stay} would stay",
-                format_count(all - stay, "row"),
+                "{} from before {} would be deleted, {kept_rows} would stay",
+                format_count(total_rows - kept_rows, "row"),
                 format_time(rows_before)
             )?;
         }
         return Ok(ExitCode::SUCCESS);
     }
     let store = open_store(store)?;
-    let gone = block_on(store.prune(rows_before, sealed_before))?.map_err(io::Error::other)?;
+    let pruned = block_on(store.prune(rows_before, sealed_before))?.map_err(io::Error::other)?;
     if json {
-        writeln!(io::stdout().lock(), "{}", json!({ "rows": gone.rows, "sealed": gone.sealed }))?;
+        writeln!(
+            io::stdout().lock(),
+            "{}",
+            json!({ "rows": pruned.rows, "sealed": pruned.sealed })
+        )?;
     } else {
         writeln!(
             io::stdout().lock(),
             "deleted {} and {}; the remaining rows can still be verified",
-            format_count(gone.rows, "row"),
-            format_count(gone.sealed, "sealed record")
+            format_count(pruned.rows, "row"),
+            format_count(pruned.sealed, "sealed record")
         )?;
     }
     Ok(ExitCode::SUCCESS)
@@ -202,13 +208,14 @@ pub(crate) fn list_pending(json: bool, store: Option<&Path>) -> io::Result<ExitC
     let pending = open_ledger(store)?.pending_claims(Timestamp::now()).map_err(io::Error::other)?;
     let mut out = anstream::stdout().lock();
     for intent in &pending {
-        let asked = intent.row.as_ref().map(|row| Arc::clone(&row.arguments)).unwrap_or_default();
+        let arguments =
+            intent.row.as_ref().map(|row| Arc::clone(&row.arguments)).unwrap_or_default();
         if json {
             let at = intent.row.as_ref().map(|row| row.at);
             writeln!(
                 out,
                 "{}",
-                json!({ "call": intent.call, "key": intent.key, "tool": intent.tool, "arguments": asked, "at": at })
+                json!({ "call": intent.call, "key": intent.key, "tool": intent.tool, "arguments": arguments, "at": at })
             )?;
             continue;
         }
@@ -218,7 +225,12 @@ pub(crate) fn list_pending(json: bool, store: Option<&Path>) -> io::Result<ExitC
             toolgate_hook::client_hooks::shell_quote(&ledger_path(store)?.display().to_string()),
             intent.call,
         );
-        writeln!(out, "{BOLD}{}{BOLD:#} {}", sanitize(&intent.tool), sanitize(&asked.to_string()))?;
+        writeln!(
+            out,
+            "{BOLD}{}{BOLD:#} {}",
+            sanitize(&intent.tool),
+            sanitize(&arguments.to_string())
+        )?;
         writeln!(
             out,
             "  {DIM}{at} session {} of {} with {}{DIM:#}",
@@ -259,12 +271,12 @@ pub(crate) fn settle(
     })?;
     let ledger = open_ledger(store)?;
     let call = call.resolve(&ledger)?;
-    let open = ledger
+    let pending_claim = ledger
         .pending_claims(Timestamp::now())
         .map_err(io::Error::other)?
         .into_iter()
         .find(|intent| intent.call == call);
-    let Some(intent) = open else {
+    let Some(intent) = pending_claim else {
         return Err(io::Error::other(format!(
             "{call} is not pending; list pending calls with `toolgate audit settle`"
         )));
@@ -275,7 +287,7 @@ pub(crate) fn settle(
         None => None,
     };
     let agent = definition.and_then(|text| AgentDefinition::parse(&text).ok()?.build().ok());
-    let (done, repeatable) = (happened.is_some(), !intent.recall.is_empty());
+    let (has_happened, repeatable) = (happened.is_some(), !intent.recall.is_empty());
     let settle = async {
         let gate = Toolgate::builder().store(Arc::new(open_store(store)?));
         let gate = agent.into_iter().fold(gate, |gate, agent| gate.agent(agent)).build()?;
@@ -285,8 +297,10 @@ pub(crate) fn settle(
         return Err(io::Error::other(format!("{call} was settled by another user meanwhile")));
     }
     let mut out = anstream::stdout().lock();
-    match (json, done, repeatable) {
-        (true, ..) => writeln!(out, "{}", json!({ "call": call, "happened": done, "by": by }))?,
+    match (json, has_happened, repeatable) {
+        (true, ..) => {
+            writeln!(out, "{}", json!({ "call": call, "happened": has_happened, "by": by }))?
+        }
         (_, true, true) => {
             writeln!(out, "{call} is settled: it happened. A repeated call gets this result")?
         }
@@ -314,20 +328,20 @@ pub(crate) fn verify_receipt(
         text = std::fs::read_to_string(file)
             .map_err(|e| io::Error::new(e.kind(), format!("{}: {e}", file.display())))?;
     }
-    let wrong = |why: String| match file == Path::new("-") {
+    let input_error = |why: String| match file == Path::new("-") {
         true => io::Error::other(why),
         false => io::Error::other(format!("{}: {why}", file.display())),
     };
     let value: Value =
-        serde_json::from_str(&text).map_err(|e| wrong(format!("not valid JSON: {e}")))?;
+        serde_json::from_str(&text).map_err(|e| input_error(format!("not valid JSON: {e}")))?;
     // The receipt alone, or an answer that contains one.
     let value = ["receipt", "toolgate/receipt"]
         .iter()
         .find_map(|name| value.get(name))
         .or_else(|| value.get("_meta")?.get("toolgate/receipt"))
         .unwrap_or(&value);
-    let receipt: Receipt =
-        serde_json::from_value(value.clone()).map_err(|e| wrong(format!("not a receipt: {e}")))?;
+    let receipt: Receipt = serde_json::from_value(value.clone())
+        .map_err(|e| input_error(format!("not a receipt: {e}")))?;
     let ledger = store.map(|path| open_ledger(Some(path))).transpose()?;
     let mut out = IgnoreBrokenPipe(anstream::stdout().lock());
     let keys = match (key, &ledger) {

@@ -33,7 +33,7 @@ enum AuditCommand {
     )]
     Query {
         #[command(flatten)]
-        wanted: RowFilterArgs,
+        filter: RowFilterArgs,
         /// Show at most this many of the newest rows.
         #[arg(long, short = 'n', default_value_t = 50, value_parser = parse_number::<usize>)]
         limit: usize,
@@ -76,7 +76,7 @@ enum AuditCommand {
     )]
     Export {
         #[command(flatten)]
-        wanted: RowFilterArgs,
+        filter: RowFilterArgs,
         /// File to write [default: standard output].
         #[arg(long, short, value_name = "FILE")]
         out: Option<PathBuf>,
@@ -107,7 +107,7 @@ enum AuditCommand {
     #[command(after_help = "Examples:\n  toolgate audit stats --store ledger.db --since 7d")]
     Stats {
         #[command(flatten)]
-        wanted: RowFilterArgs,
+        filter: RowFilterArgs,
         /// Print JSON.
         #[arg(long)]
         json: bool,
@@ -138,7 +138,7 @@ enum AuditCommand {
     )]
     Tail {
         #[command(flatten)]
-        wanted: RowFilterArgs,
+        filter: RowFilterArgs,
         /// Wait for new rows.
         #[arg(long, short)]
         follow: bool,
@@ -192,19 +192,19 @@ impl std::str::FromStr for CallIdArg {
         if let Ok(call) = text.parse() {
             return Ok(Self::Id(call));
         }
-        let part =
+        let partial =
             PartialId::parse(text).ok_or("not a call id: expected 32 hexadecimal digits, or at least 6 at the beginning or the end")?;
-        Ok(Self::Partial(part))
+        Ok(Self::Partial(partial))
     }
 }
 
 impl CallIdArg {
     fn resolve(&self, ledger: &Ledger) -> io::Result<CallId> {
-        let part = match self {
+        let partial = match self {
             Self::Id(call) => return Ok(*call),
-            Self::Partial(part) => part,
+            Self::Partial(partial) => partial,
         };
-        let mut found = ledger.find_calls(&part.text).map_err(io::Error::other)?;
+        let mut found = ledger.find_calls(&partial.text).map_err(io::Error::other)?;
         // An abandoned call may have no row yet.
         let pending =
             ledger.pending_claims(toolgate::Timestamp::now()).map_err(io::Error::other)?;
@@ -212,24 +212,24 @@ impl CallIdArg {
             pending
                 .into_iter()
                 .map(|intent| intent.call)
-                .filter(|call| part.matches(&call.to_string())),
+                .filter(|call| partial.matches(&call.to_string())),
         );
         found.sort();
         found.dedup();
-        let missing = || {
+        let missing_call = || {
             io::Error::other(format!(
                 "the ledger has no call `{}`; list calls with `toolgate audit query`",
-                part.text
+                partial.text
             ))
         };
-        at_most_one(found, "calls")?.ok_or_else(missing)
+        at_most_one(found, "calls")?.ok_or_else(missing_call)
     }
 }
 
 fn parse_public_key(text: &str) -> Result<String, String> {
     let key = text.trim().to_ascii_lowercase();
-    let right = key.len() == 64 && key.bytes().all(|byte| byte.is_ascii_hexdigit());
-    if right {
+    let is_valid = key.len() == 64 && key.bytes().all(|byte| byte.is_ascii_hexdigit());
+    if is_valid {
         Ok(key)
     } else {
         Err("not a public key: expected 64 hexadecimal digits, as `toolgate audit key` prints it"
@@ -239,31 +239,31 @@ fn parse_public_key(text: &str) -> Result<String, String> {
 
 pub(crate) fn run(args: Args, store: Option<&Path>) -> io::Result<ExitCode> {
     // Errors of files and of the ledger name them. A bare "disk full" is from standard output.
-    let named = |error: io::Error| match error.kind() {
+    let name_output = |error: io::Error| match error.kind() {
         io::ErrorKind::StorageFull => {
             io::Error::other(format!("cannot write to standard output: {error}"))
         }
         _ => error,
     };
-    dispatch(args, store).map_err(named)
+    dispatch(args, store).map_err(name_output)
 }
 
 fn dispatch(args: Args, store: Option<&Path>) -> io::Result<ExitCode> {
     match args.verb {
-        AuditCommand::Query { wanted, limit, json } => {
-            crate::command::audit::query::query(&wanted, limit, json, store)
+        AuditCommand::Query { filter, limit, json } => {
+            crate::command::audit::query::query(&filter, limit, json, store)
         }
         AuditCommand::Show { call, receipt, json } => {
             crate::command::audit::query::show(&call, receipt, json, store)
         }
-        AuditCommand::Export { wanted, out } => {
-            crate::command::audit::query::export(&wanted, out.as_deref(), store)
+        AuditCommand::Export { filter, out } => {
+            crate::command::audit::query::export(&filter, out.as_deref(), store)
         }
-        AuditCommand::Stats { wanted, json } => {
-            crate::command::audit::query::stats(&wanted, json, store)
+        AuditCommand::Stats { filter, json } => {
+            crate::command::audit::query::stats(&filter, json, store)
         }
-        AuditCommand::Tail { wanted, follow, limit, json } => {
-            crate::command::audit::query::tail(&wanted, follow, limit, json, store)
+        AuditCommand::Tail { filter, follow, limit, json } => {
+            crate::command::audit::query::tail(&filter, follow, limit, json, store)
         }
         AuditCommand::Verify { anchor, key, json } => {
             crate::command::audit::maintain::verify(anchor, key, json, store)

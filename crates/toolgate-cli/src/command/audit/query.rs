@@ -21,7 +21,7 @@ use crate::command::common::{
 };
 
 pub(crate) fn query(
-    wanted: &RowFilterArgs,
+    filter_args: &RowFilterArgs,
     limit: usize,
     json: bool,
     store: Option<&Path>,
@@ -30,10 +30,10 @@ pub(crate) fn query(
     let filter = RowFilter {
         newest_first: true,
         limit: Some(limit.saturating_add(1)),
-        ..wanted.to_filter()
+        ..filter_args.to_filter()
     };
     let mut entries = ledger.find(&filter).map_err(io::Error::other)?;
-    let more = entries.len() > limit;
+    let has_more = entries.len() > limit;
     entries.truncate(limit);
     entries.reverse();
     let mut out = anstream::stdout().lock();
@@ -42,60 +42,70 @@ pub(crate) fn query(
         return Ok(ExitCode::SUCCESS);
     }
     if entries.is_empty() {
-        writeln!(out, "{}", wanted.no_rows_message(&ledger))?;
+        writeln!(out, "{}", filter_args.no_rows_message(&ledger))?;
         return Ok(ExitCode::SUCCESS);
     }
     print_entries(&mut out, &entries)?;
-    if more {
+    if has_more {
         writeln!(out, "{DIM}showing the newest {limit}; show more with `--limit`{DIM:#}")?;
     }
     Ok(ExitCode::SUCCESS)
 }
 
 fn print_entries(out: &mut impl Write, entries: &[LedgerEntry]) -> io::Result<()> {
-    let who = |row: &Row| sanitize(&format!("{} as {}", row.key.principal, row.key.agent));
-    let first = entries.first().map(|entry| who(&entry.row));
+    let caller_of = |row: &Row| sanitize(&format!("{} as {}", row.key.principal, row.key.agent));
+    let first_caller = entries.first().map(|entry| caller_of(&entry.row));
     // A column with one value is omitted.
-    let several = entries.iter().any(|entry| Some(who(&entry.row)) != first);
+    let has_several_callers =
+        entries.iter().any(|entry| Some(caller_of(&entry.row)) != first_caller);
     // If all rows are from one day, print the date once.
-    let day = |row: &Row| format_time(row.at).split(' ').next().unwrap_or_default().to_owned();
-    let today = entries
+    let day_of = |row: &Row| format_time(row.at).split(' ').next().unwrap_or_default().to_owned();
+    let common_day = entries
         .first()
-        .map(|entry| day(&entry.row))
-        .filter(|first| entries.iter().all(|entry| day(&entry.row) == *first));
-    let clock = |row: &Row| match &today {
+        .map(|entry| day_of(&entry.row))
+        .filter(|day| entries.iter().all(|entry| day_of(&entry.row) == *day));
+    let time_of = |row: &Row| match &common_day {
         Some(_) => format_time(row.at).split(' ').nth(1).unwrap_or_default().to_owned(),
         None => format_time(row.at),
     };
-    let (when, narrow) = (today.as_deref().unwrap_or("time"), is_narrow());
-    let mut table = match several {
-        true => {
-            TextTable::new(&[when, "tool", "decision", "why", "session", "caller", "about", "call"])
+    let (time_heading, is_narrow_terminal) = (common_day.as_deref().unwrap_or("time"), is_narrow());
+    let mut table = match has_several_callers {
+        true => TextTable::new(&[
+            time_heading,
+            "tool",
+            "decision",
+            "why",
+            "session",
+            "caller",
+            "about",
+            "call",
+        ])
+        .with_cut_column(1, 12)
+        .with_cut_column(3, 8)
+        .with_cut_column(4, 6)
+        .with_cut_column(5, 8)
+        .with_cut_column(6, 10),
+        false => {
+            TextTable::new(&[time_heading, "tool", "decision", "why", "session", "about", "call"])
                 .with_cut_column(1, 12)
                 .with_cut_column(3, 8)
                 .with_cut_column(4, 6)
-                .with_cut_column(5, 8)
-                .with_cut_column(6, 10)
+                .with_cut_column(5, 10)
         }
-        false => TextTable::new(&[when, "tool", "decision", "why", "session", "about", "call"])
-            .with_cut_column(1, 12)
-            .with_cut_column(3, 8)
-            .with_cut_column(4, 6)
-            .with_cut_column(5, 10),
     };
     for LedgerEntry { row, .. } in entries {
         let plain = |text: String| (text, anstyle::Style::new());
         let mut cells = vec![
-            plain(clock(row)),
+            plain(time_of(row)),
             plain(sanitize(&row.tool)),
             (row.decision.to_string(), decision_style(row.decision)),
             plain(describe_reason(row)),
             plain(sanitize(&row.key.session)),
         ];
-        cells.extend(several.then(|| plain(who(row))));
+        cells.extend(has_several_callers.then(|| plain(caller_of(row))));
         // In a narrow terminal, print the end of the call id, which `show` accepts.
         let call = row.call.to_string();
-        let call = if narrow {
+        let call = if is_narrow_terminal {
             call.get(call.len().saturating_sub(12)..).unwrap_or(&call).to_owned()
         } else {
             call
@@ -104,8 +114,8 @@ fn print_entries(out: &mut impl Write, entries: &[LedgerEntry]) -> io::Result<()
         table.push_row(cells);
     }
     table.print(out)?;
-    match first.filter(|_| !several) {
-        Some(who) => writeln!(out, "{DIM}all by {who}{DIM:#}"),
+    match first_caller.filter(|_| !has_several_callers) {
+        Some(caller) => writeln!(out, "{DIM}all by {caller}{DIM:#}"),
         None => Ok(()),
     }
 }
@@ -113,18 +123,18 @@ fn print_entries(out: &mut impl Write, entries: &[LedgerEntry]) -> io::Result<()
 pub(crate) fn describe_arguments(row: &Row) -> String {
     // Without entities, show the most telling argument.
     if row.entities.is_empty() {
-        let wanted = ["command", "file_path", "filePath", "path", "url", "pattern"];
-        let said = wanted
+        let telling_names = ["command", "file_path", "filePath", "path", "url", "pattern"];
+        let text = telling_names
             .iter()
             .find_map(|name| row.arguments.get(name).and_then(serde_json::Value::as_str));
-        return sanitize(&said.unwrap_or_default().chars().take(60).collect::<String>());
+        return sanitize(&text.unwrap_or_default().chars().take(60).collect::<String>());
     }
-    let plain =
+    let format_value =
         |value: &serde_json::Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
     sanitize(
         &row.entities
             .iter()
-            .map(|(name, value)| format!("{name}={}", plain(value)))
+            .map(|(name, value)| format!("{name}={}", format_value(value)))
             .collect::<Vec<_>>()
             .join(" "),
     )
@@ -133,12 +143,12 @@ pub(crate) fn describe_arguments(row: &Row) -> String {
 /// Returns the row of a call, or the draft row of a call whose outcome is unknown.
 pub(crate) fn find_row(call: &CallIdArg, ledger: &Ledger) -> io::Result<Row> {
     let call = call.resolve(ledger)?;
-    let own = ledger
+    let found_entry = ledger
         .rows_of_call(call)
         .map_err(io::Error::other)?
         .into_iter()
         .find(|entry| entry.row.call == call);
-    if let Some(entry) = own {
+    if let Some(entry) = found_entry {
         return Ok(entry.row);
     }
     match pending_row(call, ledger)? {
@@ -172,12 +182,15 @@ pub(crate) fn show(
     let ledger = open_ledger(store)?;
     let call = call.resolve(&ledger)?;
     let entries = ledger.rows_of_call(call).map_err(io::Error::other)?;
-    let own = entries.first().filter(|entry| entry.row.call == call);
-    let pruned =
-        if own.is_none() { ledger.pruned_since(call).map_err(io::Error::other)? } else { None };
+    let call_entry = entries.first().filter(|entry| entry.row.call == call);
+    let pruned = if call_entry.is_none() {
+        ledger.pruned_since(call).map_err(io::Error::other)?
+    } else {
+        None
+    };
     if receipt {
         let receipt = ledger
-            .sign_receipt(own.ok_or_else(|| no_such_call_error(call, pruned))?)
+            .sign_receipt(call_entry.ok_or_else(|| no_such_call_error(call, pruned))?)
             .map_err(io::Error::other)?;
         writeln!(io::stdout().lock(), "{}", json!(receipt))?;
         return Ok(ExitCode::SUCCESS);
@@ -189,18 +202,18 @@ pub(crate) fn show(
             if json {
                 return writeln!(out, "{}", json!({ "row": &*row })).map(|()| ExitCode::SUCCESS);
             }
-            let why = if pruned.is_some() {
+            let status = if pruned.is_some() {
                 "no longer in the ledger, or not yet"
             } else {
                 "not in the ledger yet"
             };
-            writeln!(out, "{DIM}{why}: the outcome is unknown{DIM:#}")?;
+            writeln!(out, "{DIM}{status}: the outcome is unknown{DIM:#}")?;
             return writeln!(out, "{}", to_safe_json(&*row)?).map(|()| ExitCode::SUCCESS);
         }
         return Err(no_such_call_error(call, pruned));
     }
     let mut out = anstream::stdout().lock();
-    if own.is_none() && !json {
+    if call_entry.is_none() && !json {
         writeln!(out, "{DIM}the row of this call was pruned; this row settled it later{DIM:#}\n")?;
     }
     for entry in &entries {
@@ -216,13 +229,13 @@ pub(crate) fn show(
 fn print_entry(out: &mut impl Write, entry: &LedgerEntry) -> io::Result<()> {
     let row = &entry.row;
     let style = decision_style(row.decision);
-    let place =
+    let gate_text =
         if row.decision == Decision::Refused { format!(" at {}", row.gate) } else { String::new() };
-    let why = describe_reason(row);
-    let why = if why.is_empty() { String::new() } else { format!(" {DIM}({why}){DIM:#}") };
+    let reason = describe_reason(row);
+    let reason = if reason.is_empty() { String::new() } else { format!(" {DIM}({reason}){DIM:#}") };
     writeln!(
         out,
-        "{BOLD}{}{BOLD:#} {style}{}{style:#}{place}{why}",
+        "{BOLD}{}{BOLD:#} {style}{}{style:#}{gate_text}{reason}",
         sanitize(&row.tool),
         row.decision
     )?;
@@ -246,11 +259,11 @@ fn print_entry(out: &mut impl Write, entry: &LedgerEntry) -> io::Result<()> {
         writeln!(out, "  {DIM}settles{DIM:#}    {}, by {}", settled.call, sanitize(&settled.by))?;
     }
     writeln!(out, "\n{BOLD}arguments{BOLD:#}\n{}", indent_lines(&to_safe_json(&row.arguments)?))?;
-    let what = match &row.outcome {
+    let outcome = match &row.outcome {
         Outcome::Error(error) => to_safe_json(error)?,
         other => to_safe_json(&other.to_json())?,
     };
-    writeln!(out, "{BOLD}outcome{BOLD:#}\n{}", indent_lines(&what))?;
+    writeln!(out, "{BOLD}outcome{BOLD:#}\n{}", indent_lines(&outcome))?;
     let facts: Vec<String> = to_safe_json(&row.facts)?
         .lines()
         .map(|line| describe_counter_line(line).unwrap_or_else(|| line.to_owned()))
@@ -271,69 +284,69 @@ fn describe_counter_line(line: &str) -> Option<String> {
     let indent: String = line.chars().take_while(|c| *c == ' ').collect();
     let (text, comma) = line.strip_suffix(',').map_or((line, ""), |text| (text, ","));
     let text: String = serde_json::from_str(text.trim()).ok()?;
-    let within = |currency: &str| {
+    let in_currency = |currency: &str| {
         if currency.is_empty() { String::new() } else { format!(" in {currency}") }
     };
-    let said = match text.split('\u{1f}').collect::<Vec<_>>().as_slice() {
+    let description = match text.split('\u{1f}').collect::<Vec<_>>().as_slice() {
         ["limit", _, rule, "entity", value, currency] => {
-            format!("{rule} for {value}{}", within(currency))
+            format!("{rule} for {value}{}", in_currency(currency))
         }
         ["limit", _, rule, "principal", principal, currency] => {
-            format!("{rule} for `{principal}`{}", within(currency))
+            format!("{rule} for `{principal}`{}", in_currency(currency))
         }
         ["limit", _, rule, "session", _, session, currency] => {
-            format!("{rule} for session `{session}`{}", within(currency))
+            format!("{rule} for session `{session}`{}", in_currency(currency))
         }
-        ["budget", scope, what, ..] => format!("{what} of the {scope}"),
+        ["budget", scope, resource, ..] => format!("{resource} of the {scope}"),
         ["rate", principal] => format!("rate of `{principal}`"),
         _ => return None,
     };
-    Some(format!("{indent}{}{comma}", sanitize(&said)))
+    Some(format!("{indent}{}{comma}", sanitize(&description)))
 }
 
 pub(crate) fn export(
-    wanted: &RowFilterArgs,
+    filter_args: &RowFilterArgs,
     out: Option<&Path>,
     store: Option<&Path>,
 ) -> io::Result<ExitCode> {
     let ledger = open_ledger(store)?;
     // An export is complete, so it includes the rows of the canary.
-    let filter = RowFilter { excluded_agent: None, ..wanted.to_filter() };
+    let filter = RowFilter { excluded_agent: None, ..filter_args.to_filter() };
     let Some(path) = out else {
         let (mut stdout, _) =
             write_rows(&ledger, &filter, io::stdout().lock(), &ProgressBar::hidden())?;
         return stdout.flush().map(|()| ExitCode::SUCCESS);
     };
     // A broken pipe is an error here: the reader of a named pipe did not get all rows.
-    let named = |e: io::Error| io::Error::other(format!("{}: {e}", path.display()));
+    let with_path = |e: io::Error| io::Error::other(format!("{}: {e}", path.display()));
     check_export_target(path, store)?;
-    let is_straight = is_written_in_place(path).map_err(named)?;
+    let is_in_place = is_written_in_place(path).map_err(with_path)?;
     let total = if io::stderr().is_terminal() {
         ledger.count(&filter).map_err(io::Error::other)?
     } else {
         0
     };
     let bar = progress_bar(total, "exporting");
-    let count = if is_straight {
+    let count = if is_in_place {
         let file = std::fs::OpenOptions::new()
             .write(true)
             .create(true)
             .truncate(true)
             .mode(0o600)
             .open(path)
-            .map_err(named)?;
-        write_rows(&ledger, &filter, file, &bar).map_err(named)?.1
+            .map_err(with_path)?;
+        write_rows(&ledger, &filter, file, &bar).map_err(with_path)?.1
     } else {
         // Write atomically, readable by the owner only. A symbolic link stays a link.
         let target = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
-        let beside = target
+        let directory = target
             .parent()
             .filter(|parent| !parent.as_os_str().is_empty())
             .unwrap_or(Path::new("."));
-        std::fs::metadata(beside).map_err(named)?;
-        let draft = tempfile::NamedTempFile::new_in(beside).map_err(named)?;
-        let (draft, count) = write_rows(&ledger, &filter, draft, &bar).map_err(named)?;
-        draft.persist(&target).map_err(|error| named(error.error))?;
+        std::fs::metadata(directory).map_err(with_path)?;
+        let draft = tempfile::NamedTempFile::new_in(directory).map_err(with_path)?;
+        let (draft, count) = write_rows(&ledger, &filter, draft, &bar).map_err(with_path)?;
+        draft.persist(&target).map_err(|error| with_path(error.error))?;
         count
     };
     bar.finish_and_clear();
@@ -344,8 +357,8 @@ pub(crate) fn export(
 /// Returns true if a path cannot be replaced atomically: a device, a pipe, a dangling link.
 fn is_written_in_place(path: &Path) -> io::Result<bool> {
     match std::fs::metadata(path) {
-        Ok(there) if there.is_dir() => Err(io::Error::other("is a directory; name a file")),
-        Ok(there) => Ok(!there.is_file()),
+        Ok(metadata) if metadata.is_dir() => Err(io::Error::other("is a directory; name a file")),
+        Ok(metadata) => Ok(!metadata.is_file()),
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             Ok(std::fs::symlink_metadata(path).is_ok())
         }
@@ -388,23 +401,24 @@ fn check_export_target(out: &Path, store: Option<&Path>) -> io::Result<()> {
         path.file_name()
             .is_some_and(|name| name == toolgate_hook::effective_config::CONFIG_FILE_NAME)
     };
-    let there = resolve_links(out);
-    if is_config(out) || there.as_deref().is_some_and(is_config) {
+    let target = resolve_links(out);
+    if is_config(out) || target.as_deref().is_some_and(is_config) {
         return Err(io::Error::other(format!(
             "{} is a configuration; name another file",
             out.display()
         )));
     }
-    let (Some(store), Some(there)) = (store, there) else { return Ok(()) };
+    let (Some(store), Some(target)) = (store, target) else { return Ok(()) };
     let store = std::fs::canonicalize(store)?;
-    let is_named = |end: &str| {
+    let is_ledger_file = |suffix: &str| {
         let mut name = store.as_os_str().to_owned();
-        name.push(end);
-        name == there.as_os_str()
+        name.push(suffix);
+        name == target.as_os_str()
     };
     let state = toolgate_store::state_dir_for(&store);
     let state = std::fs::canonicalize(&state).unwrap_or(state);
-    if ["", "-wal", "-shm", "-journal"].into_iter().any(is_named) || there.starts_with(state) {
+    if ["", "-wal", "-shm", "-journal"].into_iter().any(is_ledger_file) || target.starts_with(state)
+    {
         return Err(io::Error::other(format!(
             "{} is the ledger itself; name another file",
             out.display()
@@ -418,13 +432,13 @@ fn resolve_links(path: &Path) -> Option<PathBuf> {
     let mut path = path.to_owned();
     // Linux follows at most 40 links.
     for _ in 0..40 {
-        if let Ok(there) = std::fs::canonicalize(&path) {
-            return Some(there);
+        if let Ok(resolved) = std::fs::canonicalize(&path) {
+            return Some(resolved);
         }
         let parent =
             path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
         match std::fs::read_link(&path) {
-            Ok(to) => path = parent.join(to),
+            Ok(target) => path = parent.join(target),
             Err(_) => return Some(std::fs::canonicalize(parent).ok()?.join(path.file_name()?)),
         }
     }
@@ -432,11 +446,12 @@ fn resolve_links(path: &Path) -> Option<PathBuf> {
 }
 
 pub(crate) fn stats(
-    wanted: &RowFilterArgs,
+    filter_args: &RowFilterArgs,
     json: bool,
     store: Option<&Path>,
 ) -> io::Result<ExitCode> {
-    let stats = open_ledger(store)?.compute_stats(&wanted.to_filter()).map_err(io::Error::other)?;
+    let stats =
+        open_ledger(store)?.compute_stats(&filter_args.to_filter()).map_err(io::Error::other)?;
     let mut out = anstream::stdout().lock();
     if json {
         writeln!(out, "{}", json!(stats))?;
@@ -503,23 +518,23 @@ fn print_table(out: &mut impl Write, table: &TextTable) -> io::Result<()> {
 }
 
 pub(crate) fn tail(
-    wanted: &RowFilterArgs,
+    filter_args: &RowFilterArgs,
     follow: bool,
     limit: usize,
     json: bool,
     store: Option<&Path>,
 ) -> io::Result<ExitCode> {
     let ledger = open_ledger(store)?;
-    let first = RowFilter { newest_first: true, limit: Some(limit), ..wanted.to_filter() };
-    let mut after = ledger.last_seq().map_err(io::Error::other)?;
+    let first = RowFilter { newest_first: true, limit: Some(limit), ..filter_args.to_filter() };
+    let mut seen_seq = ledger.last_seq().map_err(io::Error::other)?;
     let mut entries = ledger.find(&first).map_err(io::Error::other)?;
-    entries.retain(|entry| entry.seq <= after);
+    entries.retain(|entry| entry.seq <= seen_seq);
     entries.reverse();
     for entry in &entries {
         print_line(entry, json)?;
     }
     if entries.is_empty() && !json {
-        crate::print_note(&wanted.no_rows_message(&ledger));
+        crate::print_note(&filter_args.no_rows_message(&ledger));
     }
     if !follow {
         return Ok(ExitCode::SUCCESS);
@@ -529,14 +544,14 @@ pub(crate) fn tail(
         if is_reader_gone() {
             return Err(io::ErrorKind::BrokenPipe.into());
         }
-        let filter = RowFilter { after_seq: Some(after), ..wanted.to_filter() };
-        let until = ledger.last_seq().map_err(io::Error::other)?;
+        let filter = RowFilter { after_seq: Some(seen_seq), ..filter_args.to_filter() };
+        let newest_seq = ledger.last_seq().map_err(io::Error::other)?;
         for entry in ledger.find(&filter).map_err(io::Error::other)? {
-            after = after.max(entry.seq);
+            seen_seq = seen_seq.max(entry.seq);
             print_line(&entry, json)?;
         }
         // Rows that do not match were read, too.
-        after = after.max(until);
+        seen_seq = seen_seq.max(newest_seq);
     }
 }
 
@@ -545,9 +560,12 @@ pub(crate) fn tail(
 /// If this is unknown, the next write fails.
 fn is_reader_gone() -> bool {
     let stdout = io::stdout();
-    let mut asked = [PollFd::new(&stdout, PollFlags::empty())];
-    let answered = poll(&mut asked, Some(&Timespec::default())).is_ok();
-    answered && asked.iter().any(|one| one.revents().intersects(PollFlags::ERR | PollFlags::HUP))
+    let mut poll_fds = [PollFd::new(&stdout, PollFlags::empty())];
+    let has_polled = poll(&mut poll_fds, Some(&Timespec::default())).is_ok();
+    has_polled
+        && poll_fds
+            .iter()
+            .any(|poll_fd| poll_fd.revents().intersects(PollFlags::ERR | PollFlags::HUP))
 }
 
 fn print_line(entry: &LedgerEntry, json: bool) -> io::Result<()> {

@@ -64,33 +64,39 @@ impl DeskAccounts {
     pub(crate) fn forbidden_payments(&self) -> Vec<&DeskPayment> {
         let day = 24 * 60 * 60;
         let cap = Decimal::from(500);
-        let forbidden = |(index, paid): &(usize, &DeskPayment)| {
+        let forbidden = |(index, payment): &(usize, &DeskPayment)| {
             let earlier = || self.payments.iter().take(*index);
-            let verified = self.verified.iter().any(|(who, session, at)| {
-                *who == paid.customer
-                    && *session == paid.session
-                    && *at <= paid.at
-                    && paid.at - at <= 15 * 60
+            let verified = self.verified.iter().any(|(customer, session, at)| {
+                *customer == payment.customer
+                    && *session == payment.session
+                    && *at <= payment.at
+                    && payment.at - at <= 15 * 60
             });
             let looked_up = self
                 .looked_up
                 .iter()
-                .any(|(order, session)| *order == paid.order && *session == paid.session);
-            let own =
-                self.orders.get(paid.order.as_str()).is_some_and(|owner| *owner == paid.customer);
-            let today: Decimal = earlier()
-                .filter(|p| p.customer == paid.customer && paid.at - p.at < day)
-                .map(|p| p.amount)
+                .any(|(order, session)| *order == payment.order && *session == payment.session);
+            let is_own_order = self
+                .orders
+                .get(payment.order.as_str())
+                .is_some_and(|owner| *owner == payment.customer);
+            let paid_today: Decimal = earlier()
+                .filter(|earlier_payment| {
+                    earlier_payment.customer == payment.customer
+                        && payment.at - earlier_payment.at < day
+                })
+                .map(|earlier_payment| earlier_payment.amount)
                 .sum();
-            let twice = earlier().any(|p| p.order == paid.order);
+            let is_repeated =
+                earlier().any(|earlier_payment| earlier_payment.order == payment.order);
             !verified
                 || !looked_up
-                || !own
-                || twice
-                || paid.amount > cap
-                || today + paid.amount > cap
+                || !is_own_order
+                || is_repeated
+                || payment.amount > cap
+                || paid_today + payment.amount > cap
         };
-        self.payments.iter().enumerate().filter(forbidden).map(|(_, paid)| paid).collect()
+        self.payments.iter().enumerate().filter(forbidden).map(|(_, payment)| payment).collect()
     }
 }
 
@@ -135,25 +141,25 @@ mod tests {
             ),
         ];
         for (name, payment, leaked) in cases {
-            let books = DeskAccounts {
+            let accounts = DeskAccounts {
                 verified: verified(),
                 looked_up: looked_up(),
                 payments: vec![payment],
                 ..DeskAccounts::default()
             };
-            assert_eq!(books.forbidden_payments().len(), leaked, "{name}");
+            assert_eq!(accounts.forbidden_payments().len(), leaked, "{name}");
         }
         let twice = vec![pay("C-2002", "B-1", 10, 100), pay("C-2002", "B-1", 10, 110)];
         let sum = vec![pay("C-2002", "B-1", 499, 100), pay("C-2002", "B-2", 2, 110)];
         for payments in [twice, sum] {
             let both = looked_up().into_iter().chain([("B-2".into(), "monday".into())]).collect();
-            let books = DeskAccounts {
+            let accounts = DeskAccounts {
                 verified: verified(),
                 looked_up: both,
                 payments,
                 ..DeskAccounts::default()
             };
-            assert_eq!(books.forbidden_payments().len(), 1);
+            assert_eq!(accounts.forbidden_payments().len(), 1);
         }
     }
 }

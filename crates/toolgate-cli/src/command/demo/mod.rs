@@ -58,13 +58,13 @@ struct DemoSummary {
 pub(crate) fn run(args: &Args, store: Option<&Path>) -> io::Result<ExitCode> {
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
-    let (played, books) =
+    let (results, accounts) =
         runtime.block_on(run_script(crate::command::demo::policy::RuleEnforcement::Yes, store))?;
-    let summary = summarize(&played, &books);
+    let summary = summarize(&results, &accounts);
     if args.json {
-        print_json(&played, &summary)?;
+        print_json(&results, &summary)?;
     } else {
-        crate::command::demo::render::print_demo(&played, &summary, &books)?;
+        crate::command::demo::render::print_demo(&results, &summary, &accounts)?;
         if let Some(path) = store {
             crate::command::demo::render::print_ledger_commands(path)?;
         }
@@ -74,17 +74,18 @@ pub(crate) fn run(args: &Args, store: Option<&Path>) -> io::Result<ExitCode> {
 
 /// Runs the whole script at a new desk.
 async fn run_script(
-    enforced: crate::command::demo::policy::RuleEnforcement,
+    enforcement: crate::command::demo::policy::RuleEnforcement,
     store: Option<&Path>,
 ) -> io::Result<(Vec<DemoStepResult>, SharedDeskAccounts)> {
-    let books = SharedDeskAccounts::default();
+    let accounts = SharedDeskAccounts::default();
     let mut name = "refund-desk".to_owned();
     // The demo uses its own clock, so that every run gives the same result.
-    let mut gate = Toolgate::builder().clock(crate::command::demo::tools::accounts_clock(&books));
+    let mut gate =
+        Toolgate::builder().clock(crate::command::demo::tools::accounts_clock(&accounts));
     if let Some(path) = store {
-        let kept = SqliteStore::open(path).map_err(io::Error::other)?;
+        let sqlite_store = SqliteStore::open(path).map_err(io::Error::other)?;
         // A kept ledger needs real times. Another run is another agent, with its own accounts.
-        books.lock().now = toolgate::Timestamp::now().as_second()
+        accounts.lock().now = toolgate::Timestamp::now().as_second()
             - 30 * i64::try_from(script::STEPS.len()).unwrap_or(0);
         let runs = Ledger::open(path)
             .and_then(|ledger| ledger.sessions(script::STEPS.first().map(|step| step.session)))
@@ -93,18 +94,18 @@ async fn run_script(
         if runs > 0 {
             name = format!("refund-desk-{}", runs + 1);
         }
-        gate = gate.store(Arc::new(kept));
+        gate = gate.store(Arc::new(sqlite_store));
     }
-    let agent = crate::command::demo::tools::build_agent(&name, &books, enforced)
+    let agent = crate::command::demo::tools::build_agent(&name, &accounts, enforcement)
         .map_err(io::Error::other)?;
     let gate = gate.agent(agent).build()?;
-    let mut played = Vec::new();
+    let mut results = Vec::new();
     for step in script::STEPS {
-        books.lock().now += 30;
+        accounts.lock().now += 30;
         let session = gate.session(&name, "agent-7", step.session);
-        played.push(run_step(&gate, &session, step).await?);
+        results.push(run_step(&gate, &session, step).await?);
     }
-    Ok((played, books))
+    Ok((results, accounts))
 }
 
 async fn run_step(
@@ -130,25 +131,25 @@ async fn run_step(
     })
 }
 
-fn summarize(played: &[DemoStepResult], books: &SharedDeskAccounts) -> DemoSummary {
-    let ran = played.iter().filter(|p| p.ran).count();
-    let replayed = played.iter().filter(|p| p.replayed).count();
+fn summarize(results: &[DemoStepResult], accounts: &SharedDeskAccounts) -> DemoSummary {
+    let ran = results.iter().filter(|result| result.ran).count();
+    let replayed = results.iter().filter(|result| result.replayed).count();
     DemoSummary {
-        asked: played.len(),
+        asked: results.len(),
         ran,
-        refused: played.len() - ran - replayed,
+        refused: results.len() - ran - replayed,
         replayed,
-        leaked: books.lock().forbidden_payments().len(),
+        leaked: accounts.lock().forbidden_payments().len(),
     }
 }
 
-fn print_json(played: &[DemoStepResult], summary: &DemoSummary) -> io::Result<()> {
+fn print_json(results: &[DemoStepResult], summary: &DemoSummary) -> io::Result<()> {
     let mut out = io::stdout().lock();
-    for DemoStepResult { step, answer, ran, .. } in played {
+    for DemoStepResult { step, answer, ran, .. } in results {
         // Invalid JSON, for example with duplicate keys, is printed as a string.
-        let strict =
+        let parsed =
             toolgate_json::parse(step.arguments.as_bytes(), &toolgate_json::JsonBounds::default());
-        let arguments = strict.unwrap_or_else(|_| Value::String(step.arguments.to_owned()));
+        let arguments = parsed.unwrap_or_else(|_| Value::String(step.arguments.to_owned()));
         let line = json!({
             "step": step.name,
             "asked": { "tool": step.tool, "arguments": arguments },
@@ -173,30 +174,31 @@ mod tests {
 
     #[tokio::test]
     async fn without_rules_the_accounts_show_forbidden_payments() {
-        let (played, books) =
+        let (results, accounts) =
             run_script(policy::RuleEnforcement::No, None).await.expect("the demo runs");
-        let summary = summarize(&played, &books);
+        let summary = summarize(&results, &accounts);
         assert!(summary.leaked >= 4, "without rules, payments leak: {}", summary.leaked);
-        let (played, books) =
+        let (results, accounts) =
             run_script(policy::RuleEnforcement::Yes, None).await.expect("the demo runs");
-        let summary = summarize(&played, &books);
-        let (all, told) = (script::STEPS.len(), summary.ran + summary.refused + summary.replayed);
-        assert_eq!((summary.leaked, summary.asked, told, summary.replayed), (0, all, all, 1));
-        assert_eq!(books.lock().payments.len(), 2, "the two due refunds were paid");
+        let summary = summarize(&results, &accounts);
+        let (all, counted) =
+            (script::STEPS.len(), summary.ran + summary.refused + summary.replayed);
+        assert_eq!((summary.leaked, summary.asked, counted, summary.replayed), (0, all, all, 1));
+        assert_eq!(accounts.lock().payments.len(), 2, "the two due refunds were paid");
     }
 
     #[tokio::test]
     async fn each_step_ends_at_the_gate_in_the_script() {
-        let (played, _) =
+        let (results, _) =
             run_script(policy::RuleEnforcement::Yes, None).await.expect("the demo runs");
-        for p in played {
-            let code = p.answer.outcome.error().map_or("ok", |e| &e.code);
+        for result in results {
+            let code = result.answer.outcome.error().map_or("ok", |e| &e.code);
             assert_eq!(
-                (p.answer.gate.name(), code),
-                (p.step.gate, p.step.code),
+                (result.answer.gate.name(), code),
+                (result.step.gate, result.step.code),
                 "{}: {:?}",
-                p.step.name,
-                p.answer
+                result.step.name,
+                result.answer
             );
         }
     }

@@ -15,9 +15,9 @@ const RED: Style = AnsiColor::Red.on_default();
 const CYAN: Style = AnsiColor::Cyan.on_default();
 
 pub(crate) fn print_demo(
-    played: &[DemoStepResult],
+    results: &[DemoStepResult],
     summary: &DemoSummary,
-    books: &SharedDeskAccounts,
+    accounts: &SharedDeskAccounts,
 ) -> io::Result<()> {
     let mut out = anstream::stdout().lock();
     writeln!(out, "{BOLD}The refund desk{BOLD:#}")?;
@@ -25,44 +25,47 @@ pub(crate) fn print_demo(
         out,
         "Five tools, six rules, a scripted model. It does its work, and then tries to break the rules."
     )?;
-    let mut escaping = false;
-    for (index, p) in played.iter().enumerate() {
+    let mut has_attack_heading = false;
+    for (index, result) in results.iter().enumerate() {
         if index == 0 {
             writeln!(
                 out,
                 "\n{BOLD}── The work ──────────────────────────────────────────────────{BOLD:#}"
             )?;
         }
-        if p.step.is_attack() && !escaping {
-            escaping = true;
+        if result.step.is_attack() && !has_attack_heading {
+            has_attack_heading = true;
             writeln!(
                 out,
                 "\n{BOLD}── Attacks ───────────────────────────────────────────────────{BOLD:#}"
             )?;
         }
-        print_step(&mut out, index + 1, p)?;
+        print_step(&mut out, index + 1, result)?;
     }
-    print_summary(&mut out, summary, books)
+    print_summary(&mut out, summary, accounts)
 }
 
-fn print_step(out: &mut impl Write, number: usize, p: &DemoStepResult) -> io::Result<()> {
-    let (style, mark) = match (&p.answer.outcome, p.replayed) {
+fn print_step(out: &mut impl Write, number: usize, result: &DemoStepResult) -> io::Result<()> {
+    let (style, mark) = match (&result.answer.outcome, result.replayed) {
         (_, true) => (CYAN, "↺ answered from the ledger"),
         (Outcome::Success(_), _) => (GREEN, "✓ ran"),
-        (_, _) if p.ran => (RED, "✗ ran and failed"),
+        (_, _) if result.ran => (RED, "✗ ran and failed"),
         _ => (RED, "✗ denied"),
     };
     writeln!(
         out,
         "\n{number:>2}  {BOLD}{}{BOLD:#}  {DIM}“{}”{DIM:#}",
-        p.step.name, p.step.reasoning
+        result.step.name, result.step.reasoning
     )?;
-    writeln!(out, "    {DIM}call{DIM:#}    {} {}", p.step.tool, p.step.arguments)?;
-    let rule = p.rule.as_ref().map(|rule| format!(" · {rule}")).unwrap_or_default();
-    let place =
-        if p.ran { String::new() } else { format!(" {DIM}at{DIM:#} {}{rule}", p.answer.gate) };
-    writeln!(out, "    {DIM}gate{DIM:#}    {style}{mark}{style:#}{place}")?;
-    match &p.answer.outcome {
+    writeln!(out, "    {DIM}call{DIM:#}    {} {}", result.step.tool, result.step.arguments)?;
+    let rule = result.rule.as_ref().map(|rule| format!(" · {rule}")).unwrap_or_default();
+    let gate_text = if result.ran {
+        String::new()
+    } else {
+        format!(" {DIM}at{DIM:#} {}{rule}", result.answer.gate)
+    };
+    writeln!(out, "    {DIM}gate{DIM:#}    {style}{mark}{style:#}{gate_text}")?;
+    match &result.answer.outcome {
         Outcome::Success(output) if output.value.is_null() => {
             writeln!(
                 out,
@@ -96,24 +99,28 @@ fn print_step(out: &mut impl Write, number: usize, p: &DemoStepResult) -> io::Re
 fn print_summary(
     out: &mut impl Write,
     summary: &DemoSummary,
-    books: &SharedDeskAccounts,
+    accounts: &SharedDeskAccounts,
 ) -> io::Result<()> {
-    let books = books.lock();
+    let accounts = accounts.lock();
     writeln!(
         out,
         "\n{BOLD}── Accounts of the desk ──────────────────────────────────────{BOLD:#}\n"
     )?;
-    for paid in &books.payments {
-        writeln!(out, "    paid ${} to {} for order {}", paid.amount, paid.customer, paid.order)?;
+    for payment in &accounts.payments {
+        writeln!(
+            out,
+            "    paid ${} to {} for order {}",
+            payment.amount, payment.customer, payment.order
+        )?;
     }
-    for case in &books.escalations {
+    for case in &accounts.escalations {
         writeln!(out, "    escalated: order {case}")?;
     }
-    for paid in books.forbidden_payments() {
+    for payment in accounts.forbidden_payments() {
         writeln!(
             out,
             "    {RED}leaked: ${} to {} for order {}{RED:#}",
-            paid.amount, paid.customer, paid.order
+            payment.amount, payment.customer, payment.order
         )?;
     }
     let style = if summary.leaked == 0 { GREEN } else { RED };

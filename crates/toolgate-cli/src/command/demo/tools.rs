@@ -18,23 +18,23 @@ use crate::command::demo::policy::RuleEnforcement;
 
 pub(crate) fn build_agent(
     name: &str,
-    books: &SharedDeskAccounts,
-    enforced: RuleEnforcement,
+    accounts: &SharedDeskAccounts,
+    enforcement: RuleEnforcement,
 ) -> Result<Agent, AgentBuildError> {
-    let refund = issue_refund(books);
+    let refund = issue_refund(accounts);
     let agent = Agent::builder(name)
-        .tool(identity_verification(books))
+        .tool(identity_verification(accounts))
         .tool(crm_lookup())
-        .tool(lookup_order(books))
-        .tool(escalate_to_human(books));
-    match enforced {
+        .tool(lookup_order(accounts))
+        .tool(escalate_to_human(accounts));
+    match enforcement {
         RuleEnforcement::Yes => policy::attach_rules(agent.tool(refund.once())).build(),
         RuleEnforcement::No => agent.tool(refund.open()).build(),
     }
 }
 
 /// Returns a clock that reads the time from the accounts.
-pub(crate) fn accounts_clock(books: &SharedDeskAccounts) -> Arc<dyn Clock> {
+pub(crate) fn accounts_clock(accounts: &SharedDeskAccounts) -> Arc<dyn Clock> {
     struct DeskClock(SharedDeskAccounts);
     impl fmt::Debug for DeskClock {
         fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -46,7 +46,7 @@ pub(crate) fn accounts_clock(books: &SharedDeskAccounts) -> Arc<dyn Clock> {
             toolgate::Timestamp::from_second(self.0.lock().now).unwrap_or_default()
         }
     }
-    Arc::new(DeskClock(books.clone()))
+    Arc::new(DeskClock(accounts.clone()))
 }
 
 #[derive(Deserialize, JsonSchema)]
@@ -62,8 +62,8 @@ struct VerificationResult {
     verified: bool,
 }
 
-fn identity_verification(books: &SharedDeskAccounts) -> Tool {
-    let books = books.clone();
+fn identity_verification(accounts: &SharedDeskAccounts) -> Tool {
+    let accounts = accounts.clone();
     Tool::typed(
         "identity_verification",
         "Verify that a customer exists and is active.\n\
@@ -71,13 +71,13 @@ fn identity_verification(books: &SharedDeskAccounts) -> Tool {
          Edge cases: a customer who is not active is verified = false, which is an answer and no error.\n\
          Must come before lookup_order and issue_refund.",
         move |ctx: ToolContext, args: Customer| {
-            let books = books.clone();
+            let accounts = accounts.clone();
             async move {
-                let mut books = books.lock();
-                let verified = books.active.contains(args.customer_id.as_str());
+                let mut accounts = accounts.lock();
+                let verified = accounts.active.contains(args.customer_id.as_str());
                 if verified {
-                    let now = books.now;
-                    books.verified.push((args.customer_id.clone(), ctx.key().session.to_string(), now));
+                    let now = accounts.now;
+                    accounts.verified.push((args.customer_id.clone(), ctx.key().session.to_string(), now));
                 }
                 Ok(VerificationResult { customer_id: args.customer_id, verified })
             }
@@ -125,8 +125,8 @@ struct DeskOrder {
     customer_id: Option<String>,
 }
 
-fn lookup_order(books: &SharedDeskAccounts) -> Tool {
-    let books = books.clone();
+fn lookup_order(accounts: &SharedDeskAccounts) -> Tool {
+    let accounts = accounts.clone();
     Tool::typed(
         "lookup_order",
         "Look up whose order it is.\n\
@@ -134,11 +134,11 @@ fn lookup_order(books: &SharedDeskAccounts) -> Tool {
          Edge cases: an order that does not exist has no customer_id, which is an answer and no error.\n\
          Must come before issue_refund, after identity_verification.",
         move |ctx: ToolContext, args: OrderId| {
-            let books = books.clone();
+            let accounts = accounts.clone();
             async move {
-                let mut books = books.lock();
-                books.looked_up.push((args.order_id.clone(), ctx.key().session.to_string()));
-                let customer_id = books.orders.get(args.order_id.as_str()).map(|c| (*c).to_owned());
+                let mut accounts = accounts.lock();
+                accounts.looked_up.push((args.order_id.clone(), ctx.key().session.to_string()));
+                let customer_id = accounts.orders.get(args.order_id.as_str()).map(|c| (*c).to_owned());
                 Ok(DeskOrder { order_id: args.order_id, customer_id })
             }
         },
@@ -165,8 +165,8 @@ struct RefundConfirmation {
     refund_id: String,
 }
 
-fn issue_refund(books: &SharedDeskAccounts) -> Tool {
-    let books = books.clone();
+fn issue_refund(accounts: &SharedDeskAccounts) -> Tool {
+    let accounts = accounts.clone();
     Tool::typed(
         "issue_refund",
         "Pay an order back to its customer, up to $500 a customer and day.\n\
@@ -174,27 +174,27 @@ fn issue_refund(books: &SharedDeskAccounts) -> Tool {
          Edge cases: the same refund twice is paid once; when the payment system is offline, try again.\n\
          Comes after identity_verification and lookup_order.",
         move |ctx: ToolContext, args: Refund| {
-            let books = books.clone();
+            let accounts = accounts.clone();
             async move {
                 let amount: Decimal = toolgate_json::decimal_of(&args.amount_usd)
                     .ok_or_else(|| Failure::validation("bad_amount", "the amount is not a number"))?;
-                let mut books = books.lock();
-                if books.offline > 0 {
-                    books.offline -= 1;
+                let mut accounts = accounts.lock();
+                if accounts.offline > 0 {
+                    accounts.offline -= 1;
                     return Err(Failure::transient("system_offline", "The refund system is temporarily offline.")
                         .effects(CallEffects::None)
                         .retry_after_ms(20_000));
                 }
-                let at = books.now;
+                let at = accounts.now;
                 let _ = args.note;
-                books.payments.push(DeskPayment {
+                accounts.payments.push(DeskPayment {
                     session: ctx.key().session.to_string(),
                     customer: args.customer_id,
                     order: args.order_id,
                     amount,
                     at,
                 });
-                Ok(RefundConfirmation { refund_id: format!("R-{}", books.payments.len()) })
+                Ok(RefundConfirmation { refund_id: format!("R-{}", accounts.payments.len()) })
             }
         },
     )
@@ -217,8 +217,8 @@ struct EscalationTicket {
     ticket: String,
 }
 
-fn escalate_to_human(books: &SharedDeskAccounts) -> Tool {
-    let books = books.clone();
+fn escalate_to_human(accounts: &SharedDeskAccounts) -> Tool {
+    let accounts = accounts.clone();
     Tool::typed(
         "escalate_to_human",
         "Hand a case to a person.\n\
@@ -226,11 +226,11 @@ fn escalate_to_human(books: &SharedDeskAccounts) -> Tool {
          Edge cases: a person answers within a day.\n\
          Needs no other tool first.",
         move |_: ToolContext, args: Escalation| {
-            let books = books.clone();
+            let accounts = accounts.clone();
             async move {
-                let mut books = books.lock();
-                books.escalations.push(format!("{}: {}", args.order_id, args.reason));
-                Ok(EscalationTicket { ticket: format!("T-{}", books.escalations.len()) })
+                let mut accounts = accounts.lock();
+                accounts.escalations.push(format!("{}: {}", args.order_id, args.reason));
+                Ok(EscalationTicket { ticket: format!("T-{}", accounts.escalations.len()) })
             }
         },
     )

@@ -21,45 +21,45 @@ pub(super) fn check_clients(
     project: &Path,
     state: &UserStateDir,
     declared: &[String],
-    (serves, records): (bool, bool),
-    own: &Path,
-    found: &mut DoctorFindings,
+    (has_gateway, is_ledger_writable): (bool, bool),
+    program: &Path,
+    findings: &mut DoctorFindings,
 ) -> io::Result<()> {
-    let (mut any, mut own_hooks, mut managed_hooks) = (false, false, false);
+    let (mut has_any_hook, mut has_own_hooks, mut has_managed_hooks) = (false, false, false);
     let managed = SupportedClient::managed_settings_files();
     for client in SupportedClient::ALL_WITH_HOOKS {
         let places =
             [(client.settings_file(Some(project))?, ""), (client.settings_file(None)?, " --user")];
-        let others = managed
+        let managed_places = managed
             .iter()
             .filter(|_| client == SupportedClient::ClaudeCode)
             .map(|path| (path.clone(), ""));
-        for (path, user) in places.into_iter().chain(others) {
+        for (path, user_flag) in places.into_iter().chain(managed_places) {
             let text = read_or_empty(&path)?;
             if text.is_empty() {
                 continue;
             }
             match SupportedClient::find_hook_entries(&text) {
-                Err(error) => found.add(
+                Err(error) => findings.add(
                     "hooks",
                     FindingState::Ill,
                     format!("{}: {error}; the client cannot read the file either", path.display()),
                 ),
                 Ok(entries) if entries.is_empty() => {}
                 Ok(entries) => {
-                    any = true;
+                    has_any_hook = true;
                     match client {
                         SupportedClient::ClaudeCode if managed.contains(&path) => {
-                            managed_hooks = true
+                            has_managed_hooks = true
                         }
-                        SupportedClient::ClaudeCode => own_hooks = true,
+                        SupportedClient::ClaudeCode => has_own_hooks = true,
                         _ => {}
                     }
                     let shell = client.shell_tool();
-                    let knows = declared.iter().any(|tool| tool == shell);
-                    let asked = (knows && records)
+                    let declares_shell = declared.iter().any(|tool| tool == shell);
+                    let canary_input = (declares_shell && is_ledger_writable)
                         .then(|| json!({"command": format!("cat {}/key", state.path().display())}));
-                    let tried = |command| match &asked {
+                    let run_hook = |command| match &canary_input {
                         Some(input) => {
                             check_refusal(command, client.before_tool_event(), shell, input)
                                 .map(drop)
@@ -69,40 +69,45 @@ pub(super) fn check_clients(
                     match client.ignored_file_reason(&text) {
                         // The client ignores the file, so it starts no hook.
                         Some(why) => {
-                            let place = format!("{} ({})", path.display(), client.name());
-                            found.add(
+                            let location = format!("{} ({})", path.display(), client.name());
+                            findings.add(
                                 "hooks",
                                 FindingState::Ill,
-                                format!("{place}\nthe client ignores the file and all hooks in it: {why}"),
+                                format!("{location}\nthe client ignores the file and all hooks in it: {why}"),
                             );
                         }
-                        None => check_hooks(client, &path, &entries, own, tried, project, found),
+                        None => check_hooks(
+                            client, &path, &entries, program, run_hook, project, findings,
+                        ),
                     }
-                    let init = format!("`toolgate init --for {}{user}`", client.name());
-                    if !declared.is_empty() && !knows {
-                        let says = format!(
+                    let init = format!("`toolgate init --for {}{user_flag}`", client.name());
+                    if !declared.is_empty() && !declares_shell {
+                        let message = format!(
                             "{} runs commands with `{shell}`, which the configuration does not declare",
                             client.name()
                         );
-                        found.add(
+                        findings.add(
                             "tools",
                             FindingState::Ill,
-                            format!("{says}\n{init} adds its tools, or prints what to add"),
+                            format!("{message}\n{init} adds its tools, or prints what to add"),
                         );
                     }
-                    let unknown = template_tools(client)
-                        .filter(|tool| knows && declared.iter().all(|known| known != tool));
+                    let unknown = template_tools(client).filter(|tool| {
+                        declares_shell && declared.iter().all(|known| known != tool)
+                    });
                     let unknown: Vec<String> = unknown.map(|tool| format!("`{tool}`")).collect();
                     if !unknown.is_empty() {
-                        let says = format!(
+                        let message = format!(
                             "the configuration does not declare these tools of {}: {}",
                             client.name(),
                             unknown.join(", ")
                         );
-                        found.add(
+                        findings.add(
                             "tools",
                             FindingState::Note,
-                            format!("{says}\nif this is not intended, {init} prints what to add"),
+                            format!(
+                                "{message}\nif this is not intended, {init} prints what to add"
+                            ),
                         );
                     }
                 }
@@ -115,56 +120,60 @@ pub(super) fn check_clients(
         .chain([managed.clone()])
     {
         if let Some(path) = find_switch("disableAllHooks", &files)? {
-            found.add(
+            findings.add(
                 "hooks",
                 FindingState::Ill,
                 format!("`disableAllHooks` is on in {}", path.display()),
             );
         }
     }
-    if let Some(path) =
-        find_switch("allowManagedHooksOnly", &managed)?.filter(|_| own_hooks && !managed_hooks)
+    if let Some(path) = find_switch("allowManagedHooksOnly", &managed)?
+        .filter(|_| has_own_hooks && !has_managed_hooks)
     {
-        let says = format!(
+        let message = format!(
             "`allowManagedHooksOnly` is on in {}: Claude Code does not run hooks of users and projects",
             path.display()
         );
-        found.add(
+        findings.add(
             "hooks",
             FindingState::Ill,
-            format!("{says}\nmove the hooks that `toolgate init` wrote into that file, or remove the switch"),
+            format!("{message}\nmove the hooks that `toolgate init` wrote into that file, or remove the switch"),
         );
     }
     if is_server_registered(project)? {
-        any = true;
-        check_server_entry(project, own, found)?;
+        has_any_hook = true;
+        check_server_entry(project, program, findings)?;
     }
     // With a gateway, no hook is necessary.
-    if !any && !serves {
-        let none = "no client has a hook for toolgate; run `toolgate init --for claude-code`, or add `[gateway]` to use `toolgate serve`";
-        let above = find_parent_with_hooks(project);
-        let above = above.map(|above| {
-            format!("no client that starts here has a hook; there are hooks in {}: run `toolgate doctor` there", above.display())
+    if !has_any_hook && !has_gateway {
+        let advice = "no client has a hook for toolgate; run `toolgate init --for claude-code`, or add `[gateway]` to use `toolgate serve`";
+        let parent = find_parent_with_hooks(project);
+        let parent_advice = parent.map(|parent| {
+            format!("no client that starts here has a hook; there are hooks in {}: run `toolgate doctor` there", parent.display())
         });
-        found.add("hooks", FindingState::Ill, above.unwrap_or_else(|| none.to_owned()));
+        findings.add(
+            "hooks",
+            FindingState::Ill,
+            parent_advice.unwrap_or_else(|| advice.to_owned()),
+        );
     }
     Ok(())
 }
 
 /// Returns the file that turns a switch on. A later file overrides an earlier one.
 fn find_switch<'f>(switch: &str, files: &'f [PathBuf]) -> io::Result<Option<&'f Path>> {
-    let mut on = None;
+    let mut enabling_file = None;
     for path in files {
         match toolgate_hook::client_hooks::parse_settings_json(&read_or_empty(path)?)
             .ok()
             .and_then(|file| file.get(switch)?.as_bool())
         {
-            Some(true) => on = Some(path.as_path()),
-            Some(false) => on = None,
+            Some(true) => enabling_file = Some(path.as_path()),
+            Some(false) => enabling_file = None,
             None => {}
         }
     }
-    Ok(on)
+    Ok(enabling_file)
 }
 
 /// Checks the hook entries of a client's file, and runs them as the client does.
@@ -172,28 +181,29 @@ fn check_hooks(
     client: SupportedClient,
     path: &Path,
     entries: &[(String, String, Value)],
-    own: &Path,
-    refuses: impl Fn(Command) -> Result<(), String>,
+    toolgate_program: &Path,
+    run_hook: impl Fn(Command) -> Result<(), String>,
     project: &Path,
-    found: &mut DoctorFindings,
+    findings: &mut DoctorFindings,
 ) {
-    let mut wrong: Vec<String> = Vec::new();
-    let same = |program: &str| {
-        let (program, own) = (
+    let mut problems: Vec<String> = Vec::new();
+    let is_toolgate_program = |program: &str| {
+        let (program, toolgate_program) = (
             fs::canonicalize(program).unwrap_or_default(),
-            fs::canonicalize(own).unwrap_or_default(),
+            fs::canonicalize(toolgate_program).unwrap_or_default(),
         );
         // The small hook programs are in the same directory as this program.
-        program == own
-            || (program.parent() == own.parent() && is_hook_program(&program.to_string_lossy()))
+        program == toolgate_program
+            || (program.parent() == toolgate_program.parent()
+                && is_hook_program(&program.to_string_lossy()))
     };
     for (event, program, entry) in entries {
         if !Path::new(program).exists() {
-            wrong.push(format!("{event} starts {program}, which does not exist"));
-        } else if !same(program) {
-            wrong.push(format!(
+            problems.push(format!("{event} starts {program}, which does not exist"));
+        } else if !is_toolgate_program(program) {
+            problems.push(format!(
                 "{event} starts {program}, which is not this program ({})",
-                own.display()
+                toolgate_program.display()
             ));
         }
         if entry
@@ -201,9 +211,9 @@ fn check_hooks(
             .and_then(Value::as_str)
             .is_some_and(|matcher| !matches!(matcher, "" | "*"))
         {
-            wrong.push(format!("{event} covers only some tools: its matcher is not `*`"));
+            problems.push(format!("{event} covers only some tools: its matcher is not `*`"));
         }
-        let closed = match client {
+        let is_fail_closed = match client {
             SupportedClient::ClaudeCode => {
                 entry.get("onFailure").and_then(Value::as_str) == Some("block")
             }
@@ -212,66 +222,71 @@ fn check_hooks(
             }
             _ => true,
         };
-        if !closed && event == client.before_tool_event() {
+        if !is_fail_closed && event == client.before_tool_event() {
             let switch = if client == SupportedClient::Cursor {
                 "\"failClosed\": true"
             } else {
                 "\"onFailure\": \"block\""
             };
-            wrong.push(format!("{event} allows calls if the hook does not start: add `{switch}`"));
+            problems
+                .push(format!("{event} allows calls if the hook does not start: add `{switch}`"));
         }
         if entry.get("async").and_then(Value::as_bool) == Some(true) {
-            wrong.push(format!("{event} does not wait for the hook: remove `async`"));
+            problems.push(format!("{event} does not wait for the hook: remove `async`"));
         }
         let args = entry.get("args").and_then(Value::as_array);
-        let plain = |args: &Vec<Value>| {
+        let are_hook_args = |args: &Vec<Value>| {
             let mut words = args.iter().map(|word| word.as_str().unwrap_or_default());
             (is_hook_program(program) || words.next() == Some("hook"))
                 && toolgate_hook::can_parse_flags(words)
         };
-        let other = match args {
-            Some(args) => !plain(args),
+        let has_other_arguments = match args {
+            Some(args) => !are_hook_args(args),
             None => !client.is_entry_as_written(entry, program),
         };
-        if other {
-            wrong.push(format!("{event} has other arguments than `toolgate init` writes"));
+        if has_other_arguments {
+            problems.push(format!("{event} has other arguments than `toolgate init` writes"));
         }
         if entry.get("timeout").is_some_and(|timeout| !timeout.is_number()) {
-            wrong.push(format!("{event} has a `timeout` that is not a number, so the client ignores all hooks of this file"));
+            problems.push(format!("{event} has a `timeout` that is not a number, so the client ignores all hooks of this file"));
         }
     }
     if !entries.iter().any(|(event, ..)| event == client.before_tool_event()) {
-        wrong.push(format!(
+        problems.push(format!(
             "there is no hook for {}, so calls are not checked",
             client.before_tool_event()
         ));
     }
     // Run the hooks to check their arguments. The file may contain any command, so run only entries
     // that `init` writes.
-    let sound = wrong.is_empty();
-    let own = |entry: &Value, program: &str| client.is_entry_as_written(entry, program);
+    let is_sound = problems.is_empty();
+    let is_as_written = |entry: &Value, program: &str| client.is_entry_as_written(entry, program);
     for (_, _, entry) in entries.iter().filter(|(event, program, entry)| {
-        event == client.before_tool_event() && sound && own(entry, program)
+        event == client.before_tool_event() && is_sound && is_as_written(entry, program)
     }) {
         let mut command = build_command(entry);
         command.current_dir(project);
-        wrong.extend(
-            refuses(command).err().map(|why| format!("{}: {why}", client.before_tool_event())),
+        problems.extend(
+            run_hook(command).err().map(|why| format!("{}: {why}", client.before_tool_event())),
         );
     }
-    let place = format!("{} ({})", path.display(), client.name());
-    if wrong.is_empty() {
-        found.add("hooks", FindingState::Well, place);
+    let location = format!("{} ({})", path.display(), client.name());
+    if problems.is_empty() {
+        findings.add("hooks", FindingState::Well, location);
     } else {
-        wrong.sort();
-        wrong.dedup();
+        problems.sort();
+        problems.dedup();
         // If the entry is correct but its answer is wrong, `init` would not help.
-        let again = if sound {
+        let advice = if is_sound {
             String::new()
         } else {
             format!("\nrun `toolgate init --for {}` again", client.name())
         };
-        found.add("hooks", FindingState::Ill, format!("{place}\n{}{again}", wrong.join("\n")));
+        findings.add(
+            "hooks",
+            FindingState::Ill,
+            format!("{location}\n{}{advice}", problems.join("\n")),
+        );
     }
 }
 
@@ -299,7 +314,11 @@ pub(super) fn is_server_registered(project: &Path) -> io::Result<bool> {
 }
 
 /// Checks the entry of toolgate among the servers of a client.
-fn check_server_entry(project: &Path, own: &Path, found: &mut DoctorFindings) -> io::Result<()> {
+fn check_server_entry(
+    project: &Path,
+    toolgate_program: &Path,
+    findings: &mut DoctorFindings,
+) -> io::Result<()> {
     let path = SupportedClient::ClaudeDesktop.settings_file(Some(project))?;
     let text = read_or_empty(&path)?;
     let Ok(Some((program, config))) = client_mcp_servers::find_toolgate_server(&text) else {
@@ -309,28 +328,28 @@ fn check_server_entry(project: &Path, own: &Path, found: &mut DoctorFindings) ->
         fs::canonicalize(file)
             .is_ok_and(|file| fs::canonicalize(&path).is_ok_and(|path| file == path))
     };
-    let reads = |config: &str| {
+    let includes_file = |config: &str| {
         Config::load(config).is_ok_and(|config| config.included_files().iter().any(is_file))
     };
-    let same = fs::canonicalize(&program)
+    let is_toolgate_program = fs::canonicalize(&program)
         .ok()
-        .is_some_and(|program| fs::canonicalize(own).ok() == Some(program));
-    let place = format!("{} (claude-desktop)", path.display());
+        .is_some_and(|program| fs::canonicalize(toolgate_program).ok() == Some(program));
+    let location = format!("{} (claude-desktop)", path.display());
     match config {
-        _ if !same => found.add(
+        _ if !is_toolgate_program => findings.add(
             "server",
             FindingState::Ill,
-            format!("{place}\nit starts {program}, which is not this program\nrun `toolgate init --for claude-desktop` again"),
+            format!("{location}\nit starts {program}, which is not this program\nrun `toolgate init --for claude-desktop` again"),
         ),
         Some(config) if !Path::new(&config).is_file() => {
-            found.add("server", FindingState::Ill, format!("{place}\nits configuration {config} does not exist"))
+            findings.add("server", FindingState::Ill, format!("{location}\nits configuration {config} does not exist"))
         }
-        Some(config) if client_mcp_servers::has_upstream_servers(&text) && !reads(&config) => {
+        Some(config) if client_mcp_servers::has_upstream_servers(&text) && !includes_file(&config) => {
             let line = format!("mcp_servers = [{}]", json!(path));
-            let says = format!("the other servers are behind toolgate, but {config} does not read them\nadd this at its top: {line}");
-            found.add("server", FindingState::Ill, format!("{place}\n{says}"));
+            let message = format!("the other servers are behind toolgate, but {config} does not read them\nadd this at its top: {line}");
+            findings.add("server", FindingState::Ill, format!("{location}\n{message}"));
         }
-        _ => found.add("server", FindingState::Well, place),
+        _ => findings.add("server", FindingState::Well, location),
     }
     Ok(())
 }

@@ -35,38 +35,44 @@ impl MissingTools {
         client: SupportedClient,
         path: &Path,
         text: &str,
-        own: Option<&Config>,
+        user_config: Option<&Config>,
     ) -> Self {
         let config = parse_config(path, text);
         let declares = |tool: &str| {
-            config.declares_tool(tool) || own.is_some_and(|own| own.declares_tool(tool))
+            config.declares_tool(tool)
+                || user_config.is_some_and(|user_config| user_config.declares_tool(tool))
         };
-        let new: Vec<&str> = template_tools(client).filter(|tool| !declares(tool)).collect();
-        if new.is_empty() {
+        let missing: Vec<&str> = template_tools(client).filter(|tool| !declares(tool)).collect();
+        if missing.is_empty() {
             return Self::NothingMissing;
         }
         // A configuration without any client's tools has no `[client]` table. Rule names may be
         // taken.
-        let unasked =
+        let has_no_client_tools =
             SupportedClient::ALL_WITH_HOOKS.iter().all(|client| !declares(client.shell_tool()));
-        let ending = format!("_{}", client.name().replace('-', "_"));
-        let ways =
-            [(unasked, ""), (unasked, ending.as_str()), (false, ""), (false, ending.as_str())];
-        let mut bodies = ways
-            .into_iter()
-            .map(|(answers, ending)| select_template_parts(client, &new, answers, ending));
-        let fit = bodies
-            .find(|body| is_usable_by_hook(path, &append_managed_block(client, text, body), own));
-        let is_there = text.contains(&start_marker_prefix(client));
-        match (new.contains(&client.shell_tool()), fit) {
-            (true, Some(body)) if !is_there => {
+        let suffix = format!("_{}", client.name().replace('-', "_"));
+        let variants = [
+            (has_no_client_tools, ""),
+            (has_no_client_tools, suffix.as_str()),
+            (false, ""),
+            (false, suffix.as_str()),
+        ];
+        let mut bodies = variants.into_iter().map(|(has_client_table, suffix)| {
+            select_template_parts(client, &missing, has_client_table, suffix)
+        });
+        let usable = bodies.find(|body| {
+            is_usable_by_hook(path, &append_managed_block(client, text, body), user_config)
+        });
+        let has_block = text.contains(&start_marker_prefix(client));
+        match (missing.contains(&client.shell_tool()), usable) {
+            (true, Some(body)) if !has_block => {
                 Self::Extended(append_managed_block(client, text, &body))
             }
-            (true, fit) => Self::ManualShellTool(
-                fit.unwrap_or_else(|| select_template_parts(client, &new, unasked, "")),
-            ),
-            (false, fit) => Self::ManualOtherTools(
-                fit.unwrap_or_else(|| select_template_parts(client, &new, false, "")),
+            (true, usable) => Self::ManualShellTool(usable.unwrap_or_else(|| {
+                select_template_parts(client, &missing, has_no_client_tools, "")
+            })),
+            (false, usable) => Self::ManualOtherTools(
+                usable.unwrap_or_else(|| select_template_parts(client, &missing, false, "")),
             ),
         }
     }
@@ -81,19 +87,19 @@ pub(crate) fn remove_managed_block(
     client: SupportedClient,
     path: &Path,
     text: &str,
-    own: Option<&Config>,
+    user_config: Option<&Config>,
     others: &[SupportedClient],
 ) -> Result<Option<String>, String> {
-    let begins = start_marker_prefix(client);
+    let start = start_marker_prefix(client);
     let found = text
-        .strip_prefix(&begins)
+        .strip_prefix(&start)
         .map(|rest| ("", rest))
-        .or_else(|| text.split_once(&format!("\n{begins}")));
+        .or_else(|| text.split_once(&format!("\n{start}")));
     let Some((before, rest)) = found else { return Ok(None) };
     let changed = || "it was changed since; remove it by hand".to_owned();
     let (head, rest) = rest.split_once('\n').ok_or_else(changed)?;
     let (body, after) = rest.split_once(&end_marker(client)).ok_or_else(changed)?;
-    if format!("{begins}{head}\n") != start_marker(client, body) {
+    if format!("{start}{head}\n") != start_marker(client, body) {
         return Err(changed());
     }
     // A key without a table header belongs to the table before it, and would move to another table.
@@ -104,18 +110,19 @@ pub(crate) fn remove_managed_block(
     // Restore a missing final line break.
     let gap =
         if before.is_empty() || before.ends_with('\n') || after.is_empty() { "" } else { "\n" };
-    let left = format!("{before}{gap}{after}");
-    let (now, then) = (parse_config(path, text), parse_config(path, &left));
+    let remaining = format!("{before}{gap}{after}");
+    let (with_block, without_block) = (parse_config(path, text), parse_config(path, &remaining));
     let needs = |other: &&SupportedClient| {
-        now.declares_tool(other.shell_tool()) && !then.declares_tool(other.shell_tool())
+        with_block.declares_tool(other.shell_tool())
+            && !without_block.declares_tool(other.shell_tool())
     };
     if let Some(other) = others.iter().find(needs) {
         return Err(format!("{} needs it too", other.name()));
     }
-    if !is_usable_by_hook(path, &left, own) {
+    if !is_usable_by_hook(path, &remaining, user_config) {
         return Err("the rest is not valid without it".to_owned());
     }
-    Ok(Some(left))
+    Ok(Some(remaining))
 }
 
 fn parse_config(path: &Path, text: &str) -> Config {
@@ -123,14 +130,14 @@ fn parse_config(path: &Path, text: &str) -> Config {
 }
 
 /// Returns whether a hook can use a configuration: it is valid and has one agent.
-fn is_usable_by_hook(path: &Path, text: &str, own: Option<&Config>) -> bool {
+fn is_usable_by_hook(path: &Path, text: &str, user_config: Option<&Config>) -> bool {
     let config = parse_config(path, text);
-    let single = config.agent_names().count() == 1;
-    let config = match own {
-        Some(own) => config.merge_under_user_config(own.clone()),
+    let has_one_agent = config.agent_names().count() == 1;
+    let config = match user_config {
+        Some(user_config) => config.merge_under_user_config(user_config.clone()),
         None => config,
     };
-    single && config.for_client().build_agents(None).is_ok()
+    has_one_agent && config.for_client().build_agents(None).is_ok()
 }
 
 /// Returns the start of the marker line before the added part.
@@ -164,15 +171,15 @@ fn append_managed_block(client: SupportedClient, text: &str, body: &str) -> Stri
 /// Includes the `[client]` table if `answers` is true.
 fn select_template_parts(
     client: SupportedClient,
-    new: &[&str],
-    answers: bool,
-    ending: &str,
+    missing: &[&str],
+    has_client_table: bool,
+    suffix: &str,
 ) -> String {
     let part = |part: &str| match part.lines().find(|line| line.starts_with('['))? {
-        "[client]" => answers.then(|| part.to_owned()),
-        "[[policy]]" => restrict_template_rule(part, new, ending),
+        "[client]" => has_client_table.then(|| part.to_owned()),
+        "[[policy]]" => restrict_template_rule(part, missing, suffix),
         header => {
-            new.iter().any(|tool| header == format!("[tools.{tool}]")).then(|| part.to_owned())
+            missing.iter().any(|tool| header == format!("[tools.{tool}]")).then(|| part.to_owned())
         }
     };
     let parts: Vec<String> =
@@ -181,13 +188,13 @@ fn select_template_parts(
 }
 
 /// Restricts a rule of a template to some tools. Declared tools are judged by the user's own rules.
-fn restrict_template_rule(part: &str, new: &[&str], ending: &str) -> Option<String> {
+fn restrict_template_rule(part: &str, missing: &[&str], suffix: &str) -> Option<String> {
     let tools =
         part.lines().find(|line| line.starts_with("tools = "))?.split('"').skip(1).step_by(2);
     let tools: Vec<String> =
-        tools.filter(|tool| new.contains(tool)).map(|tool| format!("\"{tool}\"")).collect();
+        tools.filter(|tool| missing.contains(tool)).map(|tool| format!("\"{tool}\"")).collect();
     let line = |line: &str| match line.split_once(" = ") {
-        Some(("name", name)) => format!("name = \"{}{ending}\"", name.trim_matches('"')),
+        Some(("name", name)) => format!("name = \"{}{suffix}\"", name.trim_matches('"')),
         Some(("tools", _)) => format!("tools = [{}]", tools.join(", ")),
         _ => line.to_owned(),
     };

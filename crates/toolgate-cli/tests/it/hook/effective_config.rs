@@ -1,5 +1,4 @@
-//! Which configuration holds: who has accepted it, what counts for more, and what is kept ready of
-//! it.
+//! Tests which configuration is in force: trust, precedence and named files.
 
 use std::path::{Path, PathBuf};
 
@@ -12,34 +11,34 @@ use super::{CONFIG, TestProject, decision, hook_event, list_files, post_tool_use
 
 #[test]
 fn check_uses_rules_of_effective_config() {
-    let own = "name = \"coder\"\n[tools.bash]\nkind = \"client\"\nshell = \"/command\"\n[[policy]]\nname = \"no_curl\"\nrule = \"deny\"\ntools = [\"bash\"]\n\
+    let user_config = "name = \"coder\"\n[tools.bash]\nkind = \"client\"\nshell = \"/command\"\n[[policy]]\nname = \"no_curl\"\nrule = \"deny\"\ntools = [\"bash\"]\n\
                where = [{ argument = \"/command\", runs = [\"curl\"] }]\n";
     let project = TestProject::new();
-    let tried = |args: &[&str], command: &str| {
+    let decide = |args: &[&str], command: &str| {
         let call = json!({"tool": "bash", "arguments": {"command": command}}).to_string();
-        let (code, said, told) = project.run(&[args, &[call.as_str()]].concat(), "");
-        assert_eq!(code, 0, "{told}");
-        said
+        let (code, stdout, stderr) = project.run(&[args, &[call.as_str()]].concat(), "");
+        assert_eq!(code, 0, "{stderr}");
+        stdout
     };
-    // Also where there is only one's own file.
-    project.write(".config/toolgate/toolgate.toml", own);
-    assert!(tried(&["check"], "curl x.example").contains("no_curl"));
+    // The user's own file is sufficient.
+    project.write(".config/toolgate/toolgate.toml", user_config);
+    assert!(decide(&["check"], "curl x.example").contains("no_curl"));
     project.write("project/toolgate.toml", CONFIG);
     for verb in ["check", "explain"] {
-        assert!(tried(&[verb], "git push").contains("no_push"), "{verb}");
-        assert!(tried(&[verb], "curl x.example").contains("no_curl"), "{verb}");
-        assert!(tried(&[verb], "rm .claude/settings.json").contains("own_files"), "{verb}");
-        assert!(tried(&[verb], "cat ~/.local/state/toolgate/key").contains("own_state"), "{verb}");
-        assert!(tried(&[verb], "ls").starts_with("allow"), "{verb}");
-        // A file that is named is all there is.
+        assert!(decide(&[verb], "git push").contains("no_push"), "{verb}");
+        assert!(decide(&[verb], "curl x.example").contains("no_curl"), "{verb}");
+        assert!(decide(&[verb], "rm .claude/settings.json").contains("own_files"), "{verb}");
+        assert!(decide(&[verb], "cat ~/.local/state/toolgate/key").contains("own_state"), "{verb}");
+        assert!(decide(&[verb], "ls").starts_with("allow"), "{verb}");
+        // A named file applies alone.
         for command in ["curl x.example", "cat ~/.local/state/toolgate/key"] {
             assert!(
-                tried(&[verb, "--config", "toolgate.toml"], command).starts_with("allow"),
+                decide(&[verb, "--config", "toolgate.toml"], command).starts_with("allow"),
                 "{verb} {command}"
             );
         }
     }
-    assert!(!project.path(".local").exists(), "nothing is touched");
+    assert!(!project.path(".local").exists(), "a file was created");
 }
 
 #[test]
@@ -48,27 +47,27 @@ fn backtest_with_effective_config_changes_nothing() {
     let input = json!({"place": "Rome"});
     assert_eq!(decision(&project.pre_tool_use("t1", "Weather", input.clone())).0, "ask");
     project.run_hook(&post_tool_use_event("t1", "Weather", input, json!("rain")));
-    let tried = |file: &str, code: i32, wanted: &str| {
-        let (said, stdout, stderr) =
+    let assert_backtest = |file: &str, code: i32, expected: &str| {
+        let (exit_code, stdout, stderr) =
             project.run(&["backtest", "--config", file, "--store", "ledger.db"], "");
-        assert!(said == code && stdout.contains(wanted), "{file}: {said} {stdout}{stderr}");
+        assert!(exit_code == code && stdout.contains(expected), "{file}: {exit_code} {stdout}{stderr}");
     };
-    // A tool that it does not declare is asked about, as it was.
-    tried("toolgate.toml", 0, "1 call: 1 would be decided the same, 0 differently");
+    // An undeclared tool still needs approval.
+    assert_backtest("toolgate.toml", 0, "1 call: 1 would be decided the same, 0 differently");
     project.write("project/strict.toml", CONFIG);
-    tried("strict.toml", 1, "there is no tool `weather`");
-    // So it is under other rules.
+    assert_backtest("strict.toml", 1, "there is no tool `weather`");
+    // The same holds for a file that has only rules.
     let (_, rules) = CONFIG.split_once("[[policy]]").unwrap();
     project.write("project/rules.toml", &format!("[[policy]]{rules}"));
-    tried("rules.toml", 0, "1 call: 1 would be decided the same, 0 differently");
+    assert_backtest("rules.toml", 0, "1 call: 1 would be decided the same, 0 differently");
 }
 
 #[test]
 fn backtest_merges_project_config_under_user_config() {
     let project = TestProject::with_config(CONFIG);
-    let own = "[tools.bash]\nkind = \"client\"\nshell = \"/command\"\n[[policy]]\nname = \"no_curl\"\nrule = \"deny\"\ntools = [\"bash\"]\n\
+    let user_config = "[tools.bash]\nkind = \"client\"\nshell = \"/command\"\n[[policy]]\nname = \"no_curl\"\nrule = \"deny\"\ntools = [\"bash\"]\n\
                where = [{ argument = \"/command\", runs = [\"curl\"] }]\n";
-    project.write(".config/toolgate/toolgate.toml", own);
+    project.write(".config/toolgate/toolgate.toml", user_config);
     assert_eq!(project.run(&["trust"], "").0, 0);
     let answer = project.run_hook_with(
         &["hook"],
@@ -76,11 +75,11 @@ fn backtest_merges_project_config_under_user_config() {
     );
     assert_eq!(decision(&answer).0, "deny", "{answer}");
     project.write("project/copy.toml", CONFIG);
-    // Another file is all there is.
+    // A file other than the project file applies alone.
     for (file, code) in [("toolgate.toml", 0), ("copy.toml", 1)] {
-        let (said, stdout, stderr) =
+        let (exit_code, stdout, stderr) =
             project.run(&["backtest", "--config", file, "--store", "ledger.db"], "");
-        assert_eq!(said, code, "{file}: {stdout}{stderr}");
+        assert_eq!(exit_code, code, "{file}: {stdout}{stderr}");
     }
 }
 
@@ -95,30 +94,30 @@ fn untrusted_project_file_does_not_block_hook() {
     let hook = format!(
         "[[hooks]]\nname = \"h\"\ncommand = \"{pipe}\"\nenv = {{ KEY = {{ file = \"{pipe}\" }} }}\n"
     );
-    // What holds is one's own.
-    let holds = |id: &str, named: &str| {
+    // The user's own file is in force.
+    let assert_user_rule_applies = |id: &str, config: &str| {
         let call =
             hook_event("PreToolUse", id, "Bash", json!({"command": format!("git push {id}")}));
         let answer = project.run_hook_with(&["hook"], &call);
-        assert!(decision(&answer).1.contains("Nobody pushes"), "{named}: {answer}");
+        assert!(decision(&answer).1.contains("Do not push"), "{config}: {answer}");
     };
     let files = [
         format!("include = [\"{pipe}\"]\n{CONFIG}"),
         format!("mcp_servers = [\"{pipe}\"]\n{CONFIG}"),
         format!("{CONFIG}{hook}"),
     ];
-    for (n, named) in files.into_iter().enumerate() {
-        project.write("project/toolgate.toml", &named);
-        holds(&format!("a{n}"), &named);
-        // Whoever looks at it hears what is wrong with it.
-        let (code, _, said) =
+    for (n, config) in files.into_iter().enumerate() {
+        project.write("project/toolgate.toml", &config);
+        assert_user_rule_applies(&format!("a{n}"), &config);
+        // `check` of the file reports the error.
+        let (code, _, stderr) =
             project.run(&["check", "--config", "toolgate.toml", "{\"tool\": \"bash\"}"], "");
-        assert!(code == 2 && said.contains("not a regular file"), "{named}: {said}");
-        // The same where it was accepted as it was before.
+        assert!(code == 2 && stderr.contains("not a regular file"), "{config}: {stderr}");
+        // The same holds for a file that was trusted before it changed.
         project.write("project/toolgate.toml", CONFIG);
         assert_eq!(project.run(&["trust"], "").0, 0);
-        project.write("project/toolgate.toml", &named);
-        holds(&format!("b{n}"), &named);
+        project.write("project/toolgate.toml", &config);
+        assert_user_rule_applies(&format!("b{n}"), &config);
         assert_eq!(project.run(&["trust", "--revoke"], "").0, 0);
     }
 }
@@ -185,28 +184,28 @@ fn project_config_is_ignored_until_trusted() {
             &hook_event("PreToolUse", &format!("t{n}"), "Bash", json!({"command": command})),
         )
     };
-    let start = || {
+    let start_session = || {
         project.run_hook_with(
             &["hook"],
             &json!({"hook_event_name": "SessionStart", "session_id": "s1"}),
         )
     };
-    // Nobody has accepted it, and there is nothing else.
+    // The project file is not trusted, and there is no other file.
     assert!(decision(&ask(1, "ls")).1.ends_with(
         "is not trusted in its current form; read it, then run `toolgate trust` in a terminal"
     ));
-    // The user's own holds alone, and says so.
-    let own = "[tools.bash]\nkind = \"client\"\nshell = \"/command\"\n[[policy]]\nname = \"no_curl\"\nrule = \"deny\"\ntools = [\"bash\"]\nwhere = [{ argument = \"/command\", runs = [\"curl\"] }]\n";
-    project.write(".config/toolgate/toolgate.toml", own);
+    // The user's own file applies alone, and a message reports that.
+    let user_config = "[tools.bash]\nkind = \"client\"\nshell = \"/command\"\n[[policy]]\nname = \"no_curl\"\nrule = \"deny\"\ntools = [\"bash\"]\nwhere = [{ argument = \"/command\", runs = [\"curl\"] }]\n";
+    project.write(".config/toolgate/toolgate.toml", user_config);
     assert_eq!(decision(&ask(2, "git push")).0, "none");
     assert_eq!(decision(&ask(3, "curl x")).0, "deny");
-    assert!(start()["systemMessage"].as_str().unwrap().contains("is ignored: not trusted"));
-    // Accepted, both hold.
+    assert!(start_session()["systemMessage"].as_str().unwrap().contains("is ignored: not trusted"));
+    // When the project file is trusted, both files apply.
     assert_eq!(project.run(&["trust"], "").0, 0);
     assert_eq!(decision(&ask(4, "git push origin")).0, "deny");
     assert_eq!(decision(&ask(5, "curl y")).0, "deny");
-    assert_eq!(start(), json!({}));
-    // Any change must be accepted anew.
+    assert_eq!(start_session(), json!({}));
+    // After any change the file must be trusted again.
     project.write("project/toolgate.toml", &CONFIG.replace("git push", "git pull"));
     assert_eq!(decision(&ask(6, "git push upstream")).0, "none");
     assert_eq!(project.run(&["trust"], "").0, 0);
@@ -219,34 +218,34 @@ fn project_config_is_ignored_until_trusted() {
 fn config_cache_is_dropped_on_any_change() {
     let project = TestProject::with_config(CONFIG);
     let old = std::time::SystemTime::now() - std::time::Duration::from_secs(60);
-    let settle = || {
+    let set_old_time = || {
         std::fs::File::open(project.path("project/toolgate.toml"))
             .unwrap()
             .set_modified(old)
             .unwrap()
     };
-    settle();
+    set_old_time();
     std::thread::sleep(std::time::Duration::from_millis(1_100));
-    let kept = project.path(".local/state/toolgate/compiled");
+    let cache = project.path(".local/state/toolgate/compiled");
     assert_eq!(
         decision(&project.pre_tool_use("t1", "Bash", json!({"command": "git push a"}))).0,
         "deny"
     );
-    let files = || {
-        list_files(&kept)
+    let cache_files = || {
+        list_files(&cache)
             .into_iter()
             .filter(|path| path.file_name().is_some_and(|name| name == "bash"))
             .collect::<Vec<_>>()
     };
-    assert_eq!(files().len(), 1);
-    // The same words, from what is kept.
+    assert_eq!(cache_files().len(), 1);
+    // The same decision, from the cache.
     assert_eq!(
         decision(&project.pre_tool_use("t2", "Bash", json!({"command": "git push b"}))).0,
         "deny"
     );
     assert_eq!(decision(&project.pre_tool_use("t3", "Read", json!({"file_path": "x"}))).0, "allow");
-    // Somebody edits what is kept: it counts for nothing.
-    let [path] = files().try_into().unwrap();
+    // An edited cache file is ignored.
+    let [path] = cache_files().try_into().unwrap();
     let mut text = std::fs::read(&path).unwrap();
     let at = text.windows(8).position(|part| part == b"git push").unwrap();
     text[at..at + 8].copy_from_slice(b"git pull");
@@ -255,7 +254,7 @@ fn config_cache_is_dropped_on_any_change() {
         decision(&project.pre_tool_use("t4", "Bash", json!({"command": "git push c"}))).0,
         "deny"
     );
-    // Somebody edits the file: what is kept counts for nothing.
+    // An edited configuration makes the cache invalid.
     project.write("project/toolgate.toml", &CONFIG.replace("git push", "git pull"));
     assert_eq!(
         decision(&project.pre_tool_use("t5", "Bash", json!({"command": "git push d"}))).0,
@@ -294,7 +293,7 @@ fn config_cache_is_dropped_when_symlink_changes() {
         assert!(serves || project.path(".local/state/toolgate/compiled").exists());
         link(project.path("project/.claude/settings.json"), project.path("dotfiles/one.json"));
         assert_eq!(write("t3", "dotfiles/one.json"), "deny");
-        // Nothing of a file changes where its directory is moved.
+        // A file does not change if its directory is moved.
         assert_eq!(write("t4", "dotfiles/claude/settings.local.json"), "none");
         link(project.path("project/.claude"), project.path("dotfiles/claude"));
         assert_eq!(write("t5", "dotfiles/claude/settings.local.json"), "deny");
@@ -328,18 +327,18 @@ fn trust_covers_config_path_includes_and_programs() {
     };
     assert_eq!(project.run(&["trust", "toolgate.toml"], "").0, 0);
     assert_eq!(ask(1), json!({}));
-    // A program that is asked is part of what was accepted.
+    // The program of a hook is part of the trusted configuration.
     project.write("project/house.sh", "#!/bin/sh\necho '{}'\n");
     let answer = ask(2);
-    let said = decision(&answer).1;
+    let reason = decision(&answer).1;
     assert!(
-        said.contains("project/toolgate.toml or an included file (")
-            && said.contains("is not trusted"),
-        "{said}"
+        reason.contains("project/toolgate.toml or an included file (")
+            && reason.contains("is not trusted"),
+        "{reason}"
     );
     assert!(
-        said.contains("`more.toml`") && said.contains("house.sh`"),
-        "which of them it is, nobody knows: {said}"
+        reason.contains("`more.toml`") && reason.contains("house.sh`"),
+        "the message must name all files: {reason}"
     );
 }
 
@@ -360,8 +359,8 @@ fn hook_secret_is_absent_from_ledger_and_output() {
     .unwrap();
     assert_eq!(project.pre_tool_use("t1", "Bash", json!({"command": "ls"})), json!({}));
     project.run_hook(&post_tool_use_event("t1", "Bash", json!({"command": "ls"}), json!({})));
-    // Not even where it says so itself.
-    for (n, end) in [
+    // The secret is redacted even if the hook prints it.
+    for (n, command) in [
         "echo \"wrong key $KEY\" >&2; exit 2",
         "echo $KEY >&2; exit 3",
         "echo \"{\\\"decision\\\": \\\"deny\\\", \\\"reason\\\": \\\"$KEY\\\"}\"",
@@ -369,19 +368,19 @@ fn hook_secret_is_absent_from_ledger_and_output() {
     .iter()
     .enumerate()
     {
-        project.write("project/house.sh", &format!("#!/bin/sh\n{end}\n"));
-        let said = project
+        project.write("project/house.sh", &format!("#!/bin/sh\n{command}\n"));
+        let answer = project
             .pre_tool_use(&format!("u{n}"), "Bash", json!({"command": format!("ls {n}")}))
             .to_string();
         assert!(
-            said.contains("deny") && said.contains("[redacted]") && !said.contains("s3cret"),
-            "{said}"
+            answer.contains("deny") && answer.contains("[redacted]") && !answer.contains("s3cret"),
+            "{answer}"
         );
     }
-    let everything = list_files(&project.path("")).into_iter().filter(|path| {
+    let other_files = list_files(&project.path("")).into_iter().filter(|path| {
         path.file_name().is_some_and(|name| name != "house.key" && name != "house.sh")
     });
-    for path in everything {
+    for path in other_files {
         let text = std::fs::read(&path).unwrap();
         assert!(!text.windows(6).any(|part| part == b"s3cret"), "{}", path.display());
     }
@@ -390,7 +389,7 @@ fn hook_secret_is_absent_from_ledger_and_output() {
 #[test]
 fn flag_overrides_environment_and_environment_overrides_file() {
     let project = TestProject::with_config(CONFIG);
-    project.write("other/toolgate.toml", &CONFIG.replace("Nobody pushes", "No one pushes"));
+    project.write("other/toolgate.toml", &CONFIG.replace("Do not push", "Never push"));
     let run = |variables: &[(&str, &str)], args: &[&str]| {
         let mut command = std::process::Command::cargo_bin("toolgate").unwrap();
         project.set_environment(&mut command);
@@ -405,13 +404,12 @@ fn flag_overrides_environment_and_environment_overrides_file() {
     let other = project.path("other/toolgate.toml");
     let variable =
         [("TOOLGATE_CONFIG", other.to_str().unwrap()), ("TOOLGATE_STORE", "elsewhere.db")];
-    assert!(run(&variable, &["hook"]).contains("No one pushes"));
+    assert!(run(&variable, &["hook"]).contains("Never push"));
     assert!(
         project.path("project/elsewhere.db").exists() && !project.path("other/ledger.db").exists()
     );
-    assert!(run(&variable, &["hook", "--config", "toolgate.toml"]).contains("Nobody pushes"));
-    // With its flag, each has a ledger of its own, and what is kept ready for one is not taken for
-    // another.
+    assert!(run(&variable, &["hook", "--config", "toolgate.toml"]).contains("Do not push"));
+    // Each `--store` has its own ledger and its own cache.
     for _ in 0..2 {
         for store in ["one.db", "two.db"] {
             run(&variable, &["hook", "--store", store, "--config", "toolgate.toml"]);
@@ -421,11 +419,11 @@ fn flag_overrides_environment_and_environment_overrides_file() {
         let (_, rows, _) = project.run(&["audit", "query", "--json", "--store", store], "");
         assert_eq!(rows.lines().count(), 2, "{store}: {rows}");
     }
-    let (_, said, _) =
+    let (_, output, _) =
         project.run(&["doctor", "--config", "toolgate.toml", "--store", "three.db"], "");
     assert!(
-        said.contains("✓ ledger") && said.contains("three.db") && said.contains("✓ canary"),
-        "{said}"
+        output.contains("✓ ledger") && output.contains("three.db") && output.contains("✓ canary"),
+        "{output}"
     );
 }
 
@@ -443,14 +441,14 @@ fn backtest_decides_recorded_calls_by_whole_config() {
         "bash",
         json!({"command": format!("cat {}", project.path("project/ledger.db").display())}),
     );
-    let trying = |text: &str| {
+    let backtest = |text: &str| {
         project.write("project/new.toml", text);
         project.masked_output(&["backtest", "--config", "new.toml", "--store", "ledger.db"], "")
     };
-    let same = trying(CONFIG);
+    let same = backtest(CONFIG);
     assert!(same.starts_with("exit 0\n6 calls: 6 would be decided the same"), "{same}");
-    // Limits, tools and what they do are part of it, and so are files that it includes.
-    let limited = trying(
+    // Limits, tools, effects and included files are part of a configuration.
+    let limited = backtest(
         &CONFIG
             .replace("name = \"coder\"", "name = \"coder\"\nlimits = { session = { calls = 2 } }"),
     );
@@ -460,7 +458,7 @@ fn backtest_decides_recorded_calls_by_whole_config() {
             && limited.contains("budget"),
         "{limited}"
     );
-    let without = trying(&CONFIG.replace("[tools.read]", "[tools.reading]"));
+    let without = backtest(&CONFIG.replace("[tools.read]", "[tools.reading]"));
     assert!(without.contains("4 differently") && without.contains("unknown_tool"), "{without}");
     let (rules, push) = CONFIG.split_once("[[policy]]\nname = \"no_push\"").unwrap();
     let (_, rest) = push.split_once("[[policy]]").unwrap();
@@ -468,29 +466,29 @@ fn backtest_decides_recorded_calls_by_whole_config() {
         "project/more.toml",
         "[[policy]]\nname = \"no_tmp\"\nrule = \"deny\"\ntools = [\"read\"]\nwhere = [{ argument = \"/file_path\", glob = \"/tmp/*\" }]\n",
     );
-    let included = trying(&format!("include = [\"more.toml\"]\n{rules}[[policy]]{rest}"));
+    let included = backtest(&format!("include = [\"more.toml\"]\n{rules}[[policy]]{rest}"));
     assert!(
         included.contains("5 differently")
             && included.contains("by `no_tmp`")
             && included.contains("now admitted"),
         "{included}"
     );
-    // What a tool takes is what the file says now.
+    // The new input schemas apply.
     let closed =
         CONFIG.replace("[tools.read]\n", "[tools.read]\ninput = { type = \"object\", properties = { path = { type = \"string\" } } }\n");
-    assert!(trying(&closed).contains("4 differently"), "{}", trying(&closed));
-    // A file that names a read to ask what became of a call is a file for hooks, too.
-    let asks = CONFIG.replace(
+    assert!(backtest(&closed).contains("4 differently"), "{}", backtest(&closed));
+    // A configuration with `reconcile` works for hooks too.
+    let with_reconcile = CONFIG.replace(
         "[tools.write]\n",
         "[tools.write]\nreconcile = { tool = \"read\", happened = { \"/done\" = true } }\n",
     );
-    project.write("project/asks.toml", &asks);
-    let said = project.run_hook_with(
+    project.write("project/asks.toml", &with_reconcile);
+    let output = project.run_hook_with(
         &["hook", "--config", "asks.toml"],
         &hook_event("PreToolUse", "w1", "write", json!({})),
     );
-    assert_eq!(said, json!({}));
-    // What protects toolgate is not the configuration's.
+    assert_eq!(output, json!({}));
+    // The protection of toolgate does not depend on the configuration.
     assert!(!included.contains("ledger.db"), "{included}");
     for (text, why) in [
         (format!("nonsense_key = 1\n{CONFIG}"), "nonsense_key"),
@@ -500,7 +498,7 @@ fn backtest_decides_recorded_calls_by_whole_config() {
             "pass a complete configuration",
         ),
     ] {
-        let said = trying(&text);
-        assert!(said.starts_with("exit 2\n") && said.contains(why), "{said}");
+        let output = backtest(&text);
+        assert!(output.starts_with("exit 2\n") && output.contains(why), "{output}");
     }
 }

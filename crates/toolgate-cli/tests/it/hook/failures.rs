@@ -1,4 +1,4 @@
-//! Whatever is wrong, with an event, a file, a disk or a process, is a refusal.
+//! Tests that any failure of an event, a file, a disk or a process denies the call.
 
 use assert_cmd::Command;
 use serde_json::{Value, json};
@@ -23,18 +23,18 @@ fn replaced_ledger_is_refused() {
 #[test]
 fn hook_denies_call_on_any_failure() {
     let good = hook_event("PreToolUse", "t", "Bash", json!({"command": "ls"})).to_string();
-    let broken = |break_it: &dyn Fn(&TestProject), input: &str| {
+    let run_broken = |break_it: &dyn Fn(&TestProject), input: &str| {
         let project = TestProject::with_config(CONFIG);
         break_it(&project);
-        let said = project.masked_output(&["hook", "--config", "toolgate.toml"], input);
-        let refused = said.starts_with("exit 2\n")
-            || (said.starts_with("exit 0\n") && said.contains("\"permissionDecision\":\"deny\""));
-        assert!(refused, "{said}");
-        said
+        let output = project.masked_output(&["hook", "--config", "toolgate.toml"], input);
+        let is_denied = output.starts_with("exit 2\n")
+            || (output.starts_with("exit 0\n") && output.contains("\"permissionDecision\":\"deny\""));
+        assert!(is_denied, "{output}");
+        output
     };
-    let fine = |_: &TestProject| {};
-    let mut told = String::new();
-    let mut tell = |name: &str, said: &str| told.push_str(&format!("## {name}\n{said}\n"));
+    let no_change = |_: &TestProject| {};
+    let mut report = String::new();
+    let mut add = |name: &str, output: &str| report.push_str(&format!("## {name}\n{output}\n"));
     for (name, input) in [
         ("nothing", ""),
         ("no JSON", "{junk"),
@@ -50,93 +50,95 @@ fn hook_denies_call_on_any_failure() {
             r#"{"hook_event_name": "PreToolUse", "session_id": "s", "tool_name": "Bash", "tool_input": {"command": "ls", "command": "git push"}, "tool_use_id": "t"}"#,
         ),
     ] {
-        tell(name, &broken(&fine, input));
+        add(name, &run_broken(&no_change, input));
     }
-    tell(
+    add(
         "no configuration",
-        &broken(
+        &run_broken(
             &|project| std::fs::remove_file(project.path("project/toolgate.toml")).unwrap(),
             &good,
         ),
     );
-    tell(
+    add(
         "a broken configuration",
-        &broken(
+        &run_broken(
             &|project| project.write("project/toolgate.toml", "[tools.bash]\nkind = \"clint\"\n"),
             &good,
         ),
     );
-    tell(
+    add(
         "an ungoverned tool",
-        &broken(
+        &run_broken(
             &|project| project.write("project/toolgate.toml", "[tools.bash]\nkind = \"client\"\n"),
             &good,
         ),
     );
-    tell(
+    add(
         "a store that is none",
-        &broken(
-            &|project| project.write("project/ledger.db", "this is no database, and never was one"),
+        &run_broken(
+            &|project| {
+                project.write("project/ledger.db", "this text is not a database, and never was")
+            },
             &good,
         ),
     );
-    let taken_away = |project: &TestProject| {
+    let remove_ledger = |project: &TestProject| {
         project.run(&["hook", "--config", "toolgate.toml"], &good);
         std::fs::remove_file(project.path("project/ledger.db")).unwrap();
     };
-    tell("a store that is gone", &broken(&taken_away, &good));
-    let taken_with_keys = |project: &TestProject| {
-        taken_away(project);
+    add("a store that is gone", &run_broken(&remove_ledger, &good));
+    let remove_ledger_and_keys = |project: &TestProject| {
+        remove_ledger(project);
         std::fs::remove_dir_all(project.path("project/ledger.db.state")).unwrap();
     };
-    tell("a store that is gone with its keys", &broken(&taken_with_keys, &good));
-    let no_state = |project: &TestProject| project.write(".local/state/toolgate", "a file");
-    tell("a state directory that is none", &broken(&no_state, &good));
-    insta::assert_snapshot!(told);
+    add("a store that is gone with its keys", &run_broken(&remove_ledger_and_keys, &good));
+    let replace_state = |project: &TestProject| project.write(".local/state/toolgate", "a file");
+    add("a state directory that is none", &run_broken(&replace_state, &good));
+    insta::assert_snapshot!(report);
 }
 
 #[test]
 fn ambiguous_event_is_refused_and_recorded() {
     let project = TestProject::with_config(CONFIG);
     let event = r#""hook_event_name":"PreToolUse","session_id":"s1","tool_name":"Bash","tool_input":{"command":"ls"},"tool_use_id":"t1""#;
-    let nobody = r#""hook_event_name":"PreToolUse","session_id":7,"tool_name":"Bash""#;
-    for (n, (event, more, session)) in [
+    let without_session = r#""hook_event_name":"PreToolUse","session_id":7,"tool_name":"Bash""#;
+    for (n, (event, duplicate, session)) in [
         (event, r#""tool_input":{"command":"pwd"}"#, "s1"),
         (event, r#""session_id":"s2""#, "s1"),
         (event, r#""tool_name":"Read""#, "s1"),
         (event, r#""hook_event_name":"PostToolUse""#, "s1"),
         (event, r#""is_interrupt":"no""#, "s1"),
-        (nobody, r#""cwd":"/""#, "(turned away)"),
+        (without_session, r#""cwd":"/""#, "(turned away)"),
         (r#""tool_name":"bash","tool_input":{}"#, r#""tool_input":{}"#, "plain"),
     ]
     .into_iter()
     .enumerate()
     {
         let (code, stdout, stderr) =
-            project.run(&["hook", "--config", "toolgate.toml"], &format!("{{{event},{more}}}"));
+            project.run(&["hook", "--config", "toolgate.toml"], &format!("{{{event},{duplicate}}}"));
         assert!(
             code == 2 && stdout.is_empty() && stderr.contains("invalid_request"),
-            "{more}: {stdout}{stderr}"
+            "{duplicate}: {stdout}{stderr}"
         );
         assert_eq!(
             project.recorded_outcomes().last(),
             Some(&("refused".to_owned(), "invalid_request".to_owned())),
-            "{more}"
+            "{duplicate}"
         );
         let rows = project.exported_rows();
-        assert_eq!(rows.len(), n + 1, "{more}");
+        assert_eq!(rows.len(), n + 1, "{duplicate}");
         let row = &rows[n]["row"];
         assert_eq!(
             (&row["tool"], &row["session"], &row["gate"]),
             (&json!("bash"), &json!(session), &json!("admit")),
-            "{more}"
+            "{duplicate}"
         );
     }
-    // What does not say of which tool it is, is no call.
+    // Without a tool, the event is not a call.
     let (code, ..) =
         project.run(&["hook", "--config", "toolgate.toml"], r#"{"tool_input":{},"tool_input":{}}"#);
     assert_eq!((code, project.exported_rows().len()), (2, 7));
-    // An event of a tool is one, also where it names none, or no session.
+    // A tool event is a call, even without tool name or session.
     for (config, event, tool, session) in [
         (
             "",
@@ -167,7 +169,7 @@ fn ambiguous_event_is_refused_and_recorded() {
         project.write("project/toolgate.toml", &format!("{CONFIG}{config}"));
         let before = project.exported_rows().len();
         let (code, stdout, stderr) = project.run(&["hook", "--config", "toolgate.toml"], event);
-        let refused = match event.contains("PostToolUse") {
+        let is_refused = match event.contains("PostToolUse") {
             true => {
                 code == 0
                     && stderr.is_empty()
@@ -176,7 +178,7 @@ fn ambiguous_event_is_refused_and_recorded() {
             }
             false => code == 2 && stdout.is_empty() && stderr.contains("invalid_request"),
         };
-        assert!(refused, "{event}: {stdout}{stderr}");
+        assert!(is_refused, "{event}: {stdout}{stderr}");
         let rows = project.exported_rows();
         assert_eq!(rows.len(), before + 1, "{event}");
         let row = &rows[before]["row"];
@@ -198,31 +200,34 @@ fn on_failure_ask_never_allows_call() {
     std::fs::remove_file(project.path("project/ledger.db")).unwrap();
     let answer = project.pre_tool_use("t2", "Bash", json!({"command": "ls -l"}));
     assert_eq!(decision(&answer).0, "ask");
-    // A session that begins cannot be stopped: its user and its model are told.
+    // The start of a session cannot be blocked, so user and model are informed.
     let answer = project.run_hook(&json!({"hook_event_name": "SessionStart", "session_id": "s1"}));
-    for told in [&answer["systemMessage"], &answer["hookSpecificOutput"]["additionalContext"]] {
-        assert!(told.as_str().is_some_and(|told| told.contains("ledger.db is missing")), "{answer}");
+    for text in [&answer["systemMessage"], &answer["hookSpecificOutput"]["additionalContext"]] {
+        assert!(
+            text.as_str().is_some_and(|text| text.contains("ledger.db is missing")),
+            "{answer}"
+        );
     }
     assert_eq!(answer["decision"], Value::Null);
 }
 
 #[test]
 fn locked_ledger_is_reported_and_call_refused() {
-    for (setting, answer) in [("", "deny"), ("[client]\non_failure = \"ask\"\n", "ask")] {
+    for (setting, expected) in [("", "deny"), ("[client]\non_failure = \"ask\"\n", "ask")] {
         let project = TestProject::with_config(&format!("{CONFIG}{setting}"));
         project.pre_tool_use("t0", "read", json!({"file_path": "/tmp/x"}));
         let ledger = rusqlite::Connection::open(project.path("project/ledger.db")).unwrap();
         ledger.execute_batch("BEGIN IMMEDIATE").unwrap();
-        let asked = hook_event("PreToolUse", "t1", "bash", json!({"command": "ls"})).to_string();
-        let (code, said, told) = project.run(&["hook", "--config", "toolgate.toml"], &asked);
-        let read: Value = serde_json::from_str(&said).unwrap();
-        assert_eq!((code, decision(&read).0), (0, answer), "{said}");
+        let event = hook_event("PreToolUse", "t1", "bash", json!({"command": "ls"})).to_string();
+        let (code, stdout, stderr) = project.run(&["hook", "--config", "toolgate.toml"], &event);
+        let answer: Value = serde_json::from_str(&stdout).unwrap();
+        assert_eq!((code, decision(&answer).0), (0, expected), "{stdout}");
         assert!(
-            decision(&read).1.contains("store_unavailable") && told.contains("database is locked"),
-            "{said}{told}"
+            decision(&answer).1.contains("store_unavailable") && stderr.contains("database is locked"),
+            "{stdout}{stderr}"
         );
         ledger.execute_batch("COMMIT").unwrap();
-        // What was refused is in the ledger all the same, with the next row.
+        // The refused call is recorded with the next row.
         project.pre_tool_use("t2", "bash", json!({"command": "git push"}));
         assert!(
             project.recorded_outcomes().iter().any(|(_, code)| code == "store_unavailable"),
@@ -232,8 +237,7 @@ fn locked_ledger_is_reported_and_call_refused() {
     }
 }
 
-/// On a disk that is full to the last byte there is no place for a row; then it is told, and
-/// nothing runs.
+/// Fills a disk to the last byte, so that a row can be neither stored nor spooled.
 #[test]
 fn unrecordable_call_is_refused_on_full_disk() {
     let project = TestProject::with_config(CONFIG);
@@ -250,21 +254,21 @@ fn unrecordable_call_is_refused_on_full_disk() {
     let mut command = std::process::Command::new("unshare");
     project.set_environment(&mut command);
     let output = command.args(["-m", "sh", "-c", &script]).output().unwrap();
-    let (said, told) =
+    let (stdout, stderr) =
         (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    if told.contains("Operation not permitted") || told.contains("must be superuser") {
-        eprintln!("SKIPPED: a disk of its own can only be had by root");
+    if stderr.contains("Operation not permitted") || stderr.contains("must be superuser") {
+        eprintln!("SKIPPED: mounting a disk needs root");
         return;
     }
-    assert_eq!(said.matches("exit 2").count(), 8, "{said}{told}");
-    assert!(told.contains("cannot store or spool") && told.contains("git push 8"), "{told}");
-    assert!(said.contains("left 0"), "{said}");
+    assert_eq!(stdout.matches("exit 2").count(), 8, "{stdout}{stderr}");
+    assert!(stderr.contains("cannot store or spool") && stderr.contains("git push 8"), "{stderr}");
+    assert!(stdout.contains("left 0"), "{stdout}");
 }
 
-/// A client takes a program that a signal has ended for one that has no objection.
+/// Limits the hook process. Clients allow a call if a signal killed the hook.
 #[test]
 fn process_limit_refuses_call_without_killing_hook() {
-    let limited = |project: &TestProject, limit: &str, line: &str| {
+    let run_limited = |project: &TestProject, limit: &str, line: &str| {
         let mut command = std::process::Command::new("sh");
         project.set_environment(&mut command);
         let event = hook_event("PreToolUse", "t1", "Bash", json!({"command": "ls"})).to_string();
@@ -275,20 +279,20 @@ fn process_limit_refuses_call_without_killing_hook() {
         let code = output
             .status
             .code()
-            .unwrap_or_else(|| panic!("{line} under {limit} was ended: {}", output.status));
+            .unwrap_or_else(|| panic!("{line} under {limit} was killed: {}", output.status));
         (code, text(output.stdout), text(output.stderr))
     };
     let program = |name: &str| format!("'{}'", assert_cmd::cargo::cargo_bin(name).display());
     let hooks = [program("toolgate-hook"), format!("{} hook", program("toolgate"))];
     for hook in hooks.map(|hook| format!("{hook} --config toolgate.toml")) {
-        // Where there is no ledger yet, and where there is one.
+        // Without a ledger, and with one.
         for is_new in [true, false] {
             let project = TestProject::with_config(CONFIG);
             if !is_new {
                 project.pre_tool_use("t0", "Bash", json!({"command": "pwd"}));
             }
             for limit in ["-f 0", "-f 8", "-f 64"] {
-                let (code, stdout, stderr) = limited(&project, limit, &hook);
+                let (code, stdout, stderr) = run_limited(&project, limit, &hook);
                 let answer: Value = serde_json::from_str(&stdout).unwrap_or_default();
                 assert!(
                     code == 2 || (code == 0 && answer.is_object()),
@@ -300,12 +304,12 @@ fn process_limit_refuses_call_without_killing_hook() {
                 );
             }
         }
-        // What cannot be said is a refusal.
+        // If the answer cannot be written, the exit code denies the call.
         let (code, ..) =
-            limited(&TestProject::with_config(CONFIG), "-f 0", &format!("{hook} > said"));
+            run_limited(&TestProject::with_config(CONFIG), "-f 0", &format!("{hook} > said"));
         assert_eq!(code, 2, "{hook}");
     }
-    let (code, ..) = limited(
+    let (code, ..) = run_limited(
         &TestProject::new(),
         "-f 0",
         &format!("{} --help > said", program("toolgate-hook")),

@@ -1,5 +1,4 @@
-//! The door of coding agents: what a client asks, what it is answered, and that nothing is let
-//! through when something is wrong.
+//! Tests the hook of coding agents: its answers to events in the format of each client.
 
 mod effective_config;
 mod failures;
@@ -42,7 +41,7 @@ name = "no_push"
 rule = "deny"
 tools = ["bash"]
 where = [{ argument = "/command", runs = ["git push"] }]
-reason = "Nobody pushes from here."
+reason = "Do not push from here."
 
 [[policy]]
 name = "deletes"
@@ -52,7 +51,7 @@ where = [{ argument = "/command", runs = ["rm"] }]
 reason = "This deletes something."
 "#;
 
-/// A home with a project in it.
+/// A temporary home directory with a project.
 pub(crate) struct TestProject {
     directory: tempfile::TempDir,
 }
@@ -110,22 +109,22 @@ impl TestProject {
         (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
     }
 
-    /// What it says, without what is different every time.
+    /// Returns the exit code and output of a verb with masked ids, times and paths.
     pub(crate) fn masked_output(&self, args: &[&str], input: &str) -> String {
         let (code, stdout, stderr) = self.run(args, input);
         let text = format!("exit {code}\n{stdout}{stderr}")
             .replace(self.directory.path().to_str().unwrap(), "HOME");
-        let one = |pattern: &str, to: &str, text: &str| {
+        let mask = |pattern: &str, to: &str, text: &str| {
             Regex::new(pattern).unwrap().replace_all(text, to).into_owned()
         };
         let text =
-            one("[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}", "CALL", &text);
-        let text = one("[0-9]{4}-[0-9]{2}-[0-9]{2} [0-9:]{8}Z", "TIME", &text);
-        let text = one(r"[^ \x22']*/toolgate(-hook)?(['\x22 ,])", "TOOLGATE$1$2", &text);
-        one(r"in [0-9.]+(µs|ms|s)\b", "in LENGTH", &text)
+            mask("[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}", "CALL", &text);
+        let text = mask("[0-9]{4}-[0-9]{2}-[0-9]{2} [0-9:]{8}Z", "TIME", &text);
+        let text = mask(r"[^ \x22']*/toolgate(-hook)?(['\x22 ,])", "TOOLGATE$1$2", &text);
+        mask(r"in [0-9.]+(µs|ms|s)\b", "in LENGTH", &text)
     }
 
-    /// The answer to an event.
+    /// Sends an event, and returns the answer.
     fn run_hook(&self, event: &Value) -> Value {
         self.run_hook_with(&["hook", "--config", "toolgate.toml"], event)
     }
@@ -173,10 +172,10 @@ fn post_tool_use_event(id: &str, tool: &str, input: Value, response: Value) -> V
 }
 
 pub(crate) fn decision(answer: &Value) -> (&str, &str) {
-    let said = &answer["hookSpecificOutput"];
+    let output = &answer["hookSpecificOutput"];
     (
-        said["permissionDecision"].as_str().unwrap_or("none"),
-        said["permissionDecisionReason"].as_str().unwrap_or_default(),
+        output["permissionDecision"].as_str().unwrap_or("none"),
+        output["permissionDecisionReason"].as_str().unwrap_or_default(),
     )
 }
 
@@ -188,7 +187,7 @@ fn hook_answers_deny_allow_ask_or_nothing() {
         ("Write", json!({"file_path": path, "content": ""}), "deny", "Agents must not change")
     };
     let cases = [
-        // Whoever opens it may read it otherwise.
+        // Another program may read these paths differently.
         changed(format!("{settings}\n")),
         changed(format!(" {settings}")),
         changed(settings.replace("/settings", "/x\n/../settings")),
@@ -201,7 +200,7 @@ fn hook_answers_deny_allow_ask_or_nothing() {
             "none",
             "",
         ),
-        // What a file holds is no file.
+        // The content of a file is not a path.
         (
             "Write",
             json!({"file_path": ".gitignore", "content": ".claude/settings.json\n"}),
@@ -228,8 +227,8 @@ fn hook_answers_deny_allow_ask_or_nothing() {
             "Agents must not change",
         ),
         ("Bash", json!({"command": "ls", "description": "List"}), "none", ""),
-        ("Bash", json!({"command": "git push"}), "deny", "Nobody pushes from here."),
-        ("Bash", json!({"command": "x=push; git $x"}), "deny", "Nobody pushes from here."),
+        ("Bash", json!({"command": "git push"}), "deny", "Do not push from here."),
+        ("Bash", json!({"command": "x=push; git $x"}), "deny", "Do not push from here."),
         ("Bash", json!({"command": "rm x"}), "ask", "This deletes something."),
         (
             "Bash",
@@ -365,10 +364,10 @@ fn hook_answers_deny_allow_ask_or_nothing() {
     ];
     for (n, (tool, input, expected, reason)) in cases.into_iter().enumerate() {
         let answer = project.pre_tool_use(&format!("t{n}"), tool, input.clone());
-        let (said, why) = decision(&answer);
-        assert!(said == expected && why.starts_with(reason), "{tool} {input}: {answer}");
+        let (decided, why) = decision(&answer);
+        assert!(decided == expected && why.starts_with(reason), "{tool} {input}: {answer}");
     }
-    // A model reads in the reason what to do.
+    // The reason contains the error object for the model.
     let answer = project.pre_tool_use("t99", "Bash", json!({"command": "git push --all"}));
     let (_, reason) = decision(&answer);
     let (_, contract) = reason.split_once('\n').unwrap();
@@ -379,36 +378,35 @@ fn hook_answers_deny_allow_ask_or_nothing() {
 #[test]
 fn third_identical_call_is_loop_across_processes() {
     let project = TestProject::with_config(CONFIG);
-    let said: Vec<String> = (0..3)
+    let decisions: Vec<String> = (0..3)
         .map(|n| {
             decision(&project.pre_tool_use(&format!("t{n}"), "Bash", json!({"command": "ls"})))
                 .0
                 .to_owned()
         })
         .collect();
-    assert_eq!(said, ["none", "none", "deny"]);
+    assert_eq!(decisions, ["none", "none", "deny"]);
 }
 
 #[test]
 fn hook_answers_in_format_of_client() {
     let project = TestProject::with_config(CONFIG);
-    let asked = |client: &str, n: u32, command: &str| {
+    let ask = |client: &str, n: u32, command: &str| {
         let name = if client == "cursor" { "preToolUse" } else { "PreToolUse" };
         let event = hook_event(name, &format!("{client}{n}"), "bash", json!({"command": command}));
         project.run_hook_with(&["hook", "--config", "toolgate.toml", "--client", client], &event)
     };
-    // Codex cannot ask, and takes a bare "allow" for a fault.
-    assert_eq!(asked("codex", 1, "ls"), json!({}));
-    let (said, reason) = (asked("codex", 2, "rm x"), "A person must approve this call");
-    assert!(decision(&said).0 == "deny" && decision(&said).1.contains(reason), "{said}");
-    // Cursor blocks what is not answered.
-    assert_eq!(asked("cursor", 1, "ls -l"), json!({"permission": "allow"}));
-    let said = asked("cursor", 2, "git push");
-    assert_eq!(said["permission"], "deny");
-    assert_eq!(said["user_message"], said["agent_message"]);
-    assert_eq!(decision(&asked("vscode", 1, "git push -u")).0, "deny");
-    // A client that leaves the words out is refused, whatever it says; one may write a byte order
-    // mark.
+    // Codex does not support `ask`, and treats a bare `allow` as an error.
+    assert_eq!(ask("codex", 1, "ls"), json!({}));
+    let (answer, reason) = (ask("codex", 2, "rm x"), "A person must approve this call");
+    assert!(decision(&answer).0 == "deny" && decision(&answer).1.contains(reason), "{answer}");
+    // Cursor blocks a call without an answer.
+    assert_eq!(ask("cursor", 1, "ls -l"), json!({"permission": "allow"}));
+    let answer = ask("cursor", 2, "git push");
+    assert_eq!(answer["permission"], "deny");
+    assert_eq!(answer["user_message"], answer["agent_message"]);
+    assert_eq!(decision(&ask("vscode", 1, "git push -u")).0, "deny");
+    // Without arguments the call is denied. A byte order mark before the event is accepted.
     project.run(&["trust"], "");
     let text = format!(
         "\u{feff}{}",
@@ -428,7 +426,7 @@ fn plain_protocol_answers_with_exit_code() {
     assert_eq!((code, stdout.as_str()), (0, "{\"decision\":\"allow\"}\n"));
     let (code, _, stderr) =
         hook(json!({"tool_name": "bash", "tool_input": {"command": "git push"}}));
-    assert!(code == 2 && stderr.starts_with("toolgate: Nobody pushes from here."), "{stderr}");
+    assert!(code == 2 && stderr.starts_with("toolgate: Do not push from here."), "{stderr}");
     let (code, _, stderr) = hook(json!({"tool_name": "bash", "tool_input": {"command": "rm x"}}));
     assert!(code == 2 && stderr.contains("A person must approve"), "{stderr}");
     let (code, stdout, _) = hook(
@@ -445,11 +443,11 @@ fn derived_call_id_contains_no_secret() {
     );
     let service = service::HookServiceProcess::start(&project);
     let input = json!({"file_path": "notes.md", "pin": "pin-8153-0247"});
-    // Spelled otherwise, it is the same call; so it is to another process.
-    let again = r#"{"pin":"pin-8153-0247",  "file_path":"notes.md"}"#;
-    let (alone, served) =
+    // Another spelling of the arguments is the same call, also for another process.
+    let respelled = r#"{"pin":"pin-8153-0247",  "file_path":"notes.md"}"#;
+    let (one_process, by_service) =
         (&["hook", "--config", "toolgate.toml"][..], &["hook", "--socket", "hook.sock"][..]);
-    for (first, then) in [(alone, served), (served, alone)] {
+    for (first, then) in [(one_process, by_service), (by_service, one_process)] {
         assert_eq!(
             project.run(first, &json!({"tool_name": "write", "tool_input": input}).to_string()).0,
             0
@@ -458,20 +456,20 @@ fn derived_call_id_contains_no_secret() {
             project
                 .run(
                     then,
-                    &format!(r#"{{"tool_name":"write","tool_input":{again},"tool_result":null}}"#)
+                    &format!(r#"{{"tool_name":"write","tool_input":{respelled},"tool_result":null}}"#)
                 )
                 .0,
             0
         );
     }
-    let never =
+    let unadmitted =
         json!({"tool_name": "write", "tool_input": {"pin": "pin-8153-0248"}, "tool_result": null})
             .to_string();
-    project.run(alone, &never);
+    project.run(one_process, &unadmitted);
     drop(service);
     let rows = project.exported_rows();
     assert_eq!(
-        project.recorded_outcomes().iter().filter(|(said, _)| said == "succeeded").count(),
+        project.recorded_outcomes().iter().filter(|(outcome, _)| outcome == "succeeded").count(),
         2,
         "{rows:?}"
     );
@@ -492,8 +490,8 @@ fn concurrent_hook_calls_are_all_recorded() {
     let project =
         TestProject::with_config(&format!("{CONFIG}\n[limits]\nsession = {{ calls = 6 }}\n"));
     let project = &project;
-    let said: Vec<String> = std::thread::scope(|scope| {
-        let asked: Vec<_> = (0..10)
+    let decisions: Vec<String> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..10)
             .map(|n| {
                 scope.spawn(move || {
                     decision(&project.pre_tool_use(
@@ -506,9 +504,9 @@ fn concurrent_hook_calls_are_all_recorded() {
                 })
             })
             .collect();
-        asked.into_iter().map(|asked| asked.join().unwrap()).collect()
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     });
-    assert_eq!(said.iter().filter(|said| *said == "none").count(), 6, "{said:?}");
+    assert_eq!(decisions.iter().filter(|word| *word == "none").count(), 6, "{decisions:?}");
     let (code, stdout, _) = project.run(&["audit", "verify", "--store", "ledger.db"], "");
     assert_eq!(code, 0, "{stdout}");
 }
@@ -520,18 +518,18 @@ fn approval_is_answered_in_terminal_if_client_cannot_ask() {
         "reason = \"This deletes something.\"\napprovers = [\"boss\"]",
     ));
     let ask = |id: &str| project.pre_tool_use(id, "Bash", json!({"command": "rm x"}));
-    let asked = ask("t1");
+    let answer = ask("t1");
     assert!(
-        decision(&asked).1.starts_with("This deletes something. A person must approve this call")
+        decision(&answer).1.starts_with("This deletes something. A person must approve this call")
     );
     let (_, listed, _) = project.run(&["approvals", "list"], "");
     let id = listed.split_whitespace().next().unwrap().to_owned();
-    // Whoever is told of it is told where to answer.
+    // The message names the command that answers the approval.
     assert!(
-        decision(&asked)
+        decision(&answer)
             .1
             .contains(&format!("with `toolgate approvals approve {id}` in a terminal")),
-        "{asked}"
+        "{answer}"
     );
     let shown = project.masked_output(&["approvals", "list"], "");
     assert!(
@@ -559,26 +557,25 @@ fn approval_is_answered_in_terminal_if_client_cannot_ask() {
 #[test]
 fn agent_cannot_change_toolgate_programs() {
     let project = TestProject::with_config(CONFIG);
-    let beside = assert_cmd::cargo::cargo_bin("toolgate");
+    let toolgate = assert_cmd::cargo::cargo_bin("toolgate");
     let home = project.path("");
     let desktop = home.join(".config/Claude/claude_desktop_config.json");
-    let programs =
-        ["toolgate", "toolgate-hook"].map(|name| beside.with_file_name(name));
+    let programs = ["toolgate", "toolgate-hook"].map(|name| toolgate.with_file_name(name));
     for (n, path) in programs.into_iter().chain([desktop]).enumerate() {
-        let said = project.pre_tool_use(
+        let answer = project.pre_tool_use(
             &format!("t{n}"),
             "bash",
             json!({"command": format!("cp /bin/true {}", path.display())}),
         );
-        assert!(said.to_string().contains("own_files"), "{}: {said}", path.display());
+        assert!(answer.to_string().contains("own_files"), "{}: {answer}", path.display());
     }
 }
 
 #[test]
 fn hook_binary_answers_like_toolgate_hook() {
-    let run = |small: bool, more: &[&str]| {
+    let run = |is_binary: bool, extra_args: &[&str]| {
         let project = TestProject::with_config(CONFIG);
-        let mut said = Vec::new();
+        let mut outputs = Vec::new();
         let events = [
             hook_event("SessionStart", "", "", json!({})),
             hook_event("PreToolUse", "t1", "Bash", json!({"command": "git push"})),
@@ -597,21 +594,21 @@ fn hook_binary_answers_like_toolgate_hook() {
             json!(["no event"]),
             hook_event("SessionEnd", "", "", json!({})),
         ];
-        // What is different each time: moments, and names of calls.
-        let each_time = Regex::new(
+        // Times and call ids differ in every run.
+        let variable_parts = Regex::new(
             "20[0-9-]{8}T[0-9:.]+Z|[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}",
         )
         .unwrap();
         for event in events {
             let mut command =
-                std::process::Command::cargo_bin(if small { "toolgate-hook" } else { "toolgate" })
+                std::process::Command::cargo_bin(if is_binary { "toolgate-hook" } else { "toolgate" })
                     .unwrap();
             project.set_environment(&mut command);
-            let verb: &[&str] = if small { &[] } else { &["hook"] };
+            let verb: &[&str] = if is_binary { &[] } else { &["hook"] };
             let output = Command::from_std(command)
                 .args(verb)
                 .args(["--config", "toolgate.toml"])
-                .args(more)
+                .args(extra_args)
                 .write_stdin(event.to_string())
                 .output()
                 .unwrap();
@@ -621,38 +618,38 @@ fn hook_binary_answers_like_toolgate_hook() {
                 String::from_utf8_lossy(&output.stdout),
                 String::from_utf8_lossy(&output.stderr)
             );
-            said.push(each_time.replace_all(&text, "EACH").into_owned());
+            outputs.push(variable_parts.replace_all(&text, "EACH").into_owned());
         }
         let rows = if project.path("project/ledger.db").exists() {
             project.recorded_outcomes()
         } else {
             Vec::new()
         };
-        (said, rows)
+        (outputs, rows)
     };
-    for more in [&[][..], &["--client", "codex"], &["--client", "cursor"]] {
-        assert_eq!(run(true, more), run(false, more), "{more:?}");
+    for extra_args in [&[][..], &["--client", "codex"], &["--client", "cursor"]] {
+        assert_eq!(run(true, extra_args), run(false, extra_args), "{extra_args:?}");
     }
-    // What it does not understand is a refusal too.
-    assert!(run(true, &["--no-such-flag", "x"]).0.iter().all(|said| said.starts_with("Some(2)")));
+    // An unknown flag denies the call.
+    assert!(run(true, &["--no-such-flag", "x"]).0.iter().all(|output| output.starts_with("Some(2)")));
 }
 
 #[test]
 fn agent_config_selects_error_dialect() {
     let project = TestProject::with_config(&format!("dialect = \"bucket\"\n{CONFIG}"));
-    // Also from what is kept ready.
+    // The cached configuration has the dialect too.
     for n in 0..3 {
         std::thread::sleep(std::time::Duration::from_millis(if n == 0 { 1_200 } else { 0 }));
-        let said = project.pre_tool_use(
+        let answer = project.pre_tool_use(
             &format!("t{n}"),
             "bash",
             json!({"command": format!("git push {n}")}),
         );
-        let told: Value = serde_json::from_str(decision(&said).1.lines().last().unwrap()).unwrap();
+        let contract: Value = serde_json::from_str(decision(&answer).1.lines().last().unwrap()).unwrap();
         assert_eq!(
-            (&told["error"]["bucket"], &told["error"]["code"]),
+            (&contract["error"]["bucket"], &contract["error"]["code"]),
             (&json!("Business"), &json!("no_push")),
-            "{said}"
+            "{answer}"
         );
     }
 }

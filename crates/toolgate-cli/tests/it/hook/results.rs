@@ -1,4 +1,4 @@
-//! What a client reports of a call that it was let make, and what its model is shown of the result.
+//! Tests how results of admitted calls are recorded and shown to the model.
 
 use serde_json::{Value, json};
 
@@ -30,14 +30,14 @@ fn deferred_call_is_settled_once_with_admitted_arguments() {
     );
     let never = project.run_hook(&post_tool_use_event("t3", "Bash", ls, done));
     assert!(never["reason"].as_str().unwrap().contains("never admitted"), "{never}");
-    let said: Vec<(String, String)> = project.recorded_outcomes();
+    let outcomes: Vec<(String, String)> = project.recorded_outcomes();
     let expected = [
         ("succeeded", ""),
         ("refused", "not_admitted"),
         ("failed", "not_as_admitted"),
         ("refused", "not_admitted"),
     ];
-    assert_eq!(said, expected.map(|(a, b)| (a.to_owned(), b.to_owned())));
+    assert_eq!(outcomes, expected.map(|(a, b)| (a.to_owned(), b.to_owned())));
     let (code, ..) = project.run(&["audit", "verify", "--store", "ledger.db"], "");
     assert_eq!(code, 0);
     let (code, stdout, _) = project.run(&["replay", "s1", "--store", "ledger.db"], "");
@@ -61,7 +61,7 @@ fn normalized_result_hides_path_of_original() {
         answer["hookSpecificOutput"]["updatedToolOutput"],
         json!({"created": "2023-11-14T22:13:20Z"})
     );
-    // What cannot be brought into shape is withheld.
+    // A result that cannot be normalized is withheld.
     assert_eq!(project.pre_tool_use("t2", "lookup", json!({"id": 8})), json!({}));
     let answer = project.run_hook(&post_tool_use_event(
         "t2",
@@ -92,8 +92,8 @@ fn unreadable_result_is_withheld() {
         project.recorded_outcomes(),
         [("failed".to_owned(), "unreadable_result".to_owned())]
     );
-    // Of two keys of one name, another reader takes the other; so it is in the words of other
-    // clients.
+    // Two parsers may read different values of a duplicate key. This also holds for the formats of
+    // other clients.
     let twice = r#"{"ok":false,"ok":true}"#;
     for (id, name, result) in [
         ("d1", r#""hook_event_name":"PostToolUse","#, format!(r#""tool_response":{twice}"#)),
@@ -102,10 +102,10 @@ fn unreadable_result_is_withheld() {
         ("d4", "", format!(r#""tool_result":{twice}"#)),
     ] {
         assert_eq!(project.pre_tool_use(id, "lookup", json!({"id": id})), json!({}), "{id}");
-        let told = format!(
+        let event = format!(
             r#"{{{name}"session_id":"s1","tool_name":"lookup","tool_input":{{"id":"{id}"}},"tool_use_id":"{id}",{result}}}"#
         );
-        let (code, stdout, stderr) = project.run(&["hook", "--config", "toolgate.toml"], &told);
+        let (code, stdout, stderr) = project.run(&["hook", "--config", "toolgate.toml"], &event);
         assert!(code == 0 && stdout.contains("(withheld)"), "{id}: {stdout}{stderr}");
         assert_eq!(
             project.recorded_outcomes().last(),
@@ -113,30 +113,31 @@ fn unreadable_result_is_withheld() {
             "{id}"
         );
     }
-    // An exit code would show it: so it is where the event itself cannot be understood.
-    let told = r#""hook_event_name":"PostToolUse","session_id":"s1","tool_name":"Bash","tool_input":{"command":"pwd"},"tool_use_id":"m1","tool_response":{"stdout":"secret"}"#;
-    for more in
+    // With an exit code, the client would show the result. So an unreadable event gets an answer
+    // too.
+    let event = r#""hook_event_name":"PostToolUse","session_id":"s1","tool_name":"Bash","tool_input":{"command":"pwd"},"tool_use_id":"m1","tool_response":{"stdout":"secret"}"#;
+    for duplicate in
         [r#""tool_response":{"stdout":"other"}"#, r#""tool_output":{}"#, r#""is_interrupt":null"#]
     {
         for args in
             [&["hook", "--config", "toolgate.toml"][..], &["hook", "--config", "nowhere.toml"]]
         {
-            let (code, stdout, stderr) = project.run(args, &format!("{{{told},{more}}}"));
+            let (code, stdout, stderr) = project.run(args, &format!("{{{event},{duplicate}}}"));
             let answer: Value =
-                serde_json::from_str(&stdout).unwrap_or_else(|_| panic!("{more}: {stderr}"));
+                serde_json::from_str(&stdout).unwrap_or_else(|_| panic!("{duplicate}: {stderr}"));
             assert_eq!(
                 (code, shown(&answer), &answer["decision"]),
                 (0, json!({"stdout": "(withheld)"}), &json!("block")),
-                "{more}"
+                "{duplicate}"
             );
         }
         assert_eq!(
             project.recorded_outcomes().last(),
             Some(&("refused".to_owned(), "invalid_request".to_owned())),
-            "{more}"
+            "{duplicate}"
         );
     }
-    // Nobody let it in, the store is gone, the configuration is gone, the service is not there.
+    // The call was not admitted, or the store, the configuration or the service is missing.
     let response = json!({"stdout": "secret"});
     let never = project.run_hook(&post_tool_use_event(
         "t9",
@@ -146,19 +147,19 @@ fn unreadable_result_is_withheld() {
     ));
     assert_eq!(shown(&never)["stdout"], "(withheld)");
     std::fs::remove_file(project.path("project/ledger.db")).unwrap();
-    let gone = project.run_hook(&post_tool_use_event(
+    let unavailable = project.run_hook(&post_tool_use_event(
         "t1",
         "Bash",
         json!({"command": "ls"}),
         response.clone(),
     ));
-    assert_eq!(shown(&gone)["stdout"], "(withheld)");
+    assert_eq!(shown(&unavailable)["stdout"], "(withheld)");
     for args in [&["hook", "--config", "nowhere.toml"][..], &["hook", "--socket", "nowhere.sock"]] {
-        let gone = project.run_hook_with(
+        let unavailable = project.run_hook_with(
             args,
             &post_tool_use_event("t1", "Bash", json!({"command": "ls"}), response.clone()),
         );
-        assert_eq!(shown(&gone)["stdout"], "(withheld)", "{args:?}");
+        assert_eq!(shown(&unavailable)["stdout"], "(withheld)", "{args:?}");
     }
 }
 
@@ -166,8 +167,8 @@ fn unreadable_result_is_withheld() {
 fn result_of_unreadable_event_is_withheld() {
     let project = TestProject::with_config(CONFIG);
     let _service = HookServiceProcess::start(&project);
-    let told = |name: &str, text: &[u8]| {
-        let (named, head) = (
+    let events = |name: &str, text: &[u8]| {
+        let (event_name, head) = (
             format!(r#""hook_event_name":"{name}""#),
             r#""session_id":"s1","tool_name":"Bash","tool_use_id":"u1""#,
         );
@@ -177,28 +178,28 @@ fn result_of_unreadable_event_is_withheld() {
             br#""}],"more":true}"#,
         ]
         .concat();
-        let early = [format!("{{{head},{named},").as_bytes(), result.as_slice(), b"}"].concat();
+        let early = [format!("{{{head},{event_name},").as_bytes(), result.as_slice(), b"}"].concat();
         let late =
-            [format!("{{{head},").as_bytes(), result.as_slice(), format!(",{named}}}").as_bytes()]
+            [format!("{{{head},").as_bytes(), result.as_slice(), format!(",{event_name}}}").as_bytes()]
                 .concat();
         (early, late)
     };
-    let said = |name: &str, args: &[&str], event: &[u8]| {
+    let run = |name: &str, args: &[&str], event: &[u8]| {
         let (code, stdout, stderr) =
             crate::output_snapshots::run_program(&project, name, args, event);
         assert!(!stdout.contains("secret") && !stderr.contains("secret"), "{stdout}{stderr}");
         (code, serde_json::from_str::<Value>(&stdout).unwrap_or_default())
     };
-    let (long, odd) =
+    let (long, not_utf8) =
         ([&b"secret "[..], vec![b'x'; 32 << 20].as_slice()].concat(), b"secret \xff".to_vec());
-    let doors: [(&str, &[&str]); 2] = [
+    let entry_points: [(&str, &[&str]); 2] = [
         ("toolgate-hook", &["--config", "toolgate.toml"]),
         ("toolgate-hook", &["--socket", "hook.sock"]),
     ];
-    for (name, args) in doors {
-        for (text, is_long) in [(&long, true), (&odd, false)] {
-            let (early, late) = told("PostToolUse", text);
-            let (code, answer) = said(name, args, &early);
+    for (name, args) in entry_points {
+        for (text, is_long) in [(&long, true), (&not_utf8, false)] {
+            let (early, late) = events("PostToolUse", text);
+            let (code, answer) = run(name, args, &early);
             let shown = &answer["hookSpecificOutput"]["updatedToolOutput"];
             assert_eq!(
                 (code, &answer["decision"]),
@@ -210,7 +211,7 @@ fn result_of_unreadable_event_is_withheld() {
             assert_eq!(*shown, withheld, "{name} {args:?}");
             if is_long && args[0] == "--config" {
                 assert_eq!(
-                    said(name, args, &late).1["hookSpecificOutput"]["updatedToolOutput"],
+                    run(name, args, &late).1["hookSpecificOutput"]["updatedToolOutput"],
                     withheld
                 );
             }
@@ -219,12 +220,12 @@ fn result_of_unreadable_event_is_withheld() {
                 Some(&("refused".to_owned(), "invalid_request".to_owned())),
                 "{name} {args:?}"
             );
-            // Before the tool, the exit code says it.
-            assert_eq!(said(name, args, &told("PreToolUse", text).0).0, 2, "{name} {args:?}");
+            // Before the tool runs, the exit code denies the call.
+            assert_eq!(run(name, args, &events("PreToolUse", text).0).0, 2, "{name} {args:?}");
         }
-        // One that breaks off, and one of which only other parts have such a name.
-        let (early, _) = told("PostToolUse", b"secret");
-        let (code, answer) = said(name, args, &early[..early.len() - 12]);
+        // A truncated event, and events in which only a nested value has such a name.
+        let (early, _) = events("PostToolUse", b"secret");
+        let (code, answer) = run(name, args, &early[..early.len() - 12]);
         let shown = &answer["hookSpecificOutput"]["updatedToolOutput"];
         assert_eq!(
             (code, shown),
@@ -236,7 +237,7 @@ fn result_of_unreadable_event_is_withheld() {
             br#"{"hook_event_name":"PreToolUse","session_id":"s1","tool_name":"\",\"hook_event_name\":\"PostToolUse\",","tool_input":{"#,
             br#"{"hook_event_name":"PreToolUse","hook_event_name":"PostToolUse","tool_name":"Bash","tool_input":{"#,
         ] {
-            assert_eq!(said(name, args, text), (2, Value::Null), "{name} {args:?} {}", String::from_utf8_lossy(text));
+            assert_eq!(run(name, args, text), (2, Value::Null), "{name} {args:?} {}", String::from_utf8_lossy(text));
         }
     }
 }
@@ -245,21 +246,21 @@ fn result_of_unreadable_event_is_withheld() {
 fn calls_without_id_are_matched_by_arguments() {
     for id in [json!(""), Value::Null] {
         let project = TestProject::with_config(CONFIG);
-        let told = |mut event: Value| {
+        let send = |mut event: Value| {
             event["tool_use_id"] = id.clone();
             project.run_hook(&event)
         };
-        let (one, two) = (json!({"command": "ls"}), json!({"command": "pwd"}));
-        for input in [&one, &two] {
+        let (first, second) = (json!({"command": "ls"}), json!({"command": "pwd"}));
+        for input in [&first, &second] {
             assert_eq!(
-                told(hook_event("PreToolUse", "", "Bash", input.clone())),
+                send(hook_event("PreToolUse", "", "Bash", input.clone())),
                 json!({}),
                 "{id}"
             );
         }
-        for input in [&one, &two] {
+        for input in [&first, &second] {
             assert_eq!(
-                told(post_tool_use_event("", "Bash", input.clone(), json!({"stdout": "x"}))),
+                send(post_tool_use_event("", "Bash", input.clone(), json!({"stdout": "x"}))),
                 json!({}),
                 "{id}"
             );
@@ -288,7 +289,7 @@ fn failed_tool_is_done_and_interrupted_tool_is_pending() {
     assert!(text.contains("Exit code 2") && !text.contains("1111-1111"), "{text}");
     let effects: Vec<&str> = ["\"effects\":\"done\"", "\"effects\":\"unknown\""]
         .into_iter()
-        .filter(|wanted| text.contains(wanted))
+        .filter(|effect| text.contains(effect))
         .collect();
     assert_eq!(effects.len(), 2, "{text}");
 }
@@ -354,19 +355,19 @@ fn repeated_once_call_is_refused_with_recorded_result() {
             )),
             json!({})
         );
-        let said = project.pre_tool_use("t2", "Write", input.clone());
-        let (word, reason) = decision(&said);
-        assert_eq!(word, "deny", "{said}");
-        let told: Value = serde_json::from_str(reason.lines().last().unwrap()).unwrap();
-        let told = told.pointer(place).unwrap();
+        let answer = project.pre_tool_use("t2", "Write", input.clone());
+        let (decided, reason) = decision(&answer);
+        assert_eq!(decided, "deny", "{answer}");
+        let contract: Value = serde_json::from_str(reason.lines().last().unwrap()).unwrap();
+        let contract = contract.pointer(place).unwrap();
         for (field, value) in [
             ("code", json!("duplicate_call")),
             ("effects", json!("done")),
             ("replayed", json!(true)),
             ("upstream", json!({"written": 7})),
         ] {
-            assert_eq!(told[field], value, "{said}");
+            assert_eq!(contract[field], value, "{answer}");
         }
-        assert!(told["callId"].is_string(), "{said}");
+        assert!(contract["callId"].is_string(), "{answer}");
     }
 }

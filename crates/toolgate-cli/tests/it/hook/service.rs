@@ -1,4 +1,4 @@
-//! A service that answers for many hooks.
+//! Tests a hook service that answers for many hooks.
 
 use std::io::Write;
 use std::process::{Child, Stdio};
@@ -8,17 +8,17 @@ use serde_json::{Value, json};
 
 use super::{CONFIG, TestProject, decision, hook_event, post_tool_use_event};
 
-/// A service, while a test needs it.
+/// A hook service that ends when this value is dropped.
 pub(super) struct HookServiceProcess(Child);
 
 impl HookServiceProcess {
-    /// One that answers in a project, once it does.
+    /// Starts a service in a project, and waits until it answers.
     pub(super) fn start(project: &TestProject) -> Self {
         let mut command = std::process::Command::cargo_bin("toolgate").unwrap();
         project.set_environment(&mut command);
         let args = ["hook", "--serve", "--config", "toolgate.toml", "--socket", "hook.sock"];
         let service = Self(command.args(args).stderr(Stdio::null()).spawn().unwrap());
-        // Its socket is there a moment before it is listened at.
+        // The socket file exists before the service listens.
         while std::os::unix::net::UnixStream::connect(project.path("project/hook.sock")).is_err() {
             std::thread::sleep(std::time::Duration::from_millis(10));
         }
@@ -37,7 +37,7 @@ impl Drop for HookServiceProcess {
 fn hook_service_answers_and_reloads_config() {
     let project = TestProject::with_config(CONFIG);
     let service = HookServiceProcess::start(&project);
-    let small = |event: &Value| {
+    let run_binary = |event: &Value| {
         let mut command = std::process::Command::cargo_bin("toolgate-hook").unwrap();
         project.set_environment(&mut command);
         let mut child = command
@@ -53,32 +53,32 @@ fn hook_service_answers_and_reloads_config() {
     };
     let push =
         |id: &str, command: &str| hook_event("PreToolUse", id, "Bash", json!({"command": command}));
-    let (code, stdout) = small(&push("t1", "git push"));
-    assert!(code == 0 && stdout.contains("Nobody pushes"), "{stdout}");
-    let large =
+    let (code, stdout) = run_binary(&push("t1", "git push"));
+    assert!(code == 0 && stdout.contains("Do not push"), "{stdout}");
+    let verb_answer =
         project.run_hook_with(&["hook", "--socket", "hook.sock"], &push("t2", "git push -q"));
-    assert_eq!(decision(&large).0, "deny");
-    assert_eq!(small(&push("t3", "ls")), (0, "{}\n".to_owned()));
+    assert_eq!(decision(&verb_answer).0, "deny");
+    assert_eq!(run_binary(&push("t3", "ls")), (0, "{}\n".to_owned()));
     assert_eq!(
-        small(&post_tool_use_event("t3", "Bash", json!({"command": "ls"}), json!({}))),
+        run_binary(&post_tool_use_event("t3", "Bash", json!({"command": "ls"}), json!({}))),
         (0, "{}\n".to_owned())
     );
-    // A file that does not load leaves the old one in force; one that does is in force at once.
+    // An invalid file leaves the old rules in force. A valid file is in force at once.
     project.write("project/toolgate.toml", "store = [");
-    assert!(small(&push("t4", "git push -f")).1.contains("Nobody pushes"));
-    project.write("project/toolgate.toml", &CONFIG.replace("Nobody pushes", "No one pushes"));
-    assert!(small(&push("t5", "git push -n")).1.contains("No one pushes"));
-    // Also what was mended in a file that only the broken one names.
-    let more = CONFIG
-        .replace("Nobody pushes", "She pushes")
+    assert!(run_binary(&push("t4", "git push -f")).1.contains("Do not push"));
+    project.write("project/toolgate.toml", &CONFIG.replace("Do not push", "Never push"));
+    assert!(run_binary(&push("t5", "git push -n")).1.contains("Never push"));
+    // A change of a file that only the invalid configuration includes is in force too.
+    let included = CONFIG
+        .replace("Do not push", "Only CI pushes")
         .replace("store =", "include = [\"more.toml\"]\nstore =");
-    project.write("project/toolgate.toml", &more);
-    assert!(small(&push("m1", "git push -m1")).1.contains("No one pushes"));
+    project.write("project/toolgate.toml", &included);
+    assert!(run_binary(&push("m1", "git push -m1")).1.contains("Never push"));
     project.write("project/more.toml", "");
-    assert!(small(&push("m2", "git push -m2")).1.contains("She pushes"));
-    assert_eq!(small(&json!("junk")).0, 2);
+    assert!(run_binary(&push("m2", "git push -m2")).1.contains("Only CI pushes"));
+    assert_eq!(run_binary(&json!("junk")).0, 2);
     drop(service);
-    let (code, stdout) = small(&push("t6", "ls -a"));
+    let (code, stdout) = run_binary(&push("t6", "ls -a"));
     let answer: Value = serde_json::from_str(&stdout).unwrap();
     assert_eq!((code, decision(&answer).0), (0, "deny"));
 }
@@ -87,20 +87,20 @@ fn hook_service_answers_and_reloads_config() {
 fn hook_service_applies_undeclared_setting_of_loaded_file() {
     let project = TestProject::with_config(&format!("{CONFIG}\n[client]\nundeclared = \"ask\"\n"));
     let _service = HookServiceProcess::start(&project);
-    let asked = |id: &str, tool: &str| {
+    let decide = |id: &str, tool: &str| {
         let answer = project.run_hook_with(
             &["hook", "--socket", "hook.sock"],
             &hook_event("PreToolUse", id, tool, json!({"of": id})),
         );
         decision(&answer).0.to_owned()
     };
-    assert_eq!(asked("t1", "Known"), "ask");
-    // An edit that does not load changes nothing, also for a tool that was never asked for before.
+    assert_eq!(decide("t1", "Known"), "ask");
+    // An invalid edit changes nothing, also for tools that were never called before.
     project.write("project/toolgate.toml", "store = [");
     assert_eq!(
-        [asked("t2", "Known"), asked("t3", "NeverSeen"), asked("t4", "NeverSeen")],
+        [decide("t2", "Known"), decide("t3", "NeverSeen"), decide("t4", "NeverSeen")],
         ["ask"; 3]
     );
     project.write("project/toolgate.toml", CONFIG);
-    assert_eq!([asked("t5", "Known"), asked("t6", "NeverSeen")], ["deny"; 2]);
+    assert_eq!([decide("t5", "Known"), decide("t6", "NeverSeen")], ["deny"; 2]);
 }

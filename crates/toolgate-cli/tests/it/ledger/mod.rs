@@ -1,4 +1,4 @@
-//! A ledger that is kept: what a user of `audit` sees.
+//! Tests the `audit` verbs on a durable ledger.
 
 mod replay_and_backtest;
 
@@ -11,13 +11,13 @@ use serde_json::{Value, json};
 use crate::lookback::assert_replay_unchanged;
 use crate::run_toolgate;
 
-/// A ledger of the demonstration.
+/// The ledger of `toolgate demo` in a temporary directory.
 struct DemoLedger {
     directory: tempfile::TempDir,
     is_tampered: Cell<bool>,
 }
 
-/// What was decided here is decided again when the test has ended.
+/// Replays all sessions at the end of a test.
 impl Drop for DemoLedger {
     fn drop(&mut self) {
         self.check_replay();
@@ -26,11 +26,11 @@ impl Drop for DemoLedger {
 
 impl DemoLedger {
     fn new() -> Self {
-        let kept = Self { directory: tempfile::tempdir().unwrap(), is_tampered: Cell::new(false) };
-        let (code, stdout, stderr) = kept.run(&["demo"]);
+        let demo = Self { directory: tempfile::tempdir().unwrap(), is_tampered: Cell::new(false) };
+        let (code, stdout, stderr) = demo.run(&["demo"]);
         assert_eq!((code, stderr.as_str()), (0, ""));
         assert!(stdout.contains("The ledger is in"), "{stdout}");
-        kept
+        demo
     }
 
     fn path(&self) -> PathBuf {
@@ -43,30 +43,32 @@ impl DemoLedger {
         run_toolgate(&[args, &store].concat())
     }
 
-    /// What it says, without what is different every time.
+    /// Returns the exit code and output of a verb with masked ids, times and digests.
     fn masked_output(&self, args: &[&str]) -> String {
         let (code, stdout, stderr) = self.run(args);
         let text = format!("exit {code}\n{stdout}{stderr}")
             .replace(self.directory.path().to_str().unwrap(), "DIR");
-        let one = |pattern: &str, to: &str, text: &str| {
+        let mask = |pattern: &str, to: &str, text: &str| {
             Regex::new(pattern).unwrap().replace_all(text, to).into_owned()
         };
         let text =
-            one("[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}", "CALL", &text);
-        let text = one("[0-9]{4}-[0-9]{2}-[0-9]{2} [0-9:]{8}Z", "TIME", &text);
-        let text = one("20[0-9]{2}-[0-9]{2}-[0-9]{2} ", "DAY ", &text);
-        let text = one("[0-9]{2}:[0-9]{2}:[0-9]{2}Z", "TIME", &text);
-        let text = one("[0-9a-f]{64}", "HEX", &text);
-        one(r"[0-9.]+ (ns|µs|ms|s)\b *", "LENGTH ", &text)
+            mask("[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}", "CALL", &text);
+        let text = mask("[0-9]{4}-[0-9]{2}-[0-9]{2} [0-9:]{8}Z", "TIME", &text);
+        let text = mask("20[0-9]{2}-[0-9]{2}-[0-9]{2} ", "DAY ", &text);
+        let text = mask("[0-9]{2}:[0-9]{2}:[0-9]{2}Z", "TIME", &text);
+        let text = mask("[0-9a-f]{64}", "HEX", &text);
+        mask(r"[0-9.]+ (ns|µs|ms|s)\b *", "LENGTH ", &text)
     }
 
-    /// What it lists, whatever the width of its columns: around midnight there are two days in it.
+    /// Returns a listing without its column widths.
+    ///
+    /// The widths depend on the dates: around midnight, a listing has two days.
     fn masked_listing(&self, args: &[&str]) -> String {
-        let said = self.masked_output(args).replace("DAY TIME", "TIME");
-        let said = Regex::new(" {2,}").unwrap().replace_all(&said, "  ").into_owned();
+        let output = self.masked_output(args).replace("DAY TIME", "TIME");
+        let output = Regex::new(" {2,}").unwrap().replace_all(&output, "  ").into_owned();
         Regex::new("(?m)^(20[0-9-]{8}|time|DAY) +tool")
             .unwrap()
-            .replace_all(&said, "WHEN  tool")
+            .replace_all(&output, "WHEN  tool")
             .into_owned()
     }
 
@@ -82,7 +84,8 @@ impl DemoLedger {
         }
     }
 
-    /// For somebody who changes what is written: it is looked back at before, and not any more.
+    /// Opens the database for changes. The sessions are replayed before, and not any more at the
+    /// end.
     fn open_for_tampering(&self) -> rusqlite::Connection {
         self.check_replay();
         self.is_tampered.set(true);
@@ -92,9 +95,9 @@ impl DemoLedger {
 
 #[test]
 fn audit_query_filters_rows() {
-    let kept = DemoLedger::new();
-    insta::assert_snapshot!(kept.masked_listing(&["audit", "query", "--decision", "refused"]));
-    insta::assert_snapshot!(kept.masked_listing(&[
+    let demo = DemoLedger::new();
+    insta::assert_snapshot!(demo.masked_listing(&["audit", "query", "--decision", "refused"]));
+    insta::assert_snapshot!(demo.masked_listing(&[
         "audit",
         "query",
         "--entity",
@@ -102,11 +105,11 @@ fn audit_query_filters_rows() {
         "-n",
         "2"
     ]));
-    assert_eq!(kept.json_rows(&["audit", "query"]).len(), 31);
+    assert_eq!(demo.json_rows(&["audit", "query"]).len(), 31);
     for (filter, count) in [
         (["--tool", "lookup_order"], 7),
         (["--session", "monday"], 10),
-        (["--agent", "nobody"], 0),
+        (["--agent", "absent"], 0),
         (["--principal", "agent-7"], 31),
         (["--code", "refund_cap"], 3),
         (["--rule", "same_customer"], 2),
@@ -116,59 +119,59 @@ fn audit_query_filters_rows() {
         (["--entity", "order_id=A-7"], 6),
     ] {
         assert_eq!(
-            kept.json_rows(&[&["audit", "query"][..], &filter].concat()).len(),
+            demo.json_rows(&[&["audit", "query"][..], &filter].concat()).len(),
             count,
             "{filter:?}"
         );
     }
-    let (code, stdout, _) = kept.run(&["audit", "query", "--agent", "nobody"]);
+    let (code, stdout, _) = demo.run(&["audit", "query", "--agent", "absent"]);
     assert_eq!((code, stdout.as_str()), (0, "no matching rows\n"));
-    let (code, _, stderr) = kept.run(&["audit", "query", "--since", "tomorrow"]);
+    let (code, _, stderr) = demo.run(&["audit", "query", "--since", "tomorrow"]);
     assert!(code == 2 && stderr.contains("use 2026-11-15T09:00:00Z"), "{stderr}");
-    let (code, _, stderr) = kept.run(&["audit", "query", "--decision", "refusd"]);
+    let (code, _, stderr) = demo.run(&["audit", "query", "--decision", "refusd"]);
     assert!(code == 2 && stderr.contains("succeeded, failed, refused"), "{stderr}");
 }
 
 #[test]
 fn audit_show_prints_call_with_its_facts() {
-    let kept = DemoLedger::new();
-    let refused = &kept.json_rows(&["audit", "query", "--rule", "same_customer"])[0];
+    let demo = DemoLedger::new();
+    let refused = &demo.json_rows(&["audit", "query", "--rule", "same_customer"])[0];
     let call = refused["row"]["call"].as_str().unwrap();
-    let said = kept.masked_output(&["audit", "show", call]);
-    // The clock is in it.
-    let said = Regex::new("20[0-9]{2}-[0-9]{2}-[0-9]{2}T([0-9:.]+Z|TIME)")
+    let output = demo.masked_output(&["audit", "show", call]);
+    // The text contains the current time.
+    let output = Regex::new("20[0-9]{2}-[0-9]{2}-[0-9]{2}T([0-9:.]+Z|TIME)")
         .unwrap()
-        .replace_all(&said, "MOMENT")
+        .replace_all(&output, "MOMENT")
         .into_owned();
-    insta::assert_snapshot!(said.split("time by gate").next().unwrap());
-    assert_eq!(kept.json_rows(&["audit", "show", call])[0], *refused);
-    let (code, _, stderr) = kept.run(&["audit", "show", "01a1df09-ae84-70f4-bcc8-c27a3fb5b2c8"]);
+    insta::assert_snapshot!(output.split("time by gate").next().unwrap());
+    assert_eq!(demo.json_rows(&["audit", "show", call])[0], *refused);
+    let (code, _, stderr) = demo.run(&["audit", "show", "01a1df09-ae84-70f4-bcc8-c27a3fb5b2c8"]);
     assert!(code == 2 && stderr.contains("list calls with `toolgate audit query`"), "{stderr}");
-    let (code, _, stderr) = kept.run(&["audit", "show", "7"]);
+    let (code, _, stderr) = demo.run(&["audit", "show", "7"]);
     assert!(code == 2 && stderr.contains("at least 6 at the beginning or the end"), "{stderr}");
 }
 
 #[test]
 fn verify_fails_after_row_is_changed() {
-    let kept = DemoLedger::new();
-    // Rows are signed when a second has passed, and at the end: how often, the machine says.
+    let demo = DemoLedger::new();
+    // Rows are signed every second and at the end, so the number of signatures varies.
     let signed = Regex::new("[1-9][0-9]* signatures?\\b").unwrap();
-    let said =
-        signed.replace(&kept.masked_output(&["audit", "verify"]), "1 signature").into_owned();
-    insta::assert_snapshot!(said);
-    let verified = &kept.json_rows(&["audit", "verify"])[0];
+    let output =
+        signed.replace(&demo.masked_output(&["audit", "verify"]), "1 signature").into_owned();
+    insta::assert_snapshot!(output);
+    let verified = &demo.json_rows(&["audit", "verify"])[0];
     assert_eq!((&verified["holds"], &verified["verified"]["rows"]), (&json!(true), &json!(31)));
     let anchor = verified["verified"]["anchor"].as_str().unwrap();
-    assert_eq!(kept.run(&["audit", "verify", "--anchor", anchor]).0, 0);
-    let (code, _, stderr) = kept.run(&["audit", "verify", "--anchor", "31"]);
+    assert_eq!(demo.run(&["audit", "verify", "--anchor", anchor]).0, 0);
+    let (code, _, stderr) = demo.run(&["audit", "verify", "--anchor", "31"]);
     assert!(code == 2 && stderr.contains("as `toolgate audit verify` prints it"), "{stderr}");
-    kept.open_for_tampering()
+    demo.open_for_tampering()
         .execute("UPDATE ledger SET body = replace(body, ':120', ':121') WHERE seq = 7", [])
         .unwrap();
-    insta::assert_snapshot!(kept.masked_output(&["audit", "verify"]));
-    assert_eq!(kept.json_rows(&["audit", "verify"])[0]["flaw"]["seq"], 7);
-    std::fs::write(kept.path(), "something else altogether").unwrap();
-    let (code, stdout, _) = kept.run(&["audit", "verify"]);
+    insta::assert_snapshot!(demo.masked_output(&["audit", "verify"]));
+    assert_eq!(demo.json_rows(&["audit", "verify"])[0]["flaw"]["seq"], 7);
+    std::fs::write(demo.path(), "something else altogether").unwrap();
+    let (code, stdout, _) = demo.run(&["audit", "verify"]);
     assert!(code == 1 && stdout.contains("the ledger is not intact"), "{stdout}");
 }
 
@@ -190,7 +193,7 @@ fn verbs_report_missing_ledger() {
         let (code, stdout, stderr) = run_toolgate(&[verb, &["--store", path]].concat());
         assert_eq!((code, stdout.as_str()), (2, ""), "{verb:?}");
         assert!(stderr.contains("none.db"), "{verb:?}: {stderr}");
-        assert!(!Path::new(path).exists(), "{verb:?} makes no ledger");
+        assert!(!Path::new(path).exists(), "{verb:?} created a ledger");
         let (code, _, stderr) = run_toolgate(verb);
         assert!(code == 2 && stderr.contains("`--store PATH`"), "{verb:?}: {stderr}");
     }
@@ -198,40 +201,40 @@ fn verbs_report_missing_ledger() {
 
 #[test]
 fn audit_show_prints_counter_names() {
-    let kept = DemoLedger::new();
-    let rows = kept.json_rows(&["audit", "query"]);
+    let demo = DemoLedger::new();
+    let rows = demo.json_rows(&["audit", "query"]);
     let claims = |row: &&Value| {
         row["row"]["facts"]["claimed"].as_array().is_some_and(|claimed| claimed.len() == 2)
     };
     let call = rows.iter().find(claims).unwrap()["row"]["call"].as_str().unwrap().to_owned();
-    let (_, shown, _) = kept.run(&["audit", "show", &call]);
+    let (_, shown, _) = demo.run(&["audit", "show", &call]);
     assert!(
         shown.contains("        daily_sum for \"C-1001\",\n") && !shown.contains("u001f"),
         "{shown}"
     );
-    // A program goes by the key.
-    let (_, json, _) = kept.run(&["audit", "show", &call, "--json"]);
+    // The JSON output has the exact key.
+    let (_, json, _) = demo.run(&["audit", "show", &call, "--json"]);
     assert!(json.contains("limit\\u001frefund-desk\\u001fdaily_sum\\u001f"), "{json}");
 }
 
 #[test]
 fn full_stdout_is_reported_as_error() {
-    let kept = DemoLedger::new();
+    let demo = DemoLedger::new();
     for verb in ["query", "stats", "export"] {
         let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
         let mut command = std::process::Command::new(assert_cmd::cargo::cargo_bin("toolgate"));
-        command.args(["audit", verb, "--store"]).arg(kept.path()).env_clear().stdout(full);
+        command.args(["audit", verb, "--store"]).arg(demo.path()).env_clear().stdout(full);
         let output = command.output().unwrap();
-        let said = String::from_utf8(output.stderr).unwrap();
-        assert_eq!(output.status.code(), Some(2), "{verb}: {said}");
-        assert!(said.starts_with("error: cannot write to standard output: "), "{verb}: {said}");
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(2), "{verb}: {stderr}");
+        assert!(stderr.starts_with("error: cannot write to standard output: "), "{verb}: {stderr}");
     }
 }
 
 #[test]
 fn stats_and_export_cover_all_rows() {
-    let kept = DemoLedger::new();
-    let stats = &kept.json_rows(&["audit", "stats"])[0];
+    let demo = DemoLedger::new();
+    let stats = &demo.json_rows(&["audit", "stats"])[0];
     assert_eq!(
         stats["decisions"],
         json!({"failed": 2, "refused": 14, "replayed": 1, "succeeded": 14})
@@ -242,31 +245,31 @@ fn stats_and_export_cover_all_rows() {
         policy("p50_ns") <= policy("p95_ns") && policy("p95_ns") <= policy("p99_ns"),
         "{stats}"
     );
-    let (_, stdout, _) = kept.run(&["audit", "stats"]);
+    let (_, stdout, _) = demo.run(&["audit", "stats"]);
     assert!(stdout.contains("refused by") && stdout.contains("median"), "{stdout}");
-    let out = kept.directory.path().join("out.jsonl");
-    let (code, stdout, _) = kept.run(&["audit", "export", "--out", out.to_str().unwrap()]);
+    let out = demo.directory.path().join("out.jsonl");
+    let (code, stdout, _) = demo.run(&["audit", "export", "--out", out.to_str().unwrap()]);
     assert!(code == 0 && stdout.starts_with("31 rows in "), "{stdout}");
     let text = std::fs::read_to_string(out).unwrap();
-    let (_, piped, _) = kept.run(&["audit", "export"]);
+    let (_, piped, _) = demo.run(&["audit", "export"]);
     assert_eq!((text.lines().count(), &text), (31, &piped));
-    let (_, tail, _) = kept.run(&["audit", "tail", "-n", "3"]);
+    let (_, tail, _) = demo.run(&["audit", "tail", "-n", "3"]);
     assert_eq!(tail.lines().count(), 3);
 }
 
 #[test]
 fn export_refuses_to_overwrite_ledger_files() {
-    let kept = DemoLedger::new();
-    let before = std::fs::read(kept.path()).unwrap();
-    let (code, _, stderr) = kept.run(&["audit", "export", "--out", kept.path().to_str().unwrap()]);
+    let demo = DemoLedger::new();
+    let before = std::fs::read(demo.path()).unwrap();
+    let (code, _, stderr) = demo.run(&["audit", "export", "--out", demo.path().to_str().unwrap()]);
     assert!(code == 2 && stderr.contains("is the ledger itself"), "{stderr}");
-    assert_eq!(std::fs::read(kept.path()).unwrap(), before);
-    // Nor where it may write one day.
-    let at = |name: &str| kept.directory.path().join(name);
+    assert_eq!(std::fs::read(demo.path()).unwrap(), before);
+    // Files that toolgate may create later are refused too.
+    let at = |name: &str| demo.directory.path().join(name);
     std::fs::create_dir_all(at("ledger.db.state/spool")).unwrap();
     std::os::unix::fs::symlink("ledger.db-journal", at("ahead.jsonl")).unwrap();
     for name in ["ledger.db-journal", "ledger.db.state/spool/x.jsonl", "ahead.jsonl"] {
-        let (code, _, stderr) = kept.run(&["audit", "export", "--out", at(name).to_str().unwrap()]);
+        let (code, _, stderr) = demo.run(&["audit", "export", "--out", at(name).to_str().unwrap()]);
         assert!(
             code == 2 && stderr.contains("is the ledger itself") && !at(name).exists(),
             "{name}: {stderr}"
@@ -276,23 +279,23 @@ fn export_refuses_to_overwrite_ledger_files() {
 
 #[test]
 fn receipt_is_issued_and_verified() {
-    let kept = DemoLedger::new();
+    let demo = DemoLedger::new();
     let paid =
-        &kept.json_rows(&["audit", "query", "--tool", "issue_refund", "--decision", "succeeded"])
+        &demo.json_rows(&["audit", "query", "--tool", "issue_refund", "--decision", "succeeded"])
             [0];
     let call = paid["row"]["call"].as_str().unwrap();
-    let (code, receipt, _) = kept.run(&["audit", "show", call, "--receipt"]);
+    let (code, receipt, _) = demo.run(&["audit", "show", call, "--receipt"]);
     assert_eq!(code, 0);
-    let file = kept.directory.path().join("receipt.json");
+    let file = demo.directory.path().join("receipt.json");
     std::fs::write(&file, &receipt).unwrap();
     let file = file.to_str().unwrap();
-    let key = kept.run(&["audit", "key"]).1.trim().to_uppercase();
+    let key = demo.run(&["audit", "key"]).1.trim().to_uppercase();
     let (code, stdout, _) = run_toolgate(&["audit", "receipt", file, "--key", &key]);
     assert!(
         code == 0 && stdout.contains("the receipt is valid: `issue_refund` succeeded"),
         "{stdout}"
     );
-    let (code, stdout, _) = kept.run(&["audit", "receipt", file]);
+    let (code, stdout, _) = demo.run(&["audit", "receipt", file]);
     assert!(code == 0 && stdout.contains("its row is in the ledger, unchanged"), "{stdout}");
     let (code, _, stderr) = run_toolgate(&["audit", "receipt", file, "--key", "5f"]);
     assert!(code == 2 && stderr.contains("64 hexadecimal digits"), "{stderr}");
@@ -302,13 +305,13 @@ fn receipt_is_issued_and_verified() {
     let (code, stdout, _) = run_toolgate(&["audit", "receipt", file, "--key", &key]);
     assert!(code == 1 && stdout.contains("this ledger did not sign it"), "{stdout}");
     std::fs::write(file, &receipt).unwrap();
-    kept.open_for_tampering().execute("UPDATE ledger SET body = replace(body, '120', '121') WHERE call = (SELECT call FROM ledger WHERE tool = 'issue_refund' AND decision = 'succeeded' LIMIT 1)", []).unwrap();
-    let (code, stdout, _) = kept.run(&["audit", "receipt", file]);
+    demo.open_for_tampering().execute("UPDATE ledger SET body = replace(body, '120', '121') WHERE call = (SELECT call FROM ledger WHERE tool = 'issue_refund' AND decision = 'succeeded' LIMIT 1)", []).unwrap();
+    let (code, stdout, _) = demo.run(&["audit", "receipt", file]);
     assert!(code == 1 && stdout.contains("the ledger is not intact"), "{stdout}");
-    let (code, stdout, stderr) = kept.run(&["audit", "show", call, "--receipt"]);
+    let (code, stdout, stderr) = demo.run(&["audit", "show", call, "--receipt"]);
     assert!(
         code == 2 && stdout.is_empty() && stderr.contains("the row was changed"),
-        "nothing is signed for a changed row: {stdout}{stderr}"
+        "a receipt was signed for a changed row: {stdout}{stderr}"
     );
 }
 
@@ -324,27 +327,23 @@ fn foreign_database_is_refused_and_unchanged() {
     let (code, _, stderr) = run_toolgate(&["demo", "--store", path.to_str().unwrap()]);
     assert!(code == 2 && stderr.contains("a database of another program"), "{stderr}");
     assert_eq!(std::fs::read(&path).unwrap(), before);
-    assert_eq!(
-        std::fs::read_dir(directory.path()).unwrap().count(),
-        1,
-        "and nothing is left beside it"
-    );
+    assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 1, "another file was created");
     let (code, _, stderr) = run_toolgate(&["demo", "--store", directory.path().to_str().unwrap()]);
     assert!(code == 2 && stderr.contains("is a directory"), "{stderr}");
 }
 
 #[test]
 fn fifo_as_ledger_is_refused_without_waiting() {
-    let kept = DemoLedger::new();
-    kept.check_replay();
-    kept.is_tampered.set(true);
-    let (place, state) =
-        (kept.directory.path().join("pipe.db"), kept.directory.path().join("ledger.db.state"));
-    let pipe = |path: &Path| {
+    let demo = DemoLedger::new();
+    demo.check_replay();
+    demo.is_tampered.set(true);
+    let (pipe_ledger, state) =
+        (demo.directory.path().join("pipe.db"), demo.directory.path().join("ledger.db.state"));
+    let make_fifo = |path: &Path| {
         let _ = std::fs::remove_file(path);
         assert!(std::process::Command::new("mkfifo").arg(path).status().unwrap().success());
     };
-    pipe(&place);
+    make_fifo(&pipe_ledger);
     for verb in [
         &["audit", "query"][..],
         &["audit", "verify"],
@@ -353,61 +352,61 @@ fn fifo_as_ledger_is_refused_without_waiting() {
         &["demo"],
     ] {
         let (code, _, stderr) =
-            run_toolgate(&[verb, &["--store", place.to_str().unwrap()]].concat());
+            run_toolgate(&[verb, &["--store", pipe_ledger.to_str().unwrap()]].concat());
         assert!(code == 2 && stderr.contains("not a regular file"), "{verb:?}: {stderr}");
     }
-    // What is no key hides none.
-    pipe(&state.join("keys/sign-0000000000000000.key"));
+    // An unusable key file does not hide the other keys.
+    make_fifo(&state.join("keys/sign-0000000000000000.key"));
     std::fs::write(state.join("keys/sign-1111111111111111.key"), "something else").unwrap();
-    assert_eq!(kept.run(&["audit", "verify"]).0, 0);
-    pipe(&state.join("mark.json"));
+    assert_eq!(demo.run(&["audit", "verify"]).0, 0);
+    make_fifo(&state.join("mark.json"));
     for verb in [["audit", "verify"], ["audit", "prune"]] {
-        let (code, _, stderr) = kept.run(&verb);
+        let (code, _, stderr) = demo.run(&verb);
         assert!(
             code == 2 && stderr.contains("`mark.json` of the ledger is not a regular file"),
             "{verb:?}: {stderr}"
         );
     }
-    pipe(&state.join("keys/redact.key"));
-    let (code, _, stderr) = kept.run(&["audit", "prune"]);
+    make_fifo(&state.join("keys/redact.key"));
+    let (code, _, stderr) = demo.run(&["audit", "prune"]);
     assert!(code == 2 && stderr.contains("redact.key: not a regular file"), "{stderr}");
 }
 
 #[test]
 fn closed_stdout_pipe_causes_no_panic() {
-    let kept = DemoLedger::new();
-    let exe = assert_cmd::cargo::cargo_bin("toolgate");
+    let demo = DemoLedger::new();
+    let program = assert_cmd::cargo::cargo_bin("toolgate");
     for verb in
         ["query --json", "stats --json", "stats", "export", "verify", "verify --json", "key"]
     {
         let script = format!(
             "'{}' audit {verb} --store '{}' | true; exit ${{PIPESTATUS[0]}}",
-            exe.display(),
-            kept.path().display()
+            program.display(),
+            demo.path().display()
         );
         let output = std::process::Command::new("bash").args(["-c", &script]).output().unwrap();
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert!(!said.contains("panicked"), "{verb}: {said}");
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert!(!stderr.contains("panicked"), "{verb}: {stderr}");
     }
 }
 
 #[test]
 fn exit_code_is_kept_if_stdout_is_closed() {
-    let kept = DemoLedger::new();
+    let demo = DemoLedger::new();
     let (file, receipt) =
-        (kept.directory.path().join("policy.toml"), kept.directory.path().join("receipt.json"));
+        (demo.directory.path().join("policy.toml"), demo.directory.path().join("receipt.json"));
     std::fs::write(
         &file,
         include_str!("../../../src/command/demo/policy.toml").replace("above = 500", "above = 100"),
     )
     .unwrap();
-    let call = kept.json_rows(&["audit", "query", "-n", "1"])[0]["row"]["call"]
+    let call = demo.json_rows(&["audit", "query", "-n", "1"])[0]["row"]["call"]
         .as_str()
         .unwrap()
         .to_owned();
-    std::fs::write(&receipt, kept.run(&["audit", "show", &call, "--receipt"]).1).unwrap();
-    let (file, receipt, path) = (file.to_str().unwrap(), receipt.to_str().unwrap(), kept.path());
-    let unread = |args: &[&str]| {
+    std::fs::write(&receipt, demo.run(&["audit", "show", &call, "--receipt"]).1).unwrap();
+    let (file, receipt, path) = (file.to_str().unwrap(), receipt.to_str().unwrap(), demo.path());
+    let exit_code = |args: &[&str]| {
         let (reader, writer) = std::io::pipe().unwrap();
         drop(reader);
         let mut command = std::process::Command::new(assert_cmd::cargo::cargo_bin("toolgate"));
@@ -421,10 +420,10 @@ fn exit_code_is_kept_if_stdout_is_closed() {
             .code()
     };
     for verb in [&["audit", "verify"][..], &["audit", "receipt", receipt], &["replay", "monday"]] {
-        assert_eq!(unread(verb), Some(0), "{verb:?}");
+        assert_eq!(exit_code(verb), Some(0), "{verb:?}");
     }
-    assert_eq!(unread(&["backtest", "--config", file]), Some(1));
-    kept.open_for_tampering()
+    assert_eq!(exit_code(&["backtest", "--config", file]), Some(1));
+    demo.open_for_tampering()
         .execute("UPDATE configs SET body = replace(body, 'above = 500', 'above = 50')", [])
         .unwrap();
     for verb in [
@@ -433,11 +432,11 @@ fn exit_code_is_kept_if_stdout_is_closed() {
         &["audit", "receipt", receipt],
         &["replay", "monday"],
     ] {
-        assert_eq!(unread(verb), Some(1), "{verb:?}");
+        assert_eq!(exit_code(verb), Some(1), "{verb:?}");
     }
 }
 
-/// A gate on a ledger, with a tool that only looks.
+/// Builds a gate with a ledger and a read tool.
 fn gate_with_read_tool(ledger: &Path) -> toolgate::Toolgate {
     use toolgate::{Agent, Effect, Tool, Toolgate};
     let look =
@@ -465,7 +464,7 @@ async fn audit_output_escapes_control_characters() {
         .to_string();
     gate.session("a", "b", "talk").call("look", json!({})).await;
     drop(gate);
-    let seen = |args: &[&str]| {
+    let output_of = |args: &[&str]| {
         let (_, stdout, stderr) =
             run_toolgate(&[args, &["--store", path.to_str().unwrap()]].concat());
         let text = format!("{stdout}{stderr}");
@@ -475,20 +474,20 @@ async fn audit_output_escapes_control_characters() {
         );
         text
     };
-    // As JSON it is the same text, for whoever copies it.
-    let shown = seen(&["audit", "show", &call]);
+    // The escaped JSON text has the same value.
+    let shown = output_of(&["audit", "show", &call]);
     assert!(shown.contains(r#""said": "a\u009b2Kb\u202ec\u2028d\udb40\udc41e\u007f""#), "{shown}");
-    let several = seen(&["replay", "talk"]);
+    let several = output_of(&["replay", "talk"]);
     assert!(
         several.contains("several sessions are called `talk`")
             && several.contains("--principal a\u{fffd}2Kb"),
         "{several}"
     );
-    seen(&["replay", "talk", "--principal", "b"]);
-    seen(&["audit", "query"]);
-    seen(&["audit", "tail"]);
-    seen(&["audit", "stats"]);
-    seen(&["explain", &call]);
+    output_of(&["replay", "talk", "--principal", "b"]);
+    output_of(&["audit", "query"]);
+    output_of(&["audit", "tail"]);
+    output_of(&["audit", "stats"]);
+    output_of(&["explain", &call]);
 }
 
 #[tokio::test]
@@ -499,12 +498,12 @@ async fn audit_show_prints_pending_call_as_json() {
     let store = std::sync::Arc::new(toolgate_store::SqliteStore::open(&path).unwrap());
     let agent =
         Agent::builder("a").tool(Tool::external("run", "Runs.", None).open()).build().unwrap();
-    // Its client has had its time, and nobody has swept since.
-    let then = Timestamp::now().checked_sub(SignedDuration::from_hours(72)).unwrap();
+    // The lease of the call has expired, and no sweep has run since.
+    let past = Timestamp::now().checked_sub(SignedDuration::from_hours(72)).unwrap();
     let gate = Toolgate::builder()
         .store(store)
         .agent(agent)
-        .clock(std::sync::Arc::new(ManualClock::at(then)))
+        .clock(std::sync::Arc::new(ManualClock::at(past)))
         .build()
         .unwrap();
     let call = gate
@@ -514,8 +513,8 @@ async fn audit_show_prints_pending_call_as_json() {
         .call
         .to_string();
     drop(gate);
-    let show = |more: &[&str]| {
-        run_toolgate(&[&["audit", "show", &call, "--store", path.to_str().unwrap()], more].concat())
+    let show = |extra_args: &[&str]| {
+        run_toolgate(&[&["audit", "show", &call, "--store", path.to_str().unwrap()], extra_args].concat())
     };
     let (code, stdout, stderr) = show(&["--json"]);
     assert_eq!((code, stderr.as_str()), (0, ""));
@@ -527,7 +526,7 @@ async fn audit_show_prints_pending_call_as_json() {
     assert!(show(&[]).1.starts_with("not in the ledger yet: the outcome is unknown\n"));
 }
 
-/// A ledger with two calls of which nobody knows whether they took effect.
+/// Creates a ledger with two pending calls, and returns their ids.
 async fn ledger_with_pending_calls(path: &Path) -> Vec<String> {
     use toolgate::{Agent, Failure, Tool, Toolgate};
     let schema = json!({"type": "object", "properties": {"order": {"type": "string"}}});
@@ -554,41 +553,41 @@ async fn pending_call_survives_prune_and_is_settled() {
     let calls = ledger_with_pending_calls(&path).await;
     let run = |args: &[&str]| run_toolgate(&[args, &["--store", path.to_str().unwrap()]].concat());
     assert_replay_unchanged(&path, run_toolgate);
-    // Nobody else can read the keys.
+    // The keys are private.
     let mut keys = 0;
     for key in std::fs::read_dir(directory.path().join("ledger.db.state/keys")).unwrap() {
         assert_eq!(key.unwrap().metadata().unwrap().permissions().mode() & 0o077, 0);
         keys += 1;
     }
     assert!(keys >= 2, "{keys}");
-    // Rows go, claims stay.
+    // Pruning removes rows and keeps claims.
     assert!(run(&["audit", "prune", "--older-than", "0s"]).1.contains("2 rows"));
     let (code, listed, _) = run(&["audit", "settle"]);
     assert!(
         code == 0 && calls.len() == 2 && calls.iter().all(|call| listed.contains(call.as_str())),
         "{calls:?} {listed}"
     );
-    let (code, said, _) =
+    let (code, stdout, _) =
         run(&["audit", "settle", &calls[0], "--happened", "{\"paid\": true}", "--by", "ann"]);
-    assert!(code == 0 && said.contains("it happened. A repeated call gets this result"), "{said}");
-    let (code, said, _) = run(&["audit", "settle", &calls[1], "--never", "--by", "ann", "--json"]);
+    assert!(code == 0 && stdout.contains("it happened. A repeated call gets this result"), "{stdout}");
+    let (code, stdout, _) = run(&["audit", "settle", &calls[1], "--never", "--by", "ann", "--json"]);
     assert_eq!(
-        (code, serde_json::from_str::<Value>(&said).unwrap()["happened"].as_bool()),
+        (code, serde_json::from_str::<Value>(&stdout).unwrap()["happened"].as_bool()),
         (0, Some(false)),
-        "{said}"
+        "{stdout}"
     );
     assert_eq!(run(&["audit", "settle"]).1, "no pending calls\n");
     assert_eq!(run(&["audit", "settle", &calls[1], "--never", "--by", "ann"]).0, 2);
-    let (code, said, _) = run(&["audit", "verify"]);
-    assert!(code == 0, "{said}");
-    let (code, said, _) = run(&["audit", "show", &calls[0]]);
+    let (code, stdout, _) = run(&["audit", "verify"]);
+    assert!(code == 0, "{stdout}");
+    let (code, stdout, _) = run(&["audit", "show", &calls[0]]);
     assert!(
-        code == 0 && said.starts_with("the row of this call was pruned") && said.contains("by ann"),
-        "{said}"
+        code == 0 && stdout.starts_with("the row of this call was pruned") && stdout.contains("by ann"),
+        "{stdout}"
     );
-    let (code, said, stderr) = run(&["audit", "show", &calls[0], "--receipt"]);
+    let (code, stdout, stderr) = run(&["audit", "show", &calls[0], "--receipt"]);
     assert!(
-        code == 2 && said.is_empty() && stderr.contains("rows up to 2 were pruned since then"),
+        code == 2 && stdout.is_empty() && stderr.contains("rows up to 2 were pruned since then"),
         "{stderr}"
     );
     let (_, rows, _) = run(&["audit", "query", "--decision", "settled", "--json"]);
@@ -597,10 +596,10 @@ async fn pending_call_survives_prune_and_is_settled() {
 
 #[test]
 fn demo_ledger_is_pruned_and_its_key_rotated() {
-    let kept = DemoLedger::new();
-    let (code, stdout, _) = kept.run(&["audit", "settle"]);
+    let demo = DemoLedger::new();
+    let (code, stdout, _) = demo.run(&["audit", "settle"]);
     assert_eq!((code, stdout.as_str()), (0, "no pending calls\n"));
-    let (code, _, stderr) = kept.run(&[
+    let (code, _, stderr) = demo.run(&[
         "audit",
         "settle",
         "01a1df09-ae84-70f4-bcc8-c27a3fb5b2c8",
@@ -609,26 +608,26 @@ fn demo_ledger_is_pruned_and_its_key_rotated() {
         "ann",
     ]);
     assert!(code == 2 && stderr.contains("is not pending"), "{stderr}");
-    let (_, stdout, _) = kept.run(&["audit", "prune", "--older-than", "0s", "--dry-run"]);
+    let (_, stdout, _) = demo.run(&["audit", "prune", "--older-than", "0s", "--dry-run"]);
     assert!(stdout.contains("31 rows"), "{stdout}");
-    let (_, stdout, _) = kept.run(&["audit", "prune"]);
+    let (_, stdout, _) = demo.run(&["audit", "prune"]);
     assert!(stdout.contains("0 rows"), "{stdout}");
-    let first = kept.run(&["audit", "key"]).1;
-    let second = kept.run(&["audit", "key", "--rotate"]).1;
+    let first = demo.run(&["audit", "key"]).1;
+    let second = demo.run(&["audit", "key", "--rotate"]).1;
     assert_ne!(first, second);
-    assert_eq!(kept.run(&["audit", "key"]).1, second);
-    let call = kept.json_rows(&["audit", "query", "-n", "1"])[0]["row"]["call"]
+    assert_eq!(demo.run(&["audit", "key"]).1, second);
+    let call = demo.json_rows(&["audit", "query", "-n", "1"])[0]["row"]["call"]
         .as_str()
         .unwrap()
         .to_owned();
-    let (_, stdout, _) = kept.run(&["audit", "prune", "--older-than", "0s"]);
+    let (_, stdout, _) = demo.run(&["audit", "prune", "--older-than", "0s"]);
     assert!(stdout.contains("31 rows"), "{stdout}");
-    let (code, _, stderr) = kept.run(&["audit", "show", &call]);
+    let (code, _, stderr) = demo.run(&["audit", "show", &call]);
     assert!(
         code == 2
             && stderr.contains("rows up to 31 were pruned since then, and it may be one of them"),
         "{stderr}"
     );
-    let (code, stdout, _) = kept.run(&["audit", "verify", "--key", first.trim()]);
+    let (code, stdout, _) = demo.run(&["audit", "verify", "--key", first.trim()]);
     assert!(code == 0 && stdout.contains("31 rows before them"), "{stdout}");
 }

@@ -1,4 +1,4 @@
-//! What was decided, decided again: what a user of `explain`, `replay` and `backtest` sees.
+//! Tests `explain`, `replay` and `backtest` on recorded calls.
 
 use regex::Regex;
 use serde_json::{Value, json};
@@ -8,61 +8,61 @@ use crate::run_toolgate;
 
 #[test]
 fn replay_decides_recorded_session_again() {
-    let kept = DemoLedger::new();
-    insta::assert_snapshot!(kept.masked_output(&["replay", "tuesday"]));
+    let demo = DemoLedger::new();
+    insta::assert_snapshot!(demo.masked_output(&["replay", "tuesday"]));
     for session in ["monday", "tuesday", "wednesday"] {
-        let lines = kept.json_rows(&["replay", session]);
+        let lines = demo.json_rows(&["replay", session]);
         assert_eq!(lines.last().unwrap()["summary"]["differ"], 0);
     }
-    let two = kept.json_rows(&["replay", "monday", "--until", "2"]);
-    assert_eq!(two.len(), 3);
-    let (code, _, stderr) = kept.run(&["replay", "sunday"]);
+    let first_rows = demo.json_rows(&["replay", "monday", "--until", "2"]);
+    assert_eq!(first_rows.len(), 3);
+    let (code, _, stderr) = demo.run(&["replay", "sunday"]);
     assert!(code == 2 && stderr.contains("no session `sunday`"), "{stderr}");
-    // Rules that a row was decided by, changed behind its back.
-    kept.open_for_tampering()
+    // The recorded rules change in the database.
+    demo.open_for_tampering()
         .execute("UPDATE configs SET body = replace(body, 'above = 500', 'above = 50')", [])
         .unwrap();
-    let (code, stdout, _) = kept.run(&["replay", "monday"]);
+    let (code, stdout, _) = demo.run(&["replay", "monday"]);
     assert!(code == 1 && stdout.contains("now refused at policy by `refund_cap`"), "{stdout}");
-    // A second run of the demonstration is another desk.
-    assert_eq!(kept.run(&["demo"]).0, 0);
-    let (code, _, stderr) = kept.run(&["replay", "monday"]);
+    // A second run of the demo has another agent.
+    assert_eq!(demo.run(&["demo"]).0, 0);
+    let (code, _, stderr) = demo.run(&["replay", "monday"]);
     assert!(code == 2 && stderr.contains("--agent refund-desk-2 --principal agent-7"), "{stderr}");
 }
 
 #[test]
 fn backtest_applies_other_rules_to_recorded_calls() {
-    let kept = DemoLedger::new();
+    let demo = DemoLedger::new();
     let rules = include_str!("../../../src/command/demo/policy.toml");
-    let file = kept.directory.path().join("policy.toml");
-    let trying = |text: &str| {
+    let file = demo.directory.path().join("policy.toml");
+    let backtest = |text: &str| {
         std::fs::write(&file, text).unwrap();
-        kept.masked_output(&["backtest", "--config", file.to_str().unwrap()])
+        demo.masked_output(&["backtest", "--config", file.to_str().unwrap()])
     };
-    insta::assert_snapshot!(trying(rules));
-    insta::assert_snapshot!(trying(&rules.replace("above = 500", "above = 100")));
-    insta::assert_snapshot!(trying(
+    insta::assert_snapshot!(backtest(rules));
+    insta::assert_snapshot!(backtest(&rules.replace("above = 500", "above = 100")));
+    insta::assert_snapshot!(backtest(
         &rules.replace("issue_refund", "isue_refund").chars().take(400).collect::<String>()
     ));
     std::fs::write(&file, rules.replace("above = 500", "above = 100")).unwrap();
-    let lines = kept.json_rows(&["backtest", "--config", file.to_str().unwrap()]);
+    let lines = demo.json_rows(&["backtest", "--config", file.to_str().unwrap()]);
     assert_eq!(lines.last().unwrap()["summary"]["calls"], 31);
-    let (code, _, stderr) = kept.run(&["backtest", "--config", "nowhere.toml"]);
+    let (code, _, stderr) = demo.run(&["backtest", "--config", "nowhere.toml"]);
     assert!(code == 2 && stderr.contains("nowhere.toml"), "{stderr}");
 }
 
 #[test]
 fn filtered_backtest_decides_like_full_backtest() {
-    let kept = DemoLedger::new();
+    let demo = DemoLedger::new();
     let rules = include_str!("../../../src/command/demo/policy.toml");
-    // One rule of all.
-    let one =
+    // Only one of the rules is tested.
+    let rule_text =
         rules.split("[[policy]]").find(|rule| rule.contains("name = \"refund_cap\"")).unwrap();
-    let file = kept.directory.path().join("one.toml");
-    std::fs::write(&file, format!("[[policy]]{one}")).unwrap();
-    let backtest = |more: &[&str]| {
+    let file = demo.directory.path().join("one.toml");
+    std::fs::write(&file, format!("[[policy]]{rule_text}")).unwrap();
+    let backtest = |extra_args: &[&str]| {
         let mut lines =
-            kept.json_rows(&[&["backtest", "--config", file.to_str().unwrap()], more].concat());
+            demo.json_rows(&[&["backtest", "--config", file.to_str().unwrap()], extra_args].concat());
         lines.pop();
         lines
             .into_iter()
@@ -71,15 +71,15 @@ fn filtered_backtest_decides_like_full_backtest() {
             })
             .collect::<Vec<_>>()
     };
-    let whole = backtest(&[]);
-    assert!(whole.len() > 3, "{whole:?}");
-    let rows = kept.json_rows(&["audit", "query"]);
+    let full = backtest(&[]);
+    assert!(full.len() > 3, "{full:?}");
+    let rows = demo.json_rows(&["audit", "query"]);
     let times: Vec<&str> =
         rows.iter().map(|row| row["row"]["at"].as_str().or(row["at"].as_str()).unwrap()).collect();
     for since in times.iter().step_by(3) {
-        let wanted: Vec<_> =
-            whole.iter().filter(|(at, ..)| at.as_str() >= *since).cloned().collect();
-        assert_eq!(backtest(&["--since", since]), wanted, "since {since}");
+        let expected: Vec<_> =
+            full.iter().filter(|(at, ..)| at.as_str() >= *since).cloned().collect();
+        assert_eq!(backtest(&["--since", since]), expected, "since {since}");
     }
 }
 
@@ -116,7 +116,7 @@ async fn backtest_skips_rejected_callers() {
     let path = directory.path().join("ledger.db");
     let gate = gate_with_read_tool(&path);
     gate.session("a", "b", "s").call("look", json!({})).await;
-    gate.session("nobody", "b", "s").call("look", json!({})).await;
+    gate.session("absent", "b", "s").call("look", json!({})).await;
     gate.call(
         gate.session("a", "b", "(turned away)")
             .prepare("look", json!({}))
@@ -125,11 +125,11 @@ async fn backtest_skips_rejected_callers() {
     .await;
     drop(gate);
     let rules = directory.path().join("rules.toml");
-    let trying = |most: u32| {
+    let backtest = |max_calls: u32| {
         std::fs::write(
             &rules,
             format!(
-                "[[policy]]\nname = \"few\"\nrule = \"limit\"\ntools = [\"look\"]\ncalls = {most}\n"
+                "[[policy]]\nname = \"few\"\nrule = \"limit\"\ntools = [\"look\"]\ncalls = {max_calls}\n"
             ),
         )
         .unwrap();
@@ -141,48 +141,48 @@ async fn backtest_skips_rejected_callers() {
             path.to_str().unwrap(),
         ])
     };
-    let (code, said, told) = trying(9);
+    let (code, stdout, stderr) = backtest(9);
     assert!(
-        code == 0 && said.contains("2 calls: 2 would be decided the same, 0 differently"),
-        "{said}{told}"
+        code == 0 && stdout.contains("2 calls: 2 would be decided the same, 0 differently"),
+        "{stdout}{stderr}"
     );
-    let (code, said, told) = trying(0);
+    let (code, stdout, stderr) = backtest(0);
     assert!(
-        code == 1 && said.contains("2 calls: 1 would be decided the same, 1 differently"),
-        "{said}{told}"
+        code == 1 && stdout.contains("2 calls: 1 would be decided the same, 1 differently"),
+        "{stdout}{stderr}"
     );
 }
 
 #[test]
 fn explain_covers_every_recorded_call() {
-    let kept = DemoLedger::new();
-    let rows = kept.json_rows(&["audit", "query"]);
+    let demo = DemoLedger::new();
+    let rows = demo.json_rows(&["audit", "query"]);
     let calls: Vec<&str> =
         rows.iter().map(|entry| entry["row"]["call"].as_str().unwrap()).collect();
-    let told = kept.json_rows(&[&["explain"][..], &calls].concat());
-    assert_eq!(told.len(), rows.len());
-    for (told, entry) in told.iter().zip(&rows) {
+    let explanations = demo.json_rows(&[&["explain"][..], &calls].concat());
+    assert_eq!(explanations.len(), rows.len());
+    for (explanation, entry) in explanations.iter().zip(&rows) {
         let row = &entry["row"];
-        assert_eq!((&told["call"], &told["tool"]), (&row["call"], &row["tool"]));
-        assert!(told["now"].get("differs").is_none(), "{told}");
-        // Each gate says what it said then.
-        let wanted = match row["decision"].as_str().unwrap() {
+        assert_eq!((&explanation["call"], &explanation["tool"]), (&row["call"], &row["tool"]));
+        assert!(explanation["now"].get("differs").is_none(), "{explanation}");
+        // Each gate has its recorded result.
+        let expected = match row["decision"].as_str().unwrap() {
             "refused" => "deny",
             "failed" => "failed",
             _ => "pass",
         };
-        let gates = told["explanation"]["gates"].as_array().unwrap();
+        let gates = explanation["explanation"]["gates"].as_array().unwrap();
         assert_eq!(
             gates.iter().find(|note| note["gate"] == row["gate"]).unwrap()["said"],
-            wanted,
-            "{told}"
+            expected,
+            "{explanation}"
         );
     }
-    let (code, _, stderr) = kept.run(&["explain", "01a1df09-ae84-70f4-bcc8-c27a3fb5b2c8"]);
+    let (code, _, stderr) = demo.run(&["explain", "01a1df09-ae84-70f4-bcc8-c27a3fb5b2c8"]);
     assert!(code == 2 && stderr.contains("list calls with `toolgate audit query`"), "{stderr}");
     let first = calls[0];
-    assert_eq!(kept.run(&["audit", "prune", "--older-than", "0s"]).0, 0);
-    let (code, _, stderr) = kept.run(&["explain", first]);
+    assert_eq!(demo.run(&["audit", "prune", "--older-than", "0s"]).0, 0);
+    let (code, _, stderr) = demo.run(&["explain", first]);
     assert!(code == 2 && stderr.contains("rows up to 31 were pruned since then"), "{stderr}");
 }
 
@@ -232,7 +232,7 @@ async fn explain_uses_facts_recorded_with_call() {
             .replace_all(&stdout, "TIME")
             .into_owned()
     };
-    // The end of a name is enough.
+    // The last part of a call id is sufficient.
     insta::assert_snapshot!(explain(&[calls[1].rsplit('-').next().unwrap()]), @r#"
     refused pay {"amount":600} at policy · cap
           BUSINESS cap: Over 500 a person decides. Repeating this call does not help.
@@ -284,11 +284,11 @@ async fn explain_uses_facts_recorded_with_call() {
           pass      daily 0 of 500 used
                     + at most 500: 300 more
     "#);
-    let told: Value = serde_json::from_str(&explain(&["--json", calls[2].as_str()])).unwrap();
-    assert_eq!((&told["now"], &told["was"]["refused"]["rule"]), (&json!("same"), &json!("daily")));
-    let rules = told["explanation"]["rules"].as_array().unwrap();
+    let explanation: Value = serde_json::from_str(&explain(&["--json", calls[2].as_str()])).unwrap();
+    assert_eq!((&explanation["now"], &explanation["was"]["refused"]["rule"]), (&json!("same"), &json!("daily")));
+    let rules = explanation["explanation"]["rules"].as_array().unwrap();
     assert_eq!(rules.iter().map(|note| &note["said"]).collect::<Vec<_>>(), ["pass", "deny"]);
-    assert!(rules[1]["why"].as_str().unwrap().ends_with("(used: 300)"), "{told}");
+    assert!(rules[1]["why"].as_str().unwrap().ends_with("(used: 300)"), "{explanation}");
     assert_eq!(
         rules[1]["looked_at"],
         json!([{"what": "at most 500", "found": "300 used, 250 more", "holds": false}])

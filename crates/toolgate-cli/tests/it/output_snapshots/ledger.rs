@@ -1,4 +1,4 @@
-//! What verbs say of a ledger: of its rows, its receipts, and of what nobody knows.
+//! Tests the output of verbs that read or change a ledger.
 
 use serde_json::{Value, json};
 
@@ -21,16 +21,16 @@ fn replay_is_undecidable_if_rule_reads_redacted_argument() {
 
 #[test]
 fn export_prune_and_key_rotation_outputs() {
-    let nobody = "5f".repeat(32);
-    let said = transcript(
+    let other_key = "5f".repeat(32);
+    let output = transcript(
         &demo_project(),
         &format!(
             "audit export --out out.jsonl; audit export --tool nothing --out none.jsonl; audit export --out nowhere/out.jsonl; \
              audit prune --older-than 0s --dry-run --json; audit prune; audit key; audit key --rotate; \
-             audit prune --older-than 0s; audit prune --json; audit verify; audit verify --key {nobody}"
+             audit prune --older-than 0s; audit prune --json; audit verify; audit verify --key {other_key}"
         ),
     );
-    insta::assert_snapshot!(said, @r#"
+    insta::assert_snapshot!(output, @r#"
     $ audit export --out out.jsonl [0]
     31 rows in out.jsonl
     $ audit export --tool nothing --out none.jsonl [0]
@@ -65,9 +65,9 @@ fn export_prune_and_key_rotation_outputs() {
 #[test]
 fn stats_and_tail_outputs() {
     let project = demo_project();
-    let said = transcript(&project, "audit stats");
-    // How long each gate took is different every time.
-    insta::assert_snapshot!(said.split("gate  ").next().unwrap(), @"
+    let output = transcript(&project, "audit stats");
+    // The durations of the gates differ in every run.
+    insta::assert_snapshot!(output.split("gate  ").next().unwrap(), @"
     $ audit stats [0]
     31 rows from TIME to TIME
     2 failed, 14 refused, 1 replayed, 14 succeeded
@@ -99,12 +99,12 @@ fn stats_and_tail_outputs() {
     unknown_tool        1
     upstream_forbidden  1
     ");
-    let said = transcript(
+    let output = transcript(
         &project,
         "audit tail -n 3; audit tail --decision replayed; audit tail --tool nothing; audit stats --tool nothing; \
          audit stats --tool nothing --json",
     );
-    insta::assert_snapshot!(said, @r#"
+    insta::assert_snapshot!(output, @r#"
     $ audit tail -n 3 [0]
     TIME succeeded identity_verification wednesday customer_id=C-2002 CALL
     TIME succeeded lookup_order wednesday order_id=B-2 CALL
@@ -132,17 +132,17 @@ fn pending_calls_are_settled_with_name_of_person() {
             &json!({"error": "cut off", "is_interrupt": true}),
         );
     }
-    let [one, two] =
+    let [first, second] =
         json_field_values(&project, &["audit", "settle", "--json"], "call").try_into().unwrap();
-    let said = transcript(
+    let output = transcript(
         &project,
         &format!(
-            "audit settle; audit settle --json; audit settle {one}; audit settle {one} --never; \
-             audit settle {one} --happened {{ --by ann; audit settle {one} --happened {{\"exit\":0}} --by ann; \
-             audit settle {two} --never --by ann; audit settle {two} --never --by ann --json; audit settle; audit tail -n 2"
+            "audit settle; audit settle --json; audit settle {first}; audit settle {first} --never; \
+             audit settle {first} --happened {{ --by ann; audit settle {first} --happened {{\"exit\":0}} --by ann; \
+             audit settle {second} --never --by ann; audit settle {second} --never --by ann --json; audit settle; audit tail -n 2"
         ),
     );
-    insta::assert_snapshot!(said, @r#"
+    insta::assert_snapshot!(output, @r#"
     $ audit settle [0]
     bash {"command":"make"}
       TIME session s1 of USER with coder
@@ -192,7 +192,7 @@ fn receipt_is_verified_against_ledger_or_key() {
     project.write("project/forged.json", &receipt.replace("succeeded", "refused"));
     project.write("project/junk.json", "{}");
     let key = run("audit key");
-    let said = transcript(
+    let output = transcript(
         &project,
         &format!(
             "audit show {call} --receipt {store}; audit receipt receipt.json {store}; audit receipt receipt.json --key {}; \
@@ -201,7 +201,7 @@ fn receipt_is_verified_against_ledger_or_key() {
             key.trim()
         ),
     );
-    insta::assert_snapshot!(said, @r#"
+    insta::assert_snapshot!(output, @r#"
     $ audit show CALL --receipt --store ledger.db [0]
     {"at":"MOMENT","call":"CALL","config":"HEX","decision":"succeeded","hash":"HEX","key":"HEX","seq":17,"signature":"SIGNATURE","tool":"issue_refund"}
     $ audit receipt receipt.json --store ledger.db [0]

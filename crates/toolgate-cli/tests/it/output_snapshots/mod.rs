@@ -1,4 +1,4 @@
-//! What verbs say: word for word, with their exit codes.
+//! Tests the exact output and exit codes of verbs.
 
 mod ledger;
 
@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::hook::TestProject;
 
-/// An agent runs commands, and asks before it deletes.
+/// Configures an agent that runs commands, and that needs approval to delete.
 pub(crate) const CODER_CONFIG: &str = r#"
 store = "ledger.db"
 name = "coder"
@@ -26,23 +26,23 @@ reason = "This deletes something."
 approvers = ["boss", "ann"]
 "#;
 
-/// A project that looks into the ledger of the demonstration.
+/// Creates a project with the ledger of `toolgate demo`.
 pub(crate) fn demo_project() -> TestProject {
     let project = TestProject::with_config("store = \"ledger.db\"\n");
     assert_eq!(project.run(&["demo", "--store", "ledger.db"], "").0, 0);
     project
 }
 
-/// A client tells of a command.
-pub(crate) fn send_hook_event(project: &TestProject, event: &str, command: &str, more: &Value) {
-    let mut told = json!({"hook_event_name": event, "session_id": "s1", "tool_name": "Bash", "tool_use_id": command});
-    told["tool_input"] = json!({"command": command});
-    told.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-    let (code, _, stderr) = project.run(&["hook", "--config", "toolgate.toml"], &told.to_string());
+/// Sends a hook event of a command.
+pub(crate) fn send_hook_event(project: &TestProject, event_name: &str, command: &str, fields: &Value) {
+    let mut event = json!({"hook_event_name": event_name, "session_id": "s1", "tool_name": "Bash", "tool_use_id": command});
+    event["tool_input"] = json!({"command": command});
+    event.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+    let (code, _, stderr) = project.run(&["hook", "--config", "toolgate.toml"], &event.to_string());
     assert_eq!((code, stderr.as_str()), (0, ""), "{command}");
 }
 
-/// One of the programs that stand beside `toolgate`, or itself.
+/// Runs a program of this package.
 pub(crate) fn run_program(
     project: &TestProject,
     name: &str,
@@ -60,9 +60,9 @@ pub(crate) fn run_program(
     )
 }
 
-/// Without what is different every time, or on another machine.
+/// Masks the parts that differ between runs or machines.
 pub(crate) fn mask_variable_parts(text: &str) -> String {
-    let each_time = [
+    let masks = [
         ("[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}", "CALL"),
         ("[0-9a-f]{128}", "SIGNATURE"),
         ("[0-9a-f]{64}", "HEX"),
@@ -72,33 +72,34 @@ pub(crate) fn mask_variable_parts(text: &str) -> String {
         ("\"principal\":\"[^\"]*\",\"session\"", "\"principal\":\"USER\",\"session\""),
         (" of [^ ]+ with coder", " of USER with coder"),
     ];
-    each_time.iter().fold(text.to_owned(), |text, (from, to)| {
+    masks.iter().fold(text.to_owned(), |text, (from, to)| {
         Regex::new(from).unwrap().replace_all(&text, *to).into_owned()
     })
 }
 
-/// What is said to each command of a line, after its exit code. What changes in files is left out:
-/// other tests look at the files.
+/// Runs the commands of a line, and returns the exit code and output of each.
+///
+/// Omits changed lines of files, because other tests check the files.
 pub(crate) fn transcript(project: &TestProject, line: &str) -> String {
-    let one = |command: &str| {
-        let said = project.masked_output(&command.split(' ').collect::<Vec<_>>(), "");
-        let (code, said) = said.strip_prefix("exit ").unwrap().split_once('\n').unwrap();
+    let run_command = |command: &str| {
+        let output = project.masked_output(&command.split(' ').collect::<Vec<_>>(), "");
+        let (code, output) = output.strip_prefix("exit ").unwrap().split_once('\n').unwrap();
         let is_diff = |line: &str| {
             line.starts_with("  +") || (line.starts_with("  -") && !line.starts_with("  --"))
         };
-        // What the kernel can do is the machine's business.
-        let wanted = said
+        // Whether the sandbox works depends on the machine.
+        let lines = output
             .lines()
             .filter(|line| !line.is_empty() && !is_diff(line) && !line.contains(" sandbox "));
         format!(
             "$ {command} [{code}]\n{}",
-            wanted.map(|line| format!("{line}\n")).collect::<String>()
+            lines.map(|line| format!("{line}\n")).collect::<String>()
         )
     };
-    mask_variable_parts(&line.split("; ").map(one).collect::<String>())
+    mask_variable_parts(&line.split("; ").map(run_command).collect::<String>())
 }
 
-/// Of each line that a verb says as JSON, one field.
+/// Returns one field of each JSON line that a verb prints.
 fn json_field_values(project: &TestProject, args: &[&str], field: &str) -> Vec<String> {
     let (_, stdout, _) = project.run(args, "");
     stdout
@@ -119,17 +120,17 @@ fn approvals_are_listed_and_answered() {
     );
     send_hook_event(&project, "PreToolUse", "rm x", &json!({}));
     send_hook_event(&project, "PreToolUse", "rm y", &json!({}));
-    let [one, two] =
+    let [first, second] =
         json_field_values(&project, &["approvals", "list", "--json"], "id").try_into().unwrap();
-    let said = transcript(
+    let output = transcript(
         &project,
         &format!(
-            "approvals list; approvals list --json; approvals approve {one} --as mallory; approvals approve apr_none; approvals deny; \
-             approvals approve {one} --as boss; approvals approve {one} --as boss; approvals deny {two} --as ann; approvals list --json; \
+            "approvals list; approvals list --json; approvals approve {first} --as mallory; approvals approve apr_none; approvals deny; \
+             approvals approve {first} --as boss; approvals approve {first} --as boss; approvals deny {second} --as ann; approvals list --json; \
              approvals list --store none.db"
         ),
     );
-    insta::assert_snapshot!(said, @r#"
+    insta::assert_snapshot!(output, @r#"
     $ approvals list [0]
     apr_CALL bash {"command":"rm x"}
       This deletes something.
@@ -172,33 +173,32 @@ fn approval_id_part_must_be_unambiguous() {
     let [x, y, z] =
         json_field_values(&project, &["approvals", "list", "--json"], "id").try_into().unwrap();
     let digits = |id: &String| id.trim_start_matches("apr_").to_owned();
-    // Asked at about the same time, they begin alike, as far as a clock goes; each ends in its own
-    // way.
+    // The ids have the same time, so they have the same beginning. Their ends differ.
     let (x, y, z) = (digits(&x), digits(&y), digits(&z));
-    let alike: String = x
+    let beginning: String = x
         .chars()
         .zip(y.chars())
         .zip(z.chars())
         .take_while(|((a, b), c)| a == b && b == c)
         .map(|((a, _), _)| a)
         .collect();
-    let alike = alike.get(..6).unwrap_or_else(|| panic!("{x} {y} {z}"));
+    let beginning = beginning.get(..6).unwrap_or_else(|| panic!("{x} {y} {z}"));
     let end = |id: &str| id.chars().skip(id.len() - 8).collect::<String>();
     let short = |id: &str| id.chars().take(id.len() - 4).collect::<String>();
     let answer = |verb: &str, id: &str| project.run(&["approvals", verb, id, "--as", "boss"], "");
     let waiting = || json_field_values(&project, &["approvals", "list", "--json"], "id").len();
-    for said in [alike.to_owned(), format!("apr_{alike}"), format!("apr_{alike}…")] {
-        let (code, _, stderr) = answer("approve", &said);
-        assert_eq!(code, 2, "{said}");
+    for part in [beginning.to_owned(), format!("apr_{beginning}"), format!("apr_{beginning}…")] {
+        let (code, _, stderr) = answer("approve", &part);
+        assert_eq!(code, 2, "{part}");
         assert_eq!(stderr, format!("error: several approvals match: apr_{x}, apr_{y}, apr_{z}\n"));
     }
-    for said in ["", "apr_", "apr_none", end(&x).get(..5).unwrap(), "%%%%%%", "______"] {
-        let (code, _, stderr) = answer("approve", said);
-        assert!(code == 2 && stderr.contains("nor at least 6 digits"), "{said}: {stderr}");
+    for part in ["", "apr_", "apr_none", end(&x).get(..5).unwrap(), "%%%%%%", "______"] {
+        let (code, _, stderr) = answer("approve", part);
+        assert!(code == 2 && stderr.contains("nor at least 6 digits"), "{part}: {stderr}");
     }
     let (code, _, stderr) = answer("deny", "ffffffffffff");
     assert!(code == 2 && stderr.contains("`ffffffffffff` is not waiting"), "{stderr}");
-    assert_eq!(waiting(), 3, "nothing was answered by chance");
+    assert_eq!(waiting(), 3, "an approval was answered");
     let (code, stdout, stderr) = answer("approve", &format!("…{}", end(&y).to_uppercase()));
     assert!(
         code == 0 && stdout.starts_with("approved bash {\"command\":\"rm y\"}"),
@@ -209,10 +209,10 @@ fn approval_id_part_must_be_unambiguous() {
         code == 0 && stdout.starts_with("denied bash {\"command\":\"rm x\"}"),
         "{stdout}{stderr}"
     );
-    // Only one waits, and it is not taken for those that do not any more.
+    // The id of the waiting approval does not match the ids of answered ones.
     assert_eq!(waiting(), 1);
-    for said in [alike.to_owned(), end(&x), end(&y)] {
-        assert_eq!(answer("approve", &said).0, 2, "{said}");
+    for part in [beginning.to_owned(), end(&x), end(&y)] {
+        assert_eq!(answer("approve", &part).0, 2, "{part}");
     }
     assert_eq!(waiting(), 1);
     assert_eq!(answer("approve", &z).0, 0);
@@ -222,7 +222,7 @@ fn approval_id_part_must_be_unambiguous() {
 #[test]
 fn pause_and_resume_list_their_targets() {
     let session = "--agent refund-desk --principal agent-7 --session monday";
-    let said = transcript(
+    let output = transcript(
         &demo_project(),
         &format!(
             "pause; pause --agent refund-desk --because incident-7; pause --principal agent-7 --because on-leave; \
@@ -230,7 +230,7 @@ fn pause_and_resume_list_their_targets() {
              resume --principal agent-7; resume {session}; resume; pause --store none.db"
         ),
     );
-    insta::assert_snapshot!(said, @"
+    insta::assert_snapshot!(output, @"
     $ pause [0]
     nothing is paused in HOME/project/ledger.db
     $ pause --agent refund-desk --because incident-7 [0]
@@ -327,11 +327,11 @@ fn trust_accepts_config_and_reports_its_contents() {
 
 #[test]
 fn token_verb_prints_config_lines() {
-    let said = transcript(
+    let output = transcript(
         &TestProject::new(),
         "token ci --agents support,billing; token ci --json; token",
     );
-    insta::assert_snapshot!(said, @r#"
+    insta::assert_snapshot!(output, @r#"
     $ token ci --agents support,billing [0]
     tg_HEX
     the token is not shown again; the client sends it as `Authorization: Bearer TOKEN`. Add this to toolgate.toml:
@@ -352,51 +352,51 @@ fn token_verb_prints_config_lines() {
 #[test]
 fn pause_writes_to_ledger_of_hook() {
     let project = TestProject::with_config(CODER_CONFIG);
-    let own = ".config/toolgate/toolgate.toml";
+    let user_config = ".config/toolgate/toolgate.toml";
     let mut call = json!({"hook_event_name": "PreToolUse", "session_id": "s1", "tool_name": "Bash", "tool_use_id": "t1"});
     call["tool_input"] = json!({"command": "ls"});
-    let stop = ["pause", "--tool", "bash", "--because", "x"];
+    let pause = ["pause", "--tool", "bash", "--because", "x"];
     assert_eq!(project.run(&["trust"], "").0, 0);
     assert_eq!(project.run(&["hook"], &call.to_string()).0, 0);
-    // The user's own file counts for more, and names another.
-    project.write(own, "store = \"mine.db\"\nname = \"coder\"\n[tools.other]\nkind = \"client\"\npolicy = \"open\"\n");
+    // The user's own file takes precedence, and names another ledger.
+    project.write(user_config, "store = \"mine.db\"\nname = \"coder\"\n[tools.other]\nkind = \"client\"\npolicy = \"open\"\n");
     assert_eq!(project.run(&["hook"], &call.to_string()).0, 0);
-    let (code, stdout, stderr) = project.run(&stop, "");
+    let (code, stdout, stderr) = project.run(&pause, "");
     assert!(code == 0 && stdout.ends_with("/.config/toolgate/mine.db\n"), "{stdout}{stderr}");
     assert!(project.run(&["hook"], &call.to_string()).1.contains("\"deny\""));
-    // Which one a file names that cannot be read, nobody knows.
-    std::fs::remove_file(project.path(own)).unwrap();
+    // If the file cannot be read, its ledger is unknown.
+    std::fs::remove_file(project.path(user_config)).unwrap();
     for broken in ["store = [", "store = 5"] {
         project.write("project/toolgate.toml", broken);
-        let (code, stdout, stderr) = project.run(&stop, "");
+        let (code, stdout, stderr) = project.run(&pause, "");
         assert!(
             code == 2 && stdout.is_empty() && stderr.contains("give the ledger with `--store`"),
             "{stdout}{stderr}"
         );
     }
-    // Beside one's own, a file that nobody has accepted has no say.
-    project.write(own, &CODER_CONFIG.replace("store = \"ledger.db\"\n", ""));
+    // With a file of the user, an untrusted project file is ignored.
+    project.write(user_config, &CODER_CONFIG.replace("store = \"ledger.db\"\n", ""));
     project.run(&["hook"], &call.to_string());
-    let (code, stdout, stderr) = project.run(&stop, "");
+    let (code, stdout, stderr) = project.run(&pause, "");
     assert!(
         code == 0 && stdout.ends_with("/.local/state/toolgate/ledger.db\n"),
         "{stdout}{stderr}"
     );
     project.write("project/toolgate.toml", CODER_CONFIG);
-    std::fs::remove_file(project.path(own)).unwrap();
+    std::fs::remove_file(project.path(user_config)).unwrap();
     std::fs::create_dir(project.path("project/deep")).unwrap();
-    let mut below = std::process::Command::cargo_bin("toolgate").unwrap();
-    project.set_environment(&mut below);
-    let output = Command::from_std(below)
+    let mut in_subdirectory = std::process::Command::cargo_bin("toolgate").unwrap();
+    project.set_environment(&mut in_subdirectory);
+    let output = Command::from_std(in_subdirectory)
         .current_dir(project.path("project/deep"))
-        .args(stop)
+        .args(pause)
         .output()
         .unwrap();
     assert!(String::from_utf8(output.stdout).unwrap().ends_with("/project/ledger.db\n"));
-    // As for the hook, the client's word for where the project is counts for more.
+    // Like the hook, the verb finds the project by the variable of the client.
     let mut elsewhere = std::process::Command::cargo_bin("toolgate").unwrap();
     project.set_environment(&mut elsewhere);
     elsewhere.env("CLAUDE_PROJECT_DIR", project.path("project"));
-    let output = Command::from_std(elsewhere).current_dir("/").args(stop).output().unwrap();
+    let output = Command::from_std(elsewhere).current_dir("/").args(pause).output().unwrap();
     assert!(String::from_utf8(output.stdout).unwrap().ends_with("/project/ledger.db\n"));
 }

@@ -1,5 +1,4 @@
-//! How it behaves towards those around it: whoever starts it, clients that say anything, a machine
-//! that is not in order.
+//! Tests startup output, verbosity, invalid input, `init --user`, `doctor`, and man pages.
 
 mod retention;
 mod terminal_output;
@@ -15,7 +14,7 @@ use serde_json::{Value, json};
 use crate::hook::TestProject;
 use crate::output_snapshots::{mask_variable_parts, run_program, send_hook_event, transcript};
 
-/// A program that runs until it is dropped.
+/// A toolgate process that ends when this value is dropped.
 struct ToolgateProcess(Child);
 
 impl ToolgateProcess {
@@ -33,7 +32,7 @@ impl ToolgateProcess {
         )
     }
 
-    /// What the kernel says of it.
+    /// Returns a field of `/proc/PID/status`.
     fn proc_status(&self, name: &str) -> Option<String> {
         let status =
             std::fs::read_to_string(format!("/proc/{}/status", self.0.id())).unwrap_or_default();
@@ -50,27 +49,26 @@ impl Drop for ToolgateProcess {
     }
 }
 
-/// All that a gateway says, with its exit code, when it is told to end as soon as it says that it
-/// serves.
+/// Returns the output and exit code of a gateway that is stopped when it serves.
 fn serve_output(project: &TestProject, args: &[&str]) -> String {
     let mut gateway = ToolgateProcess::start(project, args);
     let (stdout, stderr) = (gateway.0.stdout.take().unwrap(), gateway.0.stderr.take().unwrap());
-    let (tell, told) = std::sync::mpsc::channel();
-    let hears = |stream: Box<dyn std::io::Read + Send>, is_error: bool| {
-        let tell = tell.clone();
+    let (sender, receiver) = std::sync::mpsc::channel();
+    let forward_lines = |stream: Box<dyn std::io::Read + Send>, is_error: bool| {
+        let sender = sender.clone();
         std::thread::spawn(move || {
             BufReader::new(stream)
                 .lines()
                 .map_while(Result::ok)
-                .for_each(|line| drop(tell.send((is_error, line))))
+                .for_each(|line| drop(sender.send((is_error, line))))
         })
     };
-    let hearing = [hears(Box::new(stdout), false), hears(Box::new(stderr), true)];
-    drop(tell);
-    let mut said: Vec<(bool, String)> = Vec::new();
-    while let Ok(next) = told.recv_timeout(Duration::from_secs(60)) {
+    let threads = [forward_lines(Box::new(stdout), false), forward_lines(Box::new(stderr), true)];
+    drop(sender);
+    let mut lines: Vec<(bool, String)> = Vec::new();
+    while let Ok(next) = receiver.recv_timeout(Duration::from_secs(60)) {
         let ready = next.1.starts_with("toolgate serves");
-        said.push(next);
+        lines.push(next);
         if ready {
             break;
         }
@@ -78,12 +76,12 @@ fn serve_output(project: &TestProject, args: &[&str]) -> String {
     let _ =
         std::process::Command::new("kill").args(["-TERM", &gateway.0.id().to_string()]).output();
     let code = gateway.0.wait().unwrap().code().unwrap_or_else(|| panic!("killed"));
-    hearing.into_iter().for_each(|thread| thread.join().unwrap());
-    said.extend(told);
-    // An upstream is heard whenever it speaks.
-    said.sort();
-    let said: Vec<String> = said.into_iter().map(|(_, line)| line).collect();
-    mask_variable_parts(&format!("$ {} [{code}]\n{}\n", args.join(" "), said.join("\n")))
+    threads.into_iter().for_each(|thread| thread.join().unwrap());
+    lines.extend(receiver);
+    // Lines of upstreams can arrive at any time.
+    lines.sort();
+    let lines: Vec<String> = lines.into_iter().map(|(_, line)| line).collect();
+    mask_variable_parts(&format!("$ {} [{code}]\n{}\n", args.join(" "), lines.join("\n")))
 }
 
 #[test]
@@ -100,20 +98,20 @@ fn serve_prints_address_or_error() {
         "store = \"ledger.db\"\nname = \"desk\"\n[tools.calc]\nkind = \"builtin\"\n",
     );
     let config = ["serve", "--config", "toolgate.toml"];
-    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = taken.local_addr().unwrap();
-    let said = [
+    let occupied = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = occupied.local_addr().unwrap();
+    let outputs = [
         serve_output(&project, &[&config[..], &["--listen", "127.0.0.1:0"]].concat()),
         serve_output(&project, &[&config[..], &["--stdio"]].concat()),
         transcript(
             &project,
             &format!(
                 "serve; serve --config toolgate.toml --listen {address}; serve --config toolgate.toml --listen here; \
-                 serve --stdio --listen 127.0.0.1:0; serve --config toolgate.toml --agent nobody"
+                 serve --stdio --listen 127.0.0.1:0; serve --config toolgate.toml --agent absent"
             ),
         ),
     ];
-    insta::assert_snapshot!(said.concat(), @"
+    insta::assert_snapshot!(outputs.concat(), @"
     $ serve --config toolgate.toml --listen 127.0.0.1:PORT [0]
     toolgate serves at http://127.0.0.1:PORT/mcp
       agent desk: 1 tool
@@ -130,8 +128,8 @@ fn serve_prints_address_or_error() {
     error: the argument '--stdio' cannot be used with '--listen <ADDR>'
     Usage: toolgate serve --stdio
     For more information, try '--help'.
-    $ serve --config toolgate.toml --agent nobody [2]
-    error: unknown agent `nobody`; the only one is `desk`
+    $ serve --config toolgate.toml --agent absent [2]
+    error: unknown agent `absent`; the only one is `desk`
     ");
 }
 
@@ -139,19 +137,19 @@ fn serve_prints_address_or_error() {
 fn verbosity_flags_control_serve_output() {
     let project = crate::gateway::project_with_inner_upstream("undeclared = \"read\"\n");
     let serve = ["serve", "--config", "toolgate.toml", "--listen", "127.0.0.1:0"];
-    let away = TestProject::with_config(
+    let unreachable = TestProject::with_config(
         "store = \"l.db\"\n[upstreams.gone]\ncommand = \"/nowhere/program\"\n",
     );
-    let said = serve_output(&away, &[&["-q"][..], &serve].concat());
-    assert!(said.contains("upstream is down"), "what is wrong is told all the same: {said}");
-    let said = serve_output(&away, &serve);
+    let output = serve_output(&unreachable, &[&["-q"][..], &serve].concat());
+    assert!(output.contains("upstream is down"), "`-q` hides an error: {output}");
+    let output = serve_output(&unreachable, &serve);
     assert!(
-        said.contains("  ✗ gone: unavailable\n") && said.matches("cannot be started").count() == 1,
-        "a reason is given once: {said}"
+        output.contains("  ✗ gone: unavailable\n") && output.matches("cannot be started").count() == 1,
+        "the reason must be printed once: {output}"
     );
-    let said =
+    let output =
         [&[][..], &["-q"], &["-v"]].map(|flags| serve_output(&project, &[flags, &serve].concat()));
-    insta::assert_snapshot!(said.concat(), @r#"
+    insta::assert_snapshot!(output.concat(), @r#"
     $ serve --config toolgate.toml --listen 127.0.0.1:PORT [0]
     toolgate serves at http://127.0.0.1:PORT/mcp
       agent default: 2 tools
@@ -175,7 +173,7 @@ fn verbosity_flags_control_serve_output() {
     ");
 }
 
-/// What fuzzing has found.
+/// Returns the inputs that the fuzzer found.
 fn hook_fuzz_corpus() -> Vec<(String, Vec<u8>)> {
     let directory = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus/hook");
     let files = std::fs::read_dir(directory).unwrap().map(|file| file.unwrap().path());
@@ -190,10 +188,10 @@ fn hook_fuzz_corpus() -> Vec<(String, Vec<u8>)> {
 fn any_hook_input_is_answered_or_refused() {
     let project = TestProject::new();
     assert_eq!(project.run(&["init", "--for", "claude-code"], "").0, 0);
-    let odd = [&b"\xff\xfe{}"[..], b"\0\0", b"{\"tool_name\": \"\xff\"}", b"{} {}"]
+    let invalid = [&b"\xff\xfe{}"[..], b"\0\0", b"{\"tool_name\": \"\xff\"}", b"{} {}"]
         .map(|bytes| (format!("{bytes:?}"), bytes.to_vec()));
-    let answered = |name: &str, args: &[&str]| {
-        for (text, bytes) in hook_fuzz_corpus().iter().chain(&odd) {
+    let assert_answered = |name: &str, args: &[&str]| {
+        for (text, bytes) in hook_fuzz_corpus().iter().chain(&invalid) {
             let (code, stdout, stderr) = run_program(&project, name, args, bytes);
             match code {
                 0 => assert!(
@@ -212,8 +210,8 @@ fn any_hook_input_is_answered_or_refused() {
         }
     };
     std::thread::scope(|scope| {
-        scope.spawn(|| answered("toolgate-hook", &[]));
-        scope.spawn(|| answered("toolgate", &["hook", "--client", "cursor"]));
+        scope.spawn(|| assert_answered("toolgate-hook", &[]));
+        scope.spawn(|| assert_answered("toolgate", &["hook", "--client", "cursor"]));
     });
 }
 
@@ -222,7 +220,7 @@ fn mutated_event_does_not_panic_parser() {
     for (_, bytes) in hook_fuzz_corpus() {
         for at in 0..bytes.len() {
             let (before, after) = bytes.split_at(at);
-            // Cut off; one byte less; one byte more.
+            // Cut off; one byte removed; one byte added.
             for text in [
                 before.to_vec(),
                 [before, &after[1..]].concat(),
@@ -250,7 +248,7 @@ fn init_user_installs_hooks_for_all_projects() {
     would write HOME/.config/toolgate/toolgate.toml
     would write HOME/.codex/hooks.json
     ");
-    assert_eq!(std::fs::read_dir(project.path("")).unwrap().count(), 1, "nothing was written");
+    assert_eq!(std::fs::read_dir(project.path("")).unwrap().count(), 1, "a file was written");
     insta::assert_snapshot!(transcript(&project, "init --for codex --user; init --for codex --user; doctor"), @"
     $ init --for codex --user [0]
     wrote HOME/.config/toolgate/toolgate.toml
@@ -271,9 +269,9 @@ fn init_user_installs_hooks_for_all_projects() {
     ✓ hooks          HOME/.codex/hooks.json (codex)
     the gate is on
     ");
-    // It says what holds of one's own file, and nothing that holds of a project's.
-    let own = project.path(".config/toolgate/toolgate.toml");
-    let text = std::fs::read_to_string(&own).unwrap();
+    // The user file has the header for user files, which does not mention `toolgate trust`.
+    let user_config = project.path(".config/toolgate/toolgate.toml");
+    let text = std::fs::read_to_string(&user_config).unwrap();
     assert!(
         text.starts_with(
             "# Configuration for your agents in all projects. Every change is in force at once.\n"
@@ -292,7 +290,10 @@ fn init_user_installs_hooks_for_all_projects() {
     $ eject --user [0]
     no settings with toolgate found
     ");
-    assert!(project.path(".config/toolgate/toolgate.toml").exists(), "the configuration stays");
+    assert!(
+        project.path(".config/toolgate/toolgate.toml").exists(),
+        "the configuration was removed"
+    );
 }
 
 #[test]
@@ -315,11 +316,13 @@ fn doctor_reports_shared_state_directory() {
     "#);
     allow(0o700);
     assert_eq!(project.run(&["doctor"], "").0, 0);
-    // Only root can give something away.
+    // Only root can change the owner.
     if std::os::unix::fs::chown(&state, Some(65_534), None).is_ok() {
-        assert!(transcript(&project, "doctor").contains(
-            "✗ state          the state directory HOME/.local/state/toolgate: owned by"
-        ));
+        assert!(
+            transcript(&project, "doctor").contains(
+                "✗ state          the state directory HOME/.local/state/toolgate: owned by"
+            )
+        );
     }
     std::fs::rename(&state, project.path("moved")).unwrap();
     project.write(".local/state/toolgate", "a file");
@@ -335,12 +338,12 @@ fn doctor_reports_clock_set_back() {
     send_hook_event(&project, "PreToolUse", "git push -f", &json!({}));
     let ledger =
         rusqlite::Connection::open(project.path(".local/state/toolgate/ledger.db")).unwrap();
-    let later = "UPDATE ledger SET body = replace(body, '\"at\":\"20', '\"at\":\"30')";
-    assert_eq!(ledger.execute(later, []).unwrap(), 1);
-    let said = transcript(&project, "doctor");
-    let clock = said.lines().find(|line| line.contains(" clock ")).unwrap();
+    let move_to_future = "UPDATE ledger SET body = replace(body, '\"at\":\"20', '\"at\":\"30')";
+    assert_eq!(ledger.execute(move_to_future, []).unwrap(), 1);
+    let output = transcript(&project, "doctor");
+    let clock = output.lines().find(|line| line.contains(" clock ")).unwrap();
     insta::assert_snapshot!(clock, @"✗ clock          the clock went backwards: it is MOMENT, but the ledger has a row of MOMENT");
-    assert!(said.starts_with("$ doctor [1]\n"), "{said}");
+    assert!(output.starts_with("$ doctor [1]\n"), "{output}");
 }
 
 #[test]
@@ -382,12 +385,12 @@ fn every_verb_has_man_page_and_completion() {
         }
         project.write(&format!("project/{shell}"), &script);
     }
-    let read = std::process::Command::new("bash")
+    let status = std::process::Command::new("bash")
         .arg("-n")
         .arg(project.path("project/bash"))
         .status()
         .unwrap();
-    assert!(read.success(), "bash cannot read its completions");
+    assert!(status.success(), "bash cannot read its completions");
 }
 
 #[test]
@@ -403,15 +406,15 @@ fn printed_schema_equals_shipped_schema() {
 #[test]
 fn hook_binary_prints_help_and_rejects_arguments() {
     let project = TestProject::new();
-    let mut told = String::new();
+    let mut outputs = String::new();
     for name in ["toolgate-hook"] {
         for args in [&["--help"][..], &["--nonsense", "x"], &["--socket", "none.sock"]] {
             let (code, stdout, stderr) =
                 run_program(&project, name, args, b"{\"tool_name\": \"bash\"}");
-            told.push_str(&format!("$ {name} {} [{code}]\n{stdout}{stderr}", args.join(" ")));
+            outputs.push_str(&format!("$ {name} {} [{code}]\n{stdout}{stderr}", args.join(" ")));
         }
     }
-    insta::assert_snapshot!(told, @"
+    insta::assert_snapshot!(outputs, @"
     $ toolgate-hook --help [0]
     Answer one hook event of a coding agent, like `toolgate hook`, but faster.
 

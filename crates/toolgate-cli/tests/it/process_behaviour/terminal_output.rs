@@ -1,4 +1,4 @@
-//! What a person at a terminal sees, of it and of what others wrote.
+//! Tests colors, prompts and the escaping of untrusted text in a terminal.
 
 use std::process::Stdio;
 
@@ -7,7 +7,7 @@ use serde_json::json;
 use crate::hook::TestProject;
 use crate::output_snapshots::{CODER_CONFIG, demo_project, send_hook_event};
 
-/// What a person at a terminal sees.
+/// Runs toolgate in a pseudo-terminal, and returns its output.
 fn run_in_terminal(project: &TestProject, variables: &[(&str, &str)], args: &[&str]) -> String {
     let line =
         format!("'{}' {}", assert_cmd::cargo::cargo_bin("toolgate").display(), args.join(" "));
@@ -24,7 +24,7 @@ fn run_in_terminal(project: &TestProject, variables: &[(&str, &str)], args: &[&s
 #[test]
 fn colors_appear_only_in_color_terminals() {
     if std::process::Command::new("script").arg("--version").output().is_err() {
-        eprintln!("SKIPPED: `script`, which makes a terminal, is not installed");
+        eprintln!("SKIPPED: `script` is not installed");
         return;
     }
     let project = demo_project();
@@ -39,7 +39,7 @@ fn colors_appear_only_in_color_terminals() {
         "--help",
     ] {
         let args: Vec<&str> = line.split(' ').collect();
-        assert!(run_in_terminal(&project, &[], &args).contains('\u{1b}'), "{line} has colours");
+        assert!(run_in_terminal(&project, &[], &args).contains('\u{1b}'), "{line}: no colors");
         for off in [("NO_COLOR", "1"), ("CLICOLOR", "0"), ("TERM", "dumb")] {
             let seen = run_in_terminal(&project, &[off], &args);
             assert!(!seen.is_empty() && !seen.contains('\u{1b}'), "{line} with {off:?}: {seen}");
@@ -53,7 +53,7 @@ fn colors_appear_only_in_color_terminals() {
 #[test]
 fn terminal_prompt_names_expected_input() {
     if std::process::Command::new("script").arg("--version").output().is_err() {
-        eprintln!("SKIPPED: `script`, which makes a terminal, is not installed");
+        eprintln!("SKIPPED: `script` is not installed");
         return;
     }
     let project = TestProject::with_config(CODER_CONFIG);
@@ -66,9 +66,9 @@ fn terminal_prompt_names_expected_input() {
 #[test]
 fn untrusted_text_is_escaped_in_terminal() {
     let project = TestProject::with_config(CODER_CONFIG);
-    let odd = "rm \u{202e}x\u{1b}[2J\r\nls";
-    send_hook_event(&project, "PreToolUse", odd, &json!({}));
-    assert_eq!(project.run(&["pause", "--principal", odd, "--because", odd], "").0, 0);
+    let hostile = "rm \u{202e}x\u{1b}[2J\r\nls";
+    send_hook_event(&project, "PreToolUse", hostile, &json!({}));
+    assert_eq!(project.run(&["pause", "--principal", hostile, "--because", hostile], "").0, 0);
     for (line, lines) in
         [("approvals list", 4), ("audit query", 3), ("audit tail", 1), ("pause", 1)]
     {

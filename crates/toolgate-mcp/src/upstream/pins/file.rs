@@ -33,10 +33,10 @@ impl PinFileLock {
     fn acquire(path: &Path) -> io::Result<Self> {
         let file =
             OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(path)?;
-        let taken = || flock(&file, FlockOperation::NonBlockingLockExclusive);
-        let outcome = match taken() {
-            Err(Errno::WOULDBLOCK | Errno::INTR) => wait_off_worker(|| lock_with_retry(taken)),
-            at_once => at_once,
+        let try_lock = || flock(&file, FlockOperation::NonBlockingLockExclusive);
+        let outcome = match try_lock() {
+            Err(Errno::WOULDBLOCK | Errno::INTR) => wait_off_worker(|| lock_with_retry(try_lock)),
+            result => result,
         };
         match outcome {
             Ok(()) => Ok(Self(file)),
@@ -48,13 +48,13 @@ impl PinFileLock {
     }
 }
 
-fn lock_with_retry(taken: impl Fn() -> Result<(), Errno>) -> Result<(), Errno> {
-    let begun = Instant::now();
+fn lock_with_retry(try_lock: impl Fn() -> Result<(), Errno>) -> Result<(), Errno> {
+    let started = Instant::now();
     loop {
         std::thread::sleep(Duration::from_millis(1));
-        match taken() {
-            Err(Errno::WOULDBLOCK | Errno::INTR) if begun.elapsed() < PIN_FILE_LOCK_TIMEOUT => {}
-            last => return last,
+        match try_lock() {
+            Err(Errno::WOULDBLOCK | Errno::INTR) if started.elapsed() < PIN_FILE_LOCK_TIMEOUT => {}
+            result => return result,
         }
     }
 }
@@ -88,24 +88,24 @@ impl Pins {
     /// Reads the file again if another process has written it.
     pub(crate) fn reload(&self) -> io::Result<()> {
         let Some(path) = &self.file else { return Ok(()) };
-        let now = std::fs::metadata(path).ok().as_ref().and_then(file_version);
+        let version = std::fs::metadata(path).ok().as_ref().and_then(file_version);
         // Lock order: the pins first, then the file version.
-        let mut known = lock(&self.contents);
-        let mut before = lock(&self.file_version);
-        if now.is_none() || *before == now {
+        let mut contents = lock(&self.contents);
+        let mut known_version = lock(&self.file_version);
+        if version.is_none() || *known_version == version {
             return Ok(());
         }
         let text = std::fs::read(path).map_err(|error| self.with_file_name(&error))?;
-        let spoiled = |error| {
+        let invalid_file = |error| {
             self.with_file_name(&io::Error::other(format!(
                 "invalid pin file ({error}); remove it to pin all tools again"
             )))
         };
-        let read: PinFileContents = serde_json::from_slice(&text).map_err(spoiled)?;
+        let stored: PinFileContents = serde_json::from_slice(&text).map_err(invalid_file)?;
         // The definitions of the own upstream are not in the file.
-        let own = std::mem::take(&mut known.own);
-        *known = PinFileContents { own, ..read };
-        *before = now;
+        let own_definitions = std::mem::take(&mut contents.own_definitions);
+        *contents = PinFileContents { own_definitions, ..stored };
+        *known_version = version;
         Ok(())
     }
 
@@ -114,34 +114,38 @@ impl Pins {
     /// Do not hold the mutex of the pins while waiting: calls must not wait for other processes.
     pub(crate) fn lock_file(&self) -> PinFileLockResult {
         let Some(path) = &self.file else { return Ok(None) };
-        let made = path.parent().map_or(Ok(()), std::fs::create_dir_all);
-        let turn = made
+        let created = path.parent().map_or(Ok(()), std::fs::create_dir_all);
+        let file_lock = created
             .and_then(|()| PinFileLock::acquire(&path.with_extension("json.lock")))
             .map_err(|error| self.with_file_name(&error))?;
         self.reload()?;
-        Ok(Some(turn))
+        Ok(Some(file_lock))
     }
 
     /// Writes the pins, and returns the reason if that fails.
     pub(crate) fn write_or_explain(
         &self,
-        known: &PinFileContents,
-        turn: PinFileLockResult,
+        contents: &PinFileContents,
+        file_lock: PinFileLockResult,
     ) -> Result<(), String> {
-        self.write(known, turn).map_err(|error| {
+        self.write(contents, file_lock).map_err(|error| {
             tracing::error!(%error, "cannot write the pin file");
             error.to_string()
         })
     }
 
     /// Writes the pins and releases the lock. If the file is already up to date, no lock is needed.
-    pub(crate) fn write(&self, known: &PinFileContents, turn: PinFileLockResult) -> io::Result<()> {
+    pub(crate) fn write(
+        &self,
+        contents: &PinFileContents,
+        file_lock: PinFileLockResult,
+    ) -> io::Result<()> {
         let Some(path) = &self.file else { return Ok(()) };
-        let text = serde_json::to_vec_pretty(known)?;
+        let text = serde_json::to_vec_pretty(contents)?;
         if std::fs::read(path).is_ok_and(|before| before == text) {
             return Ok(());
         }
-        let _turn = turn?;
+        let _file_lock = file_lock?;
         let draft = path.with_extension(format!(
             "new-{}-{}",
             std::process::id(),

@@ -31,7 +31,7 @@ pub(crate) struct PinFileContents {
     /// Calls depend on this map. The differing definition in a pin can come from another process,
     /// whose upstream may have another version.
     #[serde(skip)]
-    own: HashMap<String, OfferedDefinition>,
+    own_definitions: HashMap<String, OfferedDefinition>,
 }
 
 /// A definition that this process's own upstream offers under one name.
@@ -83,17 +83,17 @@ impl ToolPin {
     ///
     /// `before` is the digest that the own upstream offered under this name before.
     fn next_pin(
-        known: Option<&Self>,
-        now: &OfferedDefinition,
-        before: Option<Digest>,
+        stored: Option<&Self>,
+        offered: &OfferedDefinition,
+        previous: Option<Digest>,
     ) -> Option<Self> {
-        let Some(pin) = known else {
-            let why = scan_tool(&now.tool);
-            let is_fine = why.is_empty() && !now.ambiguous;
-            let (accepted, seen) = if is_fine {
-                (Some(now.tool.clone()), None)
+        let Some(pin) = stored else {
+            let why = scan_tool(&offered.tool);
+            let is_acceptable = why.is_empty() && !offered.ambiguous;
+            let (accepted, seen) = if is_acceptable {
+                (Some(offered.tool.clone()), None)
             } else {
-                (None, Some(now.tool.clone()))
+                (None, Some(offered.tool.clone()))
             };
             let known_digest = std::sync::OnceLock::new();
             return Some(Self {
@@ -106,19 +106,21 @@ impl ToolPin {
                 vouched: None,
             });
         };
-        let (seen, is_news) = (pin.seen.as_ref().map(tool_digest), before != Some(now.digest));
-        if now.is_accepted(pin.accepted_digest()) {
+        let (seen, is_new_offer) =
+            (pin.seen.as_ref().map(tool_digest), previous != Some(offered.digest));
+        if offered.is_accepted(pin.accepted_digest()) {
             // A difference that was stored before this process looked, or that this process found
             // itself, is resolved. A difference that another process finds meanwhile is not.
-            let is_over = seen.is_some() && is_news && (before.is_none() || before == seen);
-            return is_over.then(|| Self { seen: None, why: Vec::new(), ..pin.clone() });
+            let is_resolved =
+                seen.is_some() && is_new_offer && (previous.is_none() || previous == seen);
+            return is_resolved.then(|| Self { seen: None, why: Vec::new(), ..pin.clone() });
         }
         // If two processes see different definitions, the stored one stays until it is resolved.
         // Otherwise the two processes would overwrite each other forever.
-        let is_told = seen == Some(now.digest) || (seen.is_some() && !is_news);
-        (!is_told).then(|| Self {
-            seen: Some(now.tool.clone()),
-            why: scan_tool(&now.tool),
+        let is_stored = seen == Some(offered.digest) || (seen.is_some() && !is_new_offer);
+        (!is_stored).then(|| Self {
+            seen: Some(offered.tool.clone()),
+            why: scan_tool(&offered.tool),
             ..pin.clone()
         })
     }
@@ -133,7 +135,7 @@ const MAX_PINNED_BYTES: usize = 96 << 20;
 impl PinFileContents {
     /// Returns whether the offered tools fit beside all stored pins.
     fn has_room_for(&self, tools: &[Tool]) -> bool {
-        let long = |tool: &Tool| serde_json::to_vec(tool).map_or(0, |text| text.len());
+        let json_len = |tool: &Tool| serde_json::to_vec(tool).map_or(0, |text| text.len());
         let is_new = |tool: &&Tool| {
             let pin = self.tools.get(&*tool.name);
             pin.is_none_or(|pin| {
@@ -144,16 +146,16 @@ impl PinFileContents {
         if !tools.iter().any(|tool| is_new(&tool)) {
             return true;
         }
-        let names = self.tools.len()
+        let name_count = self.tools.len()
             + tools.iter().filter(|tool| !self.tools.contains_key(&*tool.name)).count();
-        let kept: usize = self
+        let stored_bytes: usize = self
             .tools
             .values()
             .flat_map(|pin| pin.accepted.iter().chain(&pin.seen))
-            .map(long)
+            .map(json_len)
             .sum();
-        let more: usize = tools.iter().filter(is_new).map(long).sum();
-        names <= MAX_PINNED_TOOLS && kept + more <= MAX_PINNED_BYTES
+        let new_bytes: usize = tools.iter().filter(is_new).map(json_len).sum();
+        name_count <= MAX_PINNED_TOOLS && stored_bytes + new_bytes <= MAX_PINNED_BYTES
     }
 
     /// Indexes a list by name. If two tools share a name, the unaccepted definition wins.
@@ -183,35 +185,44 @@ impl PinFileContents {
     /// Returns the definitions of the own upstream that differ from the accepted ones and are not
     /// stored as such.
     fn unstored_differences(&self) -> Vec<OfferedDefinition> {
-        let is_untold = |(name, now): &(&String, &OfferedDefinition)| {
-            ToolPin::next_pin(self.tools.get(*name), now, Some(now.digest)).is_some()
+        let is_unstored = |(name, offered): &(&String, &OfferedDefinition)| {
+            ToolPin::next_pin(self.tools.get(*name), offered, Some(offered.digest)).is_some()
         };
-        self.own.iter().filter(is_untold).map(|(_, now)| now.clone()).collect()
+        self.own_definitions
+            .iter()
+            .filter(is_unstored)
+            .map(|(_, offered)| offered.clone())
+            .collect()
     }
 
     /// Quarantines tools that mention another upstream's tool. Returns whether any of it is new.
-    fn quarantine_shadowing(&mut self, own: &UpstreamConfig, names: &ToolNameIndex<'_>) -> bool {
+    fn quarantine_shadowing(
+        &mut self,
+        upstream: &UpstreamConfig,
+        names: &ToolNameIndex<'_>,
+    ) -> bool {
         let mut found = false;
         for pin in self.tools.values_mut() {
-            let is_told = pin.why.iter().any(|why| matches!(why, QuarantineReason::Shadow { .. }));
+            let has_finding =
+                pin.why.iter().any(|why| matches!(why, QuarantineReason::Shadow { .. }));
             // Do not ask again about a definition that a person accepted.
-            let vouched =
-                |tool: &&Tool| pin.vouched.is_some_and(|vouched| vouched == tool_digest(tool));
-            let speaks =
-                |tool: &Tool, since| names.find_foreign_mention(own, since, &tool_text(tool));
+            let is_vouched =
+                |tool: &&Tool| pin.vouched.is_some_and(|digest| digest == tool_digest(tool));
+            let find_mention =
+                |tool: &Tool, since| names.find_foreign_mention(upstream, since, &tool_text(tool));
             // A changed definition counts as of now, however old the tool name is.
             let seen = pin
                 .seen
                 .as_ref()
-                .filter(|tool| !is_told && !vouched(tool))
-                .and_then(|tool| speaks(tool, Timestamp::now()));
+                .filter(|tool| !has_finding && !is_vouched(tool))
+                .and_then(|tool| find_mention(tool, Timestamp::now()));
             // Check the accepted definition too: the upstream of another process may still offer
             // it.
             let accepted = pin
                 .accepted
                 .as_ref()
-                .filter(|tool| !vouched(tool))
-                .and_then(|tool| speaks(tool, pin.first));
+                .filter(|tool| !is_vouched(tool))
+                .and_then(|tool| find_mention(tool, pin.first));
             found |= seen.is_some() || accepted.is_some();
             pin.why.extend(seen.map(|tool| QuarantineReason::Shadow { tool }));
             if let Some(tool) = accepted {
@@ -268,22 +279,26 @@ fn to_json(tool: &Tool) -> Value {
     serde_json::to_value(tool).unwrap_or_default()
 }
 
-fn quarantined_tools(known: &PinFileContents) -> Vec<QuarantinedTool> {
-    let one = |(name, pin): (&String, &ToolPin)| {
+fn quarantined_tools(contents: &PinFileContents) -> Vec<QuarantinedTool> {
+    let to_quarantined = |(name, pin): (&String, &ToolPin)| {
         Some(QuarantinedTool {
-            upstream: known.upstream.clone(),
+            upstream: contents.upstream.clone(),
             tool: name.clone(),
             before: pin.accepted.as_ref().map(to_json),
             now: to_json(pin.seen.as_ref()?),
             why: pin.why.clone(),
         })
     };
-    known.tools.iter().filter_map(one).collect()
+    contents.tools.iter().filter_map(to_quarantined).collect()
 }
 
 /// Returns the quarantined tools with their current definitions.
-fn quarantined_definitions(known: &PinFileContents) -> Vec<(String, Tool)> {
-    known.tools.iter().filter_map(|(name, pin)| Some((name.clone(), pin.seen.clone()?))).collect()
+fn quarantined_definitions(contents: &PinFileContents) -> Vec<(String, Tool)> {
+    contents
+        .tools
+        .iter()
+        .filter_map(|(name, pin)| Some((name.clone(), pin.seen.clone()?)))
+        .collect()
 }
 
 /// Returns the digest of all parts of a tool that a model or a client depends on.
@@ -316,11 +331,11 @@ impl Pins {
     /// The file exists and cannot be read.
     pub fn open(directory: Option<&Path>, upstream: &UpstreamConfig) -> io::Result<Self> {
         let file = directory.map(|directory| directory.join(format!("{}.json", upstream.name)));
-        let known =
+        let contents =
             PinFileContents { upstream: upstream.name.clone(), ..PinFileContents::default() };
         let pins = Self {
             file,
-            contents: Mutex::new(known),
+            contents: Mutex::new(contents),
             file_version: Mutex::default(),
             unwritten_tools: Mutex::default(),
         };
@@ -348,42 +363,46 @@ impl Pins {
     /// # Errors
     /// The upstream has offered more than can be stored.
     pub(super) fn record_offered(&self, tools: &[Tool]) -> Result<bool, String> {
-        let turn = self.lock_file();
-        let mut known = self.lock_reloaded();
-        if !known.has_room_for(tools) {
+        let file_lock = self.lock_file();
+        let mut contents = self.lock_reloaded();
+        if !contents.has_room_for(tools) {
             return Err(format!(
                 "the upstream has offered more than {MAX_PINNED_TOOLS} tools or {MAX_PINNED_BYTES} bytes of tools since it was pinned"
             ));
         }
-        let offered = known.index_by_name(tools);
-        let PinFileContents { tools: pins, own, .. } = &mut *known;
+        let offered = contents.index_by_name(tools);
+        let PinFileContents { tools: pins, own_definitions, .. } = &mut *contents;
         // Keep removed tools: a tool is called as it was accepted or not at all.
-        own.retain(|name, _| pins.contains_key(name));
-        let with_before = |(name, now): (String, OfferedDefinition)| {
-            let before = own.insert(name, now.clone());
-            (now, before.map(|before| before.digest))
+        own_definitions.retain(|name, _| pins.contains_key(name));
+        let with_previous = |(name, definition): (String, OfferedDefinition)| {
+            let previous = own_definitions.insert(name, definition.clone());
+            (definition, previous.map(|previous| previous.digest))
         };
-        let offered = offered.into_iter().map(with_before).collect();
-        Ok(self.store_offered(&mut known, offered, turn))
+        let offered = offered.into_iter().map(with_previous).collect();
+        Ok(self.store_offered(&mut contents, offered, file_lock))
     }
 
     /// Stores tools that could not be stored, and differences that another process resolved.
     pub(super) fn retry_recording(&self) {
-        let is_told = self.lock_reloaded().unstored_differences().is_empty();
-        if is_told {
+        let is_stored = self.lock_reloaded().unstored_differences().is_empty();
+        if is_stored {
             return;
         }
-        let turn = self.lock_file();
-        let mut known = self.lock_reloaded();
-        let untold = known.unstored_differences();
-        let tools: Vec<Tool> = untold.iter().map(|now| now.tool.clone()).collect();
+        let file_lock = self.lock_file();
+        let mut contents = self.lock_reloaded();
+        let unstored = contents.unstored_differences();
+        let tools: Vec<Tool> = unstored.iter().map(|definition| definition.tool.clone()).collect();
         // The next listing reports it if there is no room.
-        if known.has_room_for(&tools) {
-            let as_before = |now: OfferedDefinition| {
-                let digest = now.digest;
-                (now, Some(digest))
+        if contents.has_room_for(&tools) {
+            let with_digest = |definition: OfferedDefinition| {
+                let digest = definition.digest;
+                (definition, Some(digest))
             };
-            self.store_offered(&mut known, untold.into_iter().map(as_before).collect(), turn);
+            self.store_offered(
+                &mut contents,
+                unstored.into_iter().map(with_digest).collect(),
+                file_lock,
+            );
         }
     }
 
@@ -392,59 +411,63 @@ impl Pins {
     /// Returns whether the set of quarantined tools changed.
     fn store_offered(
         &self,
-        known: &mut PinFileContents,
+        contents: &mut PinFileContents,
         offered: Vec<(OfferedDefinition, Option<Digest>)>,
-        turn: PinFileLockResult,
+        file_lock: PinFileLockResult,
     ) -> bool {
-        let (before, mut fresh) = (quarantined_definitions(known), Vec::new());
-        for (now, was) in offered {
-            let name = now.tool.name.to_string();
-            let found = known.tools.get(&name);
-            let Some(pin) = ToolPin::next_pin(found, &now, was) else { continue };
+        let (before, mut new_tools) = (quarantined_definitions(contents), Vec::new());
+        for (definition, previous) in offered {
+            let name = definition.tool.name.to_string();
+            let found = contents.tools.get(&name);
+            let Some(pin) = ToolPin::next_pin(found, &definition, previous) else { continue };
             if found.is_none() {
-                fresh.extend(pin.accepted.clone());
+                new_tools.extend(pin.accepted.clone());
             }
-            known.tools.insert(name, pin);
+            contents.tools.insert(name, pin);
         }
-        let kept = self.write_or_explain(known, turn);
+        let result = self.write_or_explain(contents, file_lock);
         let mut unwritten = crate::gateway::lock(&self.unwritten_tools);
-        *unwritten = match kept {
+        *unwritten = match result {
             Ok(()) => <(String, Vec<Tool>)>::default(),
             // The tools count as never seen, so the next listing treats them as new.
             Err(why) => {
-                fresh.iter().for_each(|tool| drop(known.tools.remove(&*tool.name)));
-                (why, fresh)
+                new_tools.iter().for_each(|tool| drop(contents.tools.remove(&*tool.name)));
+                (why, new_tools)
             }
         };
-        quarantined_definitions(known) != before
+        quarantined_definitions(contents) != before
     }
 
     /// Quarantines tools that mention another upstream's tool, even if the tools did not change.
     ///
     /// Tools that are already quarantined get one more finding. All changes are stored at once.
-    pub(super) fn quarantine_shadowing(&self, own: &UpstreamConfig, names: &ToolNameIndex<'_>) {
-        let found = self.lock_reloaded().quarantine_shadowing(own, names);
+    pub(super) fn quarantine_shadowing(
+        &self,
+        upstream: &UpstreamConfig,
+        names: &ToolNameIndex<'_>,
+    ) {
+        let found = self.lock_reloaded().quarantine_shadowing(upstream, names);
         // If storing fails, the check runs again after the next start.
         if found {
-            let turn = self.lock_file();
-            let mut known = self.lock_reloaded();
+            let file_lock = self.lock_file();
+            let mut contents = self.lock_reloaded();
             // Another process may have changed the file meanwhile.
-            known.quarantine_shadowing(own, names);
-            let _ = self.write_or_explain(&known, turn);
+            contents.quarantine_shadowing(upstream, names);
+            let _ = self.write_or_explain(&contents, file_lock);
         }
     }
 
     /// Returns the accepted tools; `None` if no tool was ever seen.
     pub(super) fn accepted(&self) -> Option<Vec<Tool>> {
-        let known = self.lock_reloaded();
-        (!known.tools.is_empty())
-            .then(|| known.tools.values().filter_map(|pin| pin.accepted.clone()).collect())
+        let contents = self.lock_reloaded();
+        (!contents.tools.is_empty())
+            .then(|| contents.tools.values().filter_map(|pin| pin.accepted.clone()).collect())
     }
 
     /// Returns all tools that were ever seen, with the first time and whether one is accepted.
     pub(super) fn first_seen(&self) -> BTreeMap<String, (Timestamp, bool)> {
-        let known = self.lock_reloaded();
-        known
+        let contents = self.lock_reloaded();
+        contents
             .tools
             .iter()
             .map(|(name, pin)| (name.clone(), (pin.first, pin.accepted.is_some())))
@@ -458,8 +481,8 @@ impl Pins {
 
     /// Returns whether calls of a tool need no `x-mcp-header` arguments in HTTP headers.
     pub(super) fn can_use_fast_path(&self, tool: &str) -> bool {
-        let known = crate::gateway::lock(&self.contents);
-        let schema = known
+        let contents = crate::gateway::lock(&self.contents);
+        let schema = contents
             .tools
             .get(tool)
             .and_then(|pin| pin.accepted.as_ref())
@@ -472,15 +495,18 @@ impl Pins {
     /// Differences that another process found do not count, because its upstream may have another
     /// version. They count only if the own upstream has not listed the tool yet.
     pub(super) fn is_current(&self, tool: &str, accepted: Option<Digest>) -> bool {
-        let known = crate::gateway::lock(&self.contents);
-        let Some(pin) = known
+        let contents = crate::gateway::lock(&self.contents);
+        let Some(pin) = contents
             .tools
             .get(tool)
             .filter(|pin| accepted.is_some() && pin.accepted_digest() == accepted)
         else {
             return false;
         };
-        known.own.get(tool).map_or(pin.seen.is_none(), |now| now.is_accepted(accepted))
+        contents
+            .own_definitions
+            .get(tool)
+            .map_or(pin.seen.is_none(), |offered| offered.is_accepted(accepted))
     }
 
     /// Returns the names of all tools that were ever seen, as the upstream spells them.
@@ -494,14 +520,14 @@ impl Pins {
     /// If this process has listed its own upstream, that list decides. Otherwise the file does.
     #[must_use]
     pub fn quarantined(&self) -> Vec<QuarantinedTool> {
-        let known = self.lock_reloaded();
+        let contents = self.lock_reloaded();
         let unwritten = crate::gateway::lock(&self.unwritten_tools);
         let (why, tools) = &*unwritten;
         // Another process may have stored these tools meanwhile.
         let waiting =
-            tools.iter().filter(|tool| !known.tools.contains_key(&*tool.name)).map(|tool| {
+            tools.iter().filter(|tool| !contents.tools.contains_key(&*tool.name)).map(|tool| {
                 QuarantinedTool {
-                    upstream: known.upstream.clone(),
+                    upstream: contents.upstream.clone(),
                     tool: tool.name.to_string(),
                     before: None,
                     now: to_json(tool),
@@ -509,11 +535,11 @@ impl Pins {
                 }
             });
         let is_as_accepted = |tool: &str| {
-            known.own.get(tool).is_some_and(|now| {
-                now.is_accepted(known.tools.get(tool).and_then(ToolPin::accepted_digest))
+            contents.own_definitions.get(tool).is_some_and(|offered| {
+                offered.is_accepted(contents.tools.get(tool).and_then(ToolPin::accepted_digest))
             })
         };
-        quarantined_tools(&known)
+        quarantined_tools(&contents)
             .into_iter()
             .filter(|change| !is_as_accepted(&change.tool))
             .chain(waiting)
@@ -525,9 +551,9 @@ impl Pins {
     /// # Errors
     /// The pin file cannot be written.
     pub fn accept(&self, tool: Option<&str>) -> io::Result<PinAcceptResult> {
-        let turn = self.lock_file();
-        let mut known = self.lock_reloaded();
-        let (mut next, mut accepted) = (known.clone(), PinAcceptResult::default());
+        let file_lock = self.lock_file();
+        let mut contents = self.lock_reloaded();
+        let (mut next, mut accepted) = (contents.clone(), PinAcceptResult::default());
         for (name, pin) in
             next.tools.iter_mut().filter(|(name, _)| tool.is_none_or(|tool| tool == *name))
         {
@@ -542,8 +568,8 @@ impl Pins {
             pin.vouched = pin.shown;
             accepted.tools.push(name.clone());
         }
-        self.write(&next, turn)?;
-        *known = next;
+        self.write(&next, file_lock)?;
+        *contents = next;
         Ok(accepted)
     }
 
@@ -552,14 +578,14 @@ impl Pins {
     /// # Errors
     /// The pin file cannot be written.
     pub fn show_quarantined(&self) -> io::Result<Vec<QuarantinedTool>> {
-        let turn = self.lock_file();
+        let file_lock = self.lock_file();
         // Hold the lock, so that the recorded definitions are exactly the returned ones.
-        let mut known = self.lock_reloaded();
-        let changes = quarantined_tools(&known);
-        for pin in known.tools.values_mut() {
+        let mut contents = self.lock_reloaded();
+        let changes = quarantined_tools(&contents);
+        for pin in contents.tools.values_mut() {
             pin.shown = pin.seen.as_ref().map(tool_digest);
         }
-        self.write(&known, turn)?;
+        self.write(&contents, file_lock)?;
         Ok(changes)
     }
 }

@@ -19,21 +19,26 @@ fn tool(name: &str, description: &str) -> Tool {
 
 /// Returns the descriptions of quarantined tools: accepted, and current.
 fn quarantined_texts(pins: &Pins) -> Vec<(String, String)> {
-    let words = |tool: &Value| tool["description"].as_str().unwrap_or_default().to_owned();
+    let description_of = |tool: &Value| tool["description"].as_str().unwrap_or_default().to_owned();
     pins.quarantined()
         .iter()
-        .map(|change| (change.before.as_ref().map(words).unwrap_or_default(), words(&change.now)))
+        .map(|change| {
+            (
+                change.before.as_ref().map(description_of).unwrap_or_default(),
+                description_of(&change.now),
+            )
+        })
         .collect()
 }
 
 /// Returns the quarantined tools as stored, without asking the upstream.
-fn stored_quarantine(place: &Path) -> Vec<(String, String)> {
-    quarantined_texts(&Pins::open(Some(place), &upstream()).unwrap())
+fn stored_quarantine(directory: &Path) -> Vec<(String, String)> {
+    quarantined_texts(&Pins::open(Some(directory), &upstream()).unwrap())
 }
 
 /// Shows the quarantined tools and accepts them.
-fn accept(place: &Path) {
-    let pins = Pins::open(Some(place), &upstream()).unwrap();
+fn accept(directory: &Path) {
+    let pins = Pins::open(Some(directory), &upstream()).unwrap();
     pins.show_quarantined().unwrap();
     assert_eq!(pins.accept(None).unwrap().tools, ["look"]);
 }
@@ -47,48 +52,49 @@ fn each_process_uses_the_definitions_of_its_own_upstream() {
     let home = tempfile::tempdir().unwrap();
     let open = || Pins::open(Some(home.path()), &upstream()).unwrap();
     let (old, new) = ([tool("look", "Looks.")], [tool("look", "Looks further.")]);
-    let (one, other) = (open(), open());
-    one.record_offered(&old).unwrap();
-    let accepted = one.accepted_digest("look");
-    other.record_offered(&new).unwrap();
+    let (process_a, process_b) = (open(), open());
+    process_a.record_offered(&old).unwrap();
+    let accepted = process_a.accepted_digest("look");
+    process_b.record_offered(&new).unwrap();
     for _ in 0..2 {
         // Each process has read what the other one wrote.
-        for pins in [&one, &other] {
+        for pins in [&process_a, &process_b] {
             pins.retry_recording();
             assert_eq!(pins.accepted_digest("look"), accepted);
         }
-        assert!(one.is_current("look", accepted) && quarantined_texts(&one).is_empty());
-        assert!(!other.is_current("look", accepted));
+        assert!(process_a.is_current("look", accepted) && quarantined_texts(&process_a).is_empty());
+        assert!(!process_b.is_current("look", accepted));
         assert_eq!(
-            (quarantined_texts(&other), stored_quarantine(home.path())),
+            (quarantined_texts(&process_b), stored_quarantine(home.path())),
             (pair("Looks.", "Looks further."), pair("Looks.", "Looks further."))
         );
-        one.record_offered(&old).unwrap();
-        assert!(!other.is_current("look", accepted));
-        other.record_offered(&new).unwrap();
+        process_a.record_offered(&old).unwrap();
+        assert!(!process_b.is_current("look", accepted));
+        process_b.record_offered(&new).unwrap();
     }
     // After the other version is accepted, the first one is quarantined.
     accept(home.path());
-    for pins in [&one, &other] {
+    for pins in [&process_a, &process_b] {
         assert_eq!(pins.accepted_digest("look"), Some(tool_digest(&new[0])));
     }
     assert!(
-        other.is_current("look", other.accepted_digest("look"))
-            && quarantined_texts(&other).is_empty()
+        process_b.is_current("look", process_b.accepted_digest("look"))
+            && quarantined_texts(&process_b).is_empty()
     );
     assert!(
-        !one.is_current("look", one.accepted_digest("look")) && !one.is_current("look", accepted)
+        !process_a.is_current("look", process_a.accepted_digest("look"))
+            && !process_a.is_current("look", accepted)
     );
-    one.record_offered(&old).unwrap();
-    other.record_offered(&new).unwrap();
+    process_a.record_offered(&old).unwrap();
+    process_b.record_offered(&new).unwrap();
     assert_eq!(
-        (quarantined_texts(&one), stored_quarantine(home.path())),
+        (quarantined_texts(&process_a), stored_quarantine(home.path())),
         (pair("Looks further.", "Looks."), pair("Looks further.", "Looks."))
     );
     // If both upstreams have that version, nothing is quarantined.
-    one.record_offered(&new).unwrap();
+    process_a.record_offered(&new).unwrap();
     assert!(
-        one.is_current("look", one.accepted_digest("look"))
+        process_a.is_current("look", process_a.accepted_digest("look"))
             && stored_quarantine(home.path()).is_empty()
     );
 }
@@ -147,39 +153,39 @@ fn two_processes_do_not_overwrite_each_other() {
     let home = tempfile::tempdir().unwrap();
     let open = || Pins::open(Some(home.path()), &upstream()).unwrap();
     let (second, third) = ([tool("look", "Second.")], [tool("look", "Third.")]);
-    let (one, other) = (open(), open());
-    one.record_offered(&[tool("look", "First.")]).unwrap();
-    one.record_offered(&second).unwrap();
-    other.record_offered(&third).unwrap();
+    let (process_a, process_b) = (open(), open());
+    process_a.record_offered(&[tool("look", "First.")]).unwrap();
+    process_a.record_offered(&second).unwrap();
+    process_b.record_offered(&third).unwrap();
     for _ in 0..2 {
-        one.record_offered(&second).unwrap();
-        one.retry_recording();
-        other.record_offered(&third).unwrap();
+        process_a.record_offered(&second).unwrap();
+        process_a.retry_recording();
+        process_b.record_offered(&third).unwrap();
         assert_eq!(stored_quarantine(home.path()), pair("First.", "Third."));
     }
     accept(home.path());
     assert!(
-        other.is_current("look", other.accepted_digest("look"))
-            && !one.is_current("look", one.accepted_digest("look"))
+        process_b.is_current("look", process_b.accepted_digest("look"))
+            && !process_a.is_current("look", process_a.accepted_digest("look"))
     );
-    other.record_offered(&third).unwrap();
-    one.record_offered(&second).unwrap();
+    process_b.record_offered(&third).unwrap();
+    process_a.record_offered(&second).unwrap();
     assert_eq!(stored_quarantine(home.path()), pair("Third.", "Second."));
 }
 
 #[test]
 fn duplicate_names_are_quarantined_in_either_order() {
-    let (one, other) = (tool("look", "Looks."), tool("look", "Looks further."));
-    for list in [[one.clone(), other.clone()], [other, one.clone()]] {
+    let (tool_a, tool_b) = (tool("look", "Looks."), tool("look", "Looks further."));
+    for list in [[tool_a.clone(), tool_b.clone()], [tool_b, tool_a.clone()]] {
         let pins = Pins::open(None, &upstream()).unwrap();
-        pins.record_offered(std::slice::from_ref(&one)).unwrap();
+        pins.record_offered(std::slice::from_ref(&tool_a)).unwrap();
         let accepted = pins.accepted_digest("look");
         for _ in 0..2 {
             pins.record_offered(&list).unwrap();
             assert!(!pins.is_current("look", accepted));
             assert_eq!(quarantined_texts(&pins), pair("Looks.", "Looks further."));
         }
-        pins.record_offered(std::slice::from_ref(&one)).unwrap();
+        pins.record_offered(std::slice::from_ref(&tool_a)).unwrap();
         assert!(pins.is_current("look", accepted) && quarantined_texts(&pins).is_empty());
         // The same without an earlier definition.
         let pins = Pins::open(None, &upstream()).unwrap();
@@ -193,9 +199,9 @@ fn concurrent_writes_are_all_stored() {
     let home = tempfile::tempdir().unwrap();
     std::thread::scope(|scope| {
         for thread in 0..3 {
-            let place = home.path();
+            let directory = home.path();
             scope.spawn(move || {
-                let pins = Pins::open(Some(place), &upstream()).unwrap();
+                let pins = Pins::open(Some(directory), &upstream()).unwrap();
                 for number in 0..8 {
                     pins.record_offered(&[tool(&format!("look_{thread}_{number}"), "Looks.")])
                         .unwrap();
@@ -215,16 +221,16 @@ fn a_stuck_lock_holder_neither_blocks_nor_accepts() {
     let pins = Pins::open(Some(home.path()), &upstream()).unwrap();
     pins.record_offered(&[tool("look", "Looks.")]).unwrap();
     let accepted = pins.accepted_digest("look");
-    let stopped =
+    let held_lock =
         std::fs::File::options().write(true).open(home.path().join("a.json.lock")).unwrap();
-    rustix::fs::flock(&stopped, rustix::fs::FlockOperation::LockExclusive).unwrap();
+    rustix::fs::flock(&held_lock, rustix::fs::FlockOperation::LockExclusive).unwrap();
     pins.record_offered(&[tool("look", "Looks further."), tool("find", "Finds.")]).unwrap();
     assert!(!pins.is_current("look", accepted) && pins.accepted_digest("find").is_none());
     assert!(pins.quarantined().iter().any(|change| change.tool == "find"
         && matches!(&change.why[..], [QuarantineReason::Unwritten { .. }])));
     assert!(stored_quarantine(home.path()).is_empty());
     // The kernel releases the lock when the process ends.
-    drop(stopped);
+    drop(held_lock);
     pins.retry_recording();
     assert!(pins.accepted_digest("find").is_some());
     assert_eq!(stored_quarantine(home.path()), pair("Looks.", "Looks further."));
@@ -234,7 +240,7 @@ fn a_stuck_lock_holder_neither_blocks_nor_accepts() {
 #[test]
 fn new_tools_are_accepted_once_they_are_stored() {
     let home = tempfile::tempdir().unwrap();
-    let place = home.path().join("pins");
+    let directory = home.path().join("pins");
     let upstream = upstream();
     let names = |pins: &Pins| {
         pins.accepted()
@@ -243,12 +249,12 @@ fn new_tools_are_accepted_once_they_are_stored() {
             .map(|tool| tool.name.to_string())
             .collect::<Vec<_>>()
     };
-    let pins = Pins::open(Some(&place), &upstream).unwrap();
+    let pins = Pins::open(Some(&directory), &upstream).unwrap();
     pins.record_offered(&[tool("old", "Is there.")]).unwrap();
     // A directory cannot be created where a file exists.
     let aside = home.path().join("aside");
-    std::fs::rename(&place, &aside).unwrap();
-    std::fs::write(&place, "").unwrap();
+    std::fs::rename(&directory, &aside).unwrap();
+    std::fs::write(&directory, "").unwrap();
     let offered = [tool("old", "Is there."), tool("new", "Has come.")];
     for _ in 0..2 {
         pins.record_offered(&offered).unwrap();
@@ -271,12 +277,12 @@ fn new_tools_are_accepted_once_they_are_stored() {
     pins.record_offered(&[tool("old", "Is another one."), tool("new", "Has come.")]).unwrap();
     assert!(!pins.is_current("old", pins.accepted_digest("old")));
     pins.record_offered(&offered).unwrap();
-    std::fs::remove_file(&place).unwrap();
-    std::fs::rename(&aside, &place).unwrap();
+    std::fs::remove_file(&directory).unwrap();
+    std::fs::rename(&aside, &directory).unwrap();
     pins.retry_recording();
     assert!(pins.quarantined().is_empty());
     // The same holds for the next process.
-    for pins in [pins, Pins::open(Some(&place), &upstream).unwrap()] {
+    for pins in [pins, Pins::open(Some(&directory), &upstream).unwrap()] {
         assert_eq!(names(&pins), ["new", "old"]);
         pins.record_offered(&[tool("new", "Is another one.")]).unwrap();
         assert_eq!(pins.quarantined().len(), 1);
@@ -298,7 +304,7 @@ fn a_change_of_any_part_is_quarantined() {
     });
     let upstream = upstream();
     let tool = |written: &Value| -> Tool { serde_json::from_value(written.clone()).unwrap() };
-    for (part, other) in [
+    for (part, changed_value) in [
         ("title", json!("Look here")),
         ("title", Value::Null),
         ("description", json!("Looks further.")),
@@ -323,7 +329,7 @@ fn a_change_of_any_part_is_quarantined() {
     ] {
         let mut second = first.clone();
         let fields = second.as_object_mut().unwrap();
-        fields.insert(part.to_owned(), other.clone());
+        fields.insert(part.to_owned(), changed_value.clone());
         fields.retain(|_, value| !value.is_null());
         let pins = Pins::open(None, &upstream).unwrap();
         pins.record_offered(&[tool(&first)]).unwrap();
@@ -331,19 +337,21 @@ fn a_change_of_any_part_is_quarantined() {
         assert!(pins.quarantined().is_empty() && pins.is_current("look", accepted), "{part}");
         pins.record_offered(&[tool(&second)]).unwrap();
         let changes = pins.quarantined();
-        let [QuarantinedTool { before, now, .. }] = &changes[..] else { panic!("{part}: {other}") };
+        let [QuarantinedTool { before, now, .. }] = &changes[..] else {
+            panic!("{part}: {changed_value}")
+        };
         assert_eq!((before.as_ref(), now), (Some(&first), &second), "{part}");
         // Neither definition is callable, and the accepted one stays in the list.
         assert!(
             !pins.is_current("look", accepted)
                 && !pins.is_current("look", Some(tool_digest(&tool(&second)))),
-            "{part}: {other}"
+            "{part}: {changed_value}"
         );
-        assert_eq!(pins.accepted(), Some(vec![tool(&first)]), "{part}: {other}");
+        assert_eq!(pins.accepted(), Some(vec![tool(&first)]), "{part}: {changed_value}");
         pins.record_offered(&[tool(&first)]).unwrap();
         assert!(
             pins.quarantined().is_empty() && pins.is_current("look", accepted),
-            "{part}: {other}"
+            "{part}: {changed_value}"
         );
     }
 }

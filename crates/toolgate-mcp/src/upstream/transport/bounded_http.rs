@@ -79,58 +79,63 @@ impl StreamableHttpClient for BoundedHttpClient {
         let header = |name: &str| {
             answer.headers().get(name).and_then(|value| value.to_str().ok()).map(str::to_owned)
         };
-        let (given, kind, retry_after) = (
+        let (new_session, content_type, retry_after) = (
             header(SESSION_ID_HEADER),
             header(CONTENT_TYPE.as_str()),
             header(RETRY_AFTER.as_str()),
         );
-        let is = |wanted: &str| kind.as_deref().is_some_and(|kind| kind.starts_with(wanted));
-        let asked = match &message {
+        let is_content_type = |expected: &str| {
+            content_type.as_deref().is_some_and(|content_type| content_type.starts_with(expected))
+        };
+        let json_request = match &message {
             ClientJsonRpcMessage::Request(request) => Some(request),
             _ => None,
         };
         // An empty success response accepts a notification.
-        if status.is_success() && asked.is_none() && answer.content_length() == Some(0) {
+        if status.is_success() && json_request.is_none() && answer.content_length() == Some(0) {
             return Ok(StreamableHttpPostResponse::Accepted);
         }
-        if status.is_success() && is(EVENT_STREAM_CONTENT_TYPE) {
-            let id = asked.map(|request| request.id.clone());
-            let events = bounded_events(answer.bytes_stream()).scan(false, move |over, event| {
-                let last = std::mem::replace(over, event.is_err());
-                let event = match event {
-                    Err(error) if is_too_long(&error) => Ok(Sse::default().data(
-                        serde_json::to_string(&too_long_message(id.clone())).unwrap_or_default(),
-                    )),
-                    Ok(event) => Ok(match &id {
-                        Some(id) => mark_log_origin(event, id),
-                        None => event,
-                    }),
-                    event => event,
-                };
-                ready((!last).then_some(event))
-            });
-            return Ok(StreamableHttpPostResponse::Sse(events.boxed(), given));
+        if status.is_success() && is_content_type(EVENT_STREAM_CONTENT_TYPE) {
+            let id = json_request.map(|request| request.id.clone());
+            let events =
+                bounded_events(answer.bytes_stream()).scan(false, move |has_failed, event| {
+                    let had_failed = std::mem::replace(has_failed, event.is_err());
+                    let event = match event {
+                        Err(error) if is_too_long(&error) => Ok(Sse::default().data(
+                            serde_json::to_string(&too_long_message(id.clone()))
+                                .unwrap_or_default(),
+                        )),
+                        Ok(event) => Ok(match &id {
+                            Some(id) => mark_log_origin(event, id),
+                            None => event,
+                        }),
+                        event => event,
+                    };
+                    ready((!had_failed).then_some(event))
+                });
+            return Ok(StreamableHttpPostResponse::Sse(events.boxed(), new_session));
         }
         // For 401, 403 and 429 the status alone decides.
-        let shut = matches!(
+        let is_final_status = matches!(
             status,
             StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN | StatusCode::TOO_MANY_REQUESTS
         );
-        let said: Option<ServerJsonRpcMessage> = match is(JSON_CONTENT_TYPE) && !shut {
-            true => match read_body(answer).await? {
-                Some(text) => serde_json::from_slice(&text).ok(),
-                None => Some(too_long_message(asked.map(|request| request.id.clone()))),
-            },
-            false => None,
-        };
+        let body: Option<ServerJsonRpcMessage> =
+            match is_content_type(JSON_CONTENT_TYPE) && !is_final_status {
+                true => match read_body(answer).await? {
+                    Some(text) => serde_json::from_slice(&text).ok(),
+                    None => Some(too_long_message(json_request.map(|request| request.id.clone()))),
+                },
+                false => None,
+            };
         // A server that does not know `server/discover` may respond with another id or none.
-        if let Some(request) =
-            asked.filter(|request| matches!(request.request, ClientRequest::DiscoverRequest(_)))
+        if let Some(request) = json_request
+            .filter(|request| matches!(request.request, ClientRequest::DiscoverRequest(_)))
             && status.is_client_error()
             && session.is_none()
-            && !shut
+            && !is_final_status
         {
-            let error = match said {
+            let error = match body {
                 Some(JsonRpcMessage::Error(error)) => error.error,
                 _ => ErrorData::invalid_request(format!("HTTP {}", status.as_u16()), None),
             };
@@ -141,23 +146,26 @@ impl StreamableHttpClient for BoundedHttpClient {
         }
         // A rejection often has no id, and the request would wait forever. Some servers return a
         // numeric id as a string.
-        let named = |error: &JsonRpcError| {
+        let answers_request = |error: &JsonRpcError| {
             let id = error.id.as_ref().map(ToString::to_string);
-            asked.is_some_and(|request| id == Some(request.id.to_string()))
+            json_request.is_some_and(|request| id == Some(request.id.to_string()))
         };
-        match said {
-            Some(said) if status.is_success() => Ok(StreamableHttpPostResponse::Json(said, given)),
+        match body {
+            Some(body) if status.is_success() => {
+                Ok(StreamableHttpPostResponse::Json(body, new_session))
+            }
             // Some servers also express the result by the status.
             Some(JsonRpcMessage::Response(answer))
-                if asked.is_some_and(|request| answer.id.to_string() == request.id.to_string()) =>
+                if json_request
+                    .is_some_and(|request| answer.id.to_string() == request.id.to_string()) =>
             {
-                Ok(StreamableHttpPostResponse::Json(JsonRpcMessage::Response(answer), given))
+                Ok(StreamableHttpPostResponse::Json(JsonRpcMessage::Response(answer), new_session))
             }
             _ if status == StatusCode::NOT_FOUND && session.is_some() => {
                 Err(StreamableHttpError::SessionExpired)
             }
-            Some(JsonRpcMessage::Error(error)) if named(&error) => {
-                Ok(StreamableHttpPostResponse::Json(JsonRpcMessage::Error(error), given))
+            Some(JsonRpcMessage::Error(error)) if answers_request(&error) => {
+                Ok(StreamableHttpPostResponse::Json(JsonRpcMessage::Error(error), new_session))
             }
             // Not all servers use 404 for an unknown session.
             Some(JsonRpcMessage::Error(error))
@@ -169,9 +177,9 @@ impl StreamableHttpClient for BoundedHttpClient {
             }
             // An event stream with an error status is not read, but it may contain the result.
             _ if status.is_client_error()
-                && asked.is_some()
-                && !shut
-                && is(EVENT_STREAM_CONTENT_TYPE) =>
+                && json_request.is_some()
+                && !is_final_status
+                && is_content_type(EVENT_STREAM_CONTENT_TYPE) =>
             {
                 Err(StreamableHttpError::UnexpectedEndOfStream)
             }
@@ -179,11 +187,13 @@ impl StreamableHttpClient for BoundedHttpClient {
                 Err(HttpStatusError::new(status.as_u16(), retry_after).into())
             }
             // The body of a response to a notification does not matter.
-            _ if asked.is_none() => Ok(StreamableHttpPostResponse::Accepted),
-            _ if is(JSON_CONTENT_TYPE) => Err(StreamableHttpError::UnexpectedServerResponse(
-                "the response is not a JSON-RPC message".into(),
-            )),
-            _ => Err(StreamableHttpError::UnexpectedContentType(kind)),
+            _ if json_request.is_none() => Ok(StreamableHttpPostResponse::Accepted),
+            _ if is_content_type(JSON_CONTENT_TYPE) => {
+                Err(StreamableHttpError::UnexpectedServerResponse(
+                    "the response is not a JSON-RPC message".into(),
+                ))
+            }
+            _ => Err(StreamableHttpError::UnexpectedContentType(content_type)),
         }
     }
 
@@ -238,18 +248,18 @@ fn mark_log_origin(event: Sse, id: &RequestId) -> Sse {
         return event;
     };
     let Some(origin) = LOG_ORIGIN_META_KEY.as_deref() else { return event };
-    let Ok(mut said) = serde_json::from_str::<Value>(text) else { return event };
-    if said.get("method").and_then(Value::as_str) != Some(LOG_NOTIFICATION_METHOD) {
+    let Ok(mut message) = serde_json::from_str::<Value>(text) else { return event };
+    if message.get("method").and_then(Value::as_str) != Some(LOG_NOTIFICATION_METHOD) {
         return event;
     }
-    let meta = said
+    let meta = message
         .get_mut("params")
         .and_then(Value::as_object_mut)
         .map(|params| params.entry("_meta").or_insert_with(|| json!({})));
     if let Some(meta) = meta.and_then(Value::as_object_mut) {
         meta.insert(origin.to_owned(), id.clone().into_json_value());
     }
-    event.data(said.to_string())
+    event.data(message.to_string())
 }
 
 fn too_long_message(id: Option<RequestId>) -> ServerJsonRpcMessage {
@@ -336,11 +346,11 @@ mod tests {
 
     #[test]
     fn log_messages_are_marked_with_their_request() {
-        let said = |data: &str| {
+        let marked = |data: &str| {
             mark_log_origin(Sse::default().data(data), &RequestId::Number(7)).data.unwrap()
         };
         let meta = |data: &str| {
-            serde_json::from_str::<Value>(&said(data))
+            serde_json::from_str::<Value>(&marked(data))
                 .unwrap()
                 .pointer("/params/_meta")
                 .cloned()
@@ -353,14 +363,15 @@ mod tests {
                 json!({origin: 7})
             );
         }
-        let own = r#"{"method":"notifications/message","params":{"_meta":{"own":1},"data":1}}"#;
-        assert_eq!(meta(own), json!({origin: 7, "own": 1}));
+        let with_meta =
+            r#"{"method":"notifications/message","params":{"_meta":{"own":1},"data":1}}"#;
+        assert_eq!(meta(with_meta), json!({origin: 7, "own": 1}));
         for other in [
             "notifications/message",
             r#"{"result":"notifications/message"}"#,
             r#"{"method":"notifications/progress","params":{}}"#,
         ] {
-            assert_eq!(said(other), other);
+            assert_eq!(marked(other), other);
         }
     }
 

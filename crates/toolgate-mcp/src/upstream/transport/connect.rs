@@ -62,9 +62,9 @@ pub(crate) enum HandshakeMode {
 impl HandshakeMode {
     /// Returns the next handshake to try after a failed one. Some servers exit on a request of the
     /// other era.
-    pub(crate) const fn next_after(self, refused: &UpstreamConnectError) -> Option<Self> {
+    pub(crate) const fn next_after(self, error: &UpstreamConnectError) -> Option<Self> {
         match self {
-            Self::Auto if refused.is_late_response => Some(Self::Discover),
+            Self::Auto if error.is_late_response => Some(Self::Discover),
             Self::Auto | Self::Discover => Some(Self::Initialize),
             Self::Initialize => None,
         }
@@ -119,15 +119,15 @@ pub(crate) struct UpstreamProcess {
 
 impl UpstreamProcess {
     /// Waits for the process to exit after its input was closed, then kills it.
-    pub(crate) async fn stop(mut self, patience: Duration) {
-        let _ = tokio::time::timeout(patience, self.child.wait()).await;
+    pub(crate) async fn stop(mut self, timeout: Duration) {
+        let _ = tokio::time::timeout(timeout, self.child.wait()).await;
         self.kill();
-        let time = if self.is_supervised {
+        let kill_timeout = if self.is_supervised {
             toolgate_process::supervisor::KILL_TIMEOUT + Duration::from_secs(1)
         } else {
             Duration::from_secs(2)
         };
-        if tokio::time::timeout(time, self.child.wait()).await.is_err() {
+        if tokio::time::timeout(kill_timeout, self.child.wait()).await.is_err() {
             self.is_supervised = false;
             self.kill();
             let _ = tokio::time::timeout(Duration::from_secs(2), self.child.wait()).await;
@@ -138,16 +138,16 @@ impl UpstreamProcess {
     ///
     /// The supervisor process reports that by its exit code, and the reason on standard error.
     async fn has_failed_to_start(&mut self) -> bool {
-        let ended = tokio::time::timeout(Duration::from_secs(1), self.child.wait()).await;
+        let status_result = tokio::time::timeout(Duration::from_secs(1), self.child.wait()).await;
         self.is_supervised
-            && matches!(ended, Ok(Ok(status)) if status.code() == Some(toolgate_process::supervisor::NOT_STARTED_EXIT_CODE))
+            && matches!(status_result, Ok(Ok(status)) if status.code() == Some(toolgate_process::supervisor::NOT_STARTED_EXIT_CODE))
     }
 
     fn kill(&mut self) {
         use std::os::unix::process::ExitStatusExt as _;
         let Some(id) = self.id else { return };
-        let ended = self.child.try_wait();
-        match &ended {
+        let exit_status = self.child.try_wait();
+        match &exit_status {
             // The supervisor process kills everything, also before a normal exit.
             Ok(None) if self.is_supervised => {
                 let _ = kill_process(id, Signal::TERM);
@@ -173,12 +173,12 @@ pub(crate) async fn connect(
     upstream: &UpstreamConfig,
     handler: UpstreamClientHandler,
     launcher: Option<&Path>,
-    greeting: HandshakeMode,
-    hear: Arc<dyn Fn(String) + Send + Sync>,
+    mode: HandshakeMode,
+    on_line: Arc<dyn Fn(String) + Send + Sync>,
 ) -> Result<UpstreamConnection, UpstreamConnectError> {
     match &upstream.transport {
         UpstreamTransport::Command { program, args, env, inherit, directory } => {
-            let words =
+            let arguments =
                 args.iter().map(SecretRef::resolve_and_remember).collect::<Result<Vec<_>, _>>()?;
             // A bare name is searched in `PATH`. A path must not depend on the working directory.
             let program = if program.components().count() > 1 {
@@ -198,21 +198,25 @@ pub(crate) async fn connect(
                 None => Command::new(&program),
             };
             command
-                .args(words)
+                .args(arguments)
                 .env_clear()
                 .stdin(Stdio::piped())
                 .stdout(Stdio::piped())
                 .stderr(Stdio::piped());
-            let seen =
+            let inherited =
                 UPSTREAM_ENVIRONMENT.iter().copied().chain(inherit.iter().map(String::as_str));
-            command.envs(seen.filter_map(|name| std::env::var_os(name).map(|value| (name, value))));
+            command.envs(
+                inherited.filter_map(|name| std::env::var_os(name).map(|value| (name, value))),
+            );
             for (name, value) in env {
                 command.env(name, value.resolve_and_remember()?);
             }
             // The supervisor process restores the file limit that toolgate raised for its clients.
-            let files = launcher.and_then(|_| toolgate_process::nofile_limit::previous_limit());
+            let file_limit =
+                launcher.and_then(|_| toolgate_process::nofile_limit::previous_limit());
             command.envs(
-                files.map(|before| (toolgate_process::supervisor::NOFILE_ENV, before.to_string())),
+                file_limit
+                    .map(|before| (toolgate_process::supervisor::NOFILE_ENV, before.to_string())),
             );
             if let Some(directory) = directory {
                 command.current_dir(directory);
@@ -229,27 +233,25 @@ pub(crate) async fn connect(
             let (Some(stdin), Some(stdout)) = (stdin, stdout) else {
                 return Err("cannot open the standard streams of the process".to_owned().into());
             };
-            let listening =
-                stderr.map(|stderr| tokio::spawn(read_stderr(stderr, upstream.clone(), hear)));
+            let stderr_task =
+                stderr.map(|stderr| tokio::spawn(read_stderr(stderr, upstream.clone(), on_line)));
             let transport = rmcp::transport::async_rw::AsyncRwTransport::new_client(stdout, stdin)
                 .with_max_line_length(MAX_RESPONSE_BYTES);
             let transport = handler.wrap_transport(transport);
-            let over = transport.closed();
-            match serve_client_with_lifecycle(handler, transport, greeting.lifecycle()).await {
-                Ok(service) => Ok(UpstreamConnection {
-                    service,
-                    child: Some(process),
-                    direct: None,
-                    closed: over,
-                }),
+            let closed = transport.closed();
+            match serve_client_with_lifecycle(handler, transport, mode.lifecycle()).await {
+                Ok(service) => {
+                    Ok(UpstreamConnection { service, child: Some(process), direct: None, closed })
+                }
                 Err(error) => {
-                    let never_started = over.is_cancelled() && process.has_failed_to_start().await;
+                    let never_started =
+                        closed.is_cancelled() && process.has_failed_to_start().await;
                     drop(process);
                     // The last line of standard error may name the reason. The process has exited,
                     // so wait only briefly for descendants that still hold the stream.
-                    if let Some(listening) = listening
+                    if let Some(stderr_task) = stderr_task
                         && let Ok(Ok(last)) =
-                            tokio::time::timeout(Duration::from_secs(1), listening).await
+                            tokio::time::timeout(Duration::from_secs(1), stderr_task).await
                         && never_started
                     {
                         return Err(upstream.redact_secrets(&last).into());
@@ -263,27 +265,27 @@ pub(crate) async fn connect(
             if *sse == Some(true) {
                 return connect_sse(handler, address.open_sse().await?).await;
             }
-            let most = upstream.max_concurrency.saturating_add(EXTRA_REQUEST_SLOTS);
-            let refused = match address.clone().connect_http(handler.clone(), most, greeting).await
-            {
-                Ok(connection) => return Ok(connection),
-                Err(refused) => refused,
-            };
-            match (sse, refused.status) {
+            let max_requests = upstream.max_concurrency.saturating_add(EXTRA_REQUEST_SLOTS);
+            let rejection =
+                match address.clone().connect_http(handler.clone(), max_requests, mode).await {
+                    Ok(connection) => return Ok(connection),
+                    Err(rejection) => rejection,
+                };
+            match (sse, rejection.status) {
                 // As the specification asks of clients: a server that rejects `POST` may use the
                 // older transport, so probe it.
-                (None, Some(400 | 404 | 405)) if greeting == HandshakeMode::Initialize => {
+                (None, Some(400 | 404 | 405)) if mode == HandshakeMode::Initialize => {
                     match tokio::time::timeout(SSE_PROBE_TIMEOUT, address.open_sse()).await {
                         Ok(Ok(events)) => connect_sse(handler, events).await,
-                        Ok(Err(_)) | Err(_) => Err(refused),
+                        Ok(Err(_)) | Err(_) => Err(rejection),
                     }
                 }
                 (Some(_), Some(404 | 405)) => Err(format!(
                     "{}; for a server of the 2024-11-05 transport, set `transport = \"sse\"` (`type` in client files)",
-                    refused.reason
+                    rejection.reason
                 )
                 .into()),
-                _ => Err(refused),
+                _ => Err(rejection),
             }
         }
     }
@@ -339,13 +341,13 @@ impl HttpUpstreamAddress {
     async fn connect_http(
         self,
         handler: UpstreamClientHandler,
-        most: usize,
-        greeting: HandshakeMode,
+        max_requests: usize,
+        mode: HandshakeMode,
     ) -> Result<UpstreamConnection, UpstreamConnectError> {
-        let straight = DirectClient::new(&self.url, self.headers.clone(), self.token.as_deref());
+        let direct = DirectClient::new(&self.url, self.headers.clone(), self.token.as_deref());
         let mut config = StreamableHttpClientTransportConfig::with_uri(self.url)
             .custom_headers(self.headers)
-            .max_concurrent_requests(most)
+            .max_concurrent_requests(max_requests)
             // The supervisor replaces a lost session: it knows which requests may be repeated.
             .reinit_on_expired_session(false);
         if let Some(token) = self.token {
@@ -355,10 +357,10 @@ impl HttpUpstreamAddress {
             BoundedHttpClient(self.client),
             config,
         ));
-        let over = transport.closed();
-        let service = serve_client_with_lifecycle(handler, transport, greeting.lifecycle()).await?;
-        let straight = straight.filter(|_| is_modern(service.peer()));
-        Ok(UpstreamConnection { service, child: None, direct: straight, closed: over })
+        let closed = transport.closed();
+        let service = serve_client_with_lifecycle(handler, transport, mode.lifecycle()).await?;
+        let direct = direct.filter(|_| is_modern(service.peer()));
+        Ok(UpstreamConnection { service, child: None, direct, closed })
     }
 
     /// Opens the event stream of the 2024-11-05 transport.
@@ -373,11 +375,11 @@ async fn connect_sse(
     events: SseTransport,
 ) -> Result<UpstreamConnection, UpstreamConnectError> {
     let transport = handler.wrap_transport(events);
-    let over = transport.closed();
+    let closed = transport.closed();
     let service =
         serve_client_with_lifecycle(handler, transport, HandshakeMode::Initialize.lifecycle())
             .await?;
-    Ok(UpstreamConnection { service, child: None, direct: None, closed: over })
+    Ok(UpstreamConnection { service, child: None, direct: None, closed })
 }
 
 /// Reads standard error line by line.
@@ -386,23 +388,23 @@ async fn connect_sse(
 async fn read_stderr(
     stderr: impl AsyncRead + Unpin,
     upstream: UpstreamConfig,
-    hear: Arc<dyn Fn(String) + Send + Sync>,
+    on_line: Arc<dyn Fn(String) + Send + Sync>,
 ) -> String {
     let mut lines = BufReader::new(stderr);
     let (mut line, mut last) = (Vec::new(), String::new());
     loop {
-        let over = matches!(lines.read_bounded_line(&mut line).await, Ok(0) | Err(_));
-        let told = if over || line.ends_with(b"\n") {
+        let is_end = matches!(lines.read_bounded_line(&mut line).await, Ok(0) | Err(_));
+        let piece_len = if is_end || line.ends_with(b"\n") {
             line.len()
         } else {
             line.len() - pending_tail_bytes(&upstream, &line)
         };
-        let said: Vec<u8> = line.drain(..told).collect();
-        if !said.is_empty() {
-            last = String::from_utf8_lossy(&said).trim_end().to_owned();
-            hear(last.clone());
+        let piece: Vec<u8> = line.drain(..piece_len).collect();
+        if !piece.is_empty() {
+            last = String::from_utf8_lossy(&piece).trim_end().to_owned();
+            on_line(last.clone());
         }
-        if over {
+        if is_end {
             return last;
         }
     }
@@ -440,14 +442,14 @@ mod tests {
 
     /// Connects to a program that starts after 12 s and then answers all pending requests.
     async fn connect_slow_server(
-        newer: bool,
-        older: bool,
-        greeting: HandshakeMode,
+        is_newer: bool,
+        is_older: bool,
+        mode: HandshakeMode,
     ) -> Result<RunningService<RoleClient, UpstreamClientHandler>, UpstreamConnectError> {
         connect_scripted_server(
-            if newer { json!(["2026-07-28"]) } else { Value::Bool(false) },
-            older,
-            greeting,
+            if is_newer { json!(["2026-07-28"]) } else { Value::Bool(false) },
+            is_older,
+            mode,
         )
         .await
     }
@@ -457,37 +459,37 @@ mod tests {
     /// `false` means that the program does not know `server/discover`, and `null` that its result
     /// is empty.
     async fn connect_scripted_server(
-        newer: Value,
-        older: bool,
-        greeting: HandshakeMode,
+        revisions: Value,
+        is_older: bool,
+        mode: HandshakeMode,
     ) -> Result<RunningService<RoleClient, UpstreamClientHandler>, UpstreamConnectError> {
         let (ours, theirs) = tokio::io::duplex(1 << 16);
         tokio::spawn(async move {
             tokio::time::sleep(Duration::from_secs(12)).await;
-            let (asked, mut answers) = tokio::io::split(theirs);
-            let mut asked = BufReader::new(asked).lines();
-            while let Ok(Some(line)) = asked.next_line().await {
-                let asked: Value = serde_json::from_str(&line).unwrap();
-                let own = json!({"name": "late", "version": "1"});
-                let said = match asked["method"].as_str().unwrap() {
-                    "server/discover" if newer.is_null() => json!({}),
-                    "server/discover" if newer.is_array() => json!({
-                        "resultType": "complete", "supportedVersions": newer, "capabilities": {}, "serverInfo": own,
-                        "ttlMs": 1000, "cacheScope": "private", "_meta": {"io.modelcontextprotocol/serverInfo": own},
+            let (requests, mut answers) = tokio::io::split(theirs);
+            let mut requests = BufReader::new(requests).lines();
+            while let Ok(Some(line)) = requests.next_line().await {
+                let request: Value = serde_json::from_str(&line).unwrap();
+                let info = json!({"name": "late", "version": "1"});
+                let answer = match request["method"].as_str().unwrap() {
+                    "server/discover" if revisions.is_null() => json!({}),
+                    "server/discover" if revisions.is_array() => json!({
+                        "resultType": "complete", "supportedVersions": revisions, "capabilities": {}, "serverInfo": info,
+                        "ttlMs": 1000, "cacheScope": "private", "_meta": {"io.modelcontextprotocol/serverInfo": info},
                     }),
-                    "initialize" if older => {
-                        json!({"protocolVersion": "2025-11-25", "capabilities": {}, "serverInfo": own})
+                    "initialize" if is_older => {
+                        json!({"protocolVersion": "2025-11-25", "capabilities": {}, "serverInfo": info})
                     }
                     _ => Value::Null,
                 };
-                let said = match (asked.get("id"), said) {
+                let answer = match (request.get("id"), answer) {
                     (None, _) => continue,
                     (Some(id), Value::Null) => {
                         json!({"jsonrpc": "2.0", "id": id, "error": {"code": -32601, "message": "unknown"}})
                     }
-                    (Some(id), said) => json!({"jsonrpc": "2.0", "id": id, "result": said}),
+                    (Some(id), answer) => json!({"jsonrpc": "2.0", "id": id, "result": answer}),
                 };
-                if answers.write_all(format!("{said}\n").as_bytes()).await.is_err() {
+                if answers.write_all(format!("{answer}\n").as_bytes()).await.is_err() {
                     return;
                 }
             }
@@ -495,7 +497,7 @@ mod tests {
         let (input, output) = tokio::io::split(ours);
         let handler = UpstreamClientHandler::new(Weak::new());
         let transport = handler.wrap_transport(AsyncRwTransport::new_client(input, output));
-        Ok(serve_client_with_lifecycle(handler, transport, greeting.lifecycle()).await?)
+        Ok(serve_client_with_lifecycle(handler, transport, mode.lifecycle()).await?)
     }
 
     #[tokio::test(start_paused = true)]
@@ -503,51 +505,51 @@ mod tests {
         // A late error to `server/discover` must not count as the response to `initialize`.
         let service = connect_slow_server(false, true, HandshakeMode::Auto)
             .await
-            .unwrap_or_else(|refused| panic!("{refused:?}"));
+            .unwrap_or_else(|error| panic!("{error:?}"));
         assert!(!is_modern(service.peer()));
-        for older in [false, true] {
-            let refused =
-                connect_slow_server(true, older, HandshakeMode::Auto).await.err().unwrap();
+        for is_older in [false, true] {
+            let error =
+                connect_slow_server(true, is_older, HandshakeMode::Auto).await.err().unwrap();
             assert_eq!(
-                HandshakeMode::Auto.next_after(&refused),
+                HandshakeMode::Auto.next_after(&error),
                 Some(HandshakeMode::Discover),
-                "{refused:?}"
+                "{error:?}"
             );
-            let service = connect_slow_server(true, older, HandshakeMode::Discover)
+            let service = connect_slow_server(true, is_older, HandshakeMode::Discover)
                 .await
-                .unwrap_or_else(|refused| panic!("{refused:?}"));
+                .unwrap_or_else(|error| panic!("{error:?}"));
             assert!(is_modern(service.peer()));
         }
         // A server that supports both requests, but not the newest revision, connects in the end.
         for newest in [json!(["2025-11-25"]), Value::Null] {
-            let refused = connect_scripted_server(newest.clone(), true, HandshakeMode::Auto)
+            let error = connect_scripted_server(newest.clone(), true, HandshakeMode::Auto)
                 .await
                 .err()
                 .unwrap();
             assert_eq!(
-                HandshakeMode::Auto.next_after(&refused),
+                HandshakeMode::Auto.next_after(&error),
                 Some(HandshakeMode::Discover),
-                "{refused:?}"
+                "{error:?}"
             );
-            let refused = connect_scripted_server(newest.clone(), true, HandshakeMode::Discover)
+            let error = connect_scripted_server(newest.clone(), true, HandshakeMode::Discover)
                 .await
                 .err()
                 .unwrap();
             assert_eq!(
-                HandshakeMode::Discover.next_after(&refused),
+                HandshakeMode::Discover.next_after(&error),
                 Some(HandshakeMode::Initialize),
-                "{refused:?}"
+                "{error:?}"
             );
             assert!(connect_scripted_server(newest, true, HandshakeMode::Initialize).await.is_ok());
         }
         // The number of attempts is limited.
-        let refused = connect_slow_server(false, false, HandshakeMode::Auto).await.err().unwrap();
-        let next = HandshakeMode::Auto.next_after(&refused);
+        let error = connect_slow_server(false, false, HandshakeMode::Auto).await.err().unwrap();
+        let next = HandshakeMode::Auto.next_after(&error);
         assert_eq!(next, Some(HandshakeMode::Initialize));
-        let refused =
+        let error =
             connect_slow_server(false, false, HandshakeMode::Initialize).await.err().unwrap();
-        assert_eq!(HandshakeMode::Initialize.next_after(&refused), None);
-        assert!(refused.reason.contains("unknown"), "{refused:?}");
+        assert_eq!(HandshakeMode::Initialize.next_after(&error), None);
+        assert!(error.reason.contains("unknown"), "{error:?}");
     }
 
     #[tokio::test]
@@ -560,25 +562,25 @@ mod tests {
             let upstream =
                 Config::parse("toolgate.toml", &config).upstreams.into_iter().next().unwrap();
             // For every cut of the line.
-            for before in (8 << 10) - secret.len() - 1..=(8 << 10) + 1 {
-                let line = format!("{}{secret} and more\nnext\nlast", "x".repeat(before));
-                let heard = Arc::new(Mutex::new(Vec::new()));
-                let (own, hears) = (upstream.clone(), Arc::clone(&heard));
-                let hear = Arc::new(move |piece: String| {
-                    hears.lock().unwrap().push(own.redact_secrets(&piece))
+            for padding in (8 << 10) - secret.len() - 1..=(8 << 10) + 1 {
+                let line = format!("{}{secret} and more\nnext\nlast", "x".repeat(padding));
+                let pieces = Arc::new(Mutex::new(Vec::new()));
+                let (redactor, sink) = (upstream.clone(), Arc::clone(&pieces));
+                let on_line = Arc::new(move |piece: String| {
+                    sink.lock().unwrap().push(redactor.redact_secrets(&piece))
                 });
-                read_stderr(line.as_bytes(), upstream.clone(), hear).await;
-                let heard = heard.lock().unwrap().clone();
+                read_stderr(line.as_bytes(), upstream.clone(), on_line).await;
+                let pieces = pieces.lock().unwrap().clone();
                 assert_eq!(
-                    heard.iter().rev().take(2).collect::<Vec<_>>(),
+                    pieces.iter().rev().take(2).collect::<Vec<_>>(),
                     ["last", "next"],
-                    "{before}"
+                    "{padding}"
                 );
-                let long = heard.get(..heard.len() - 2).unwrap().concat();
+                let joined = pieces.get(..pieces.len() - 2).unwrap().concat();
                 assert_eq!(
-                    long.trim_start_matches('x').replace(' ', ""),
+                    joined.trim_start_matches('x').replace(' ', ""),
                     "[redacted]andmore",
-                    "{before}"
+                    "{padding}"
                 );
             }
         }

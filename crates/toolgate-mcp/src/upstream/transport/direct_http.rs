@@ -210,11 +210,11 @@ impl DirectClient {
     pub(crate) async fn call(
         &self,
         params: &DirectCallParams<'_>,
-        mut tell: impl FnMut(DirectCallEvent),
+        mut on_event: impl FnMut(DirectCallEvent),
     ) -> Result<ServerResult, DirectCallError> {
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
-        let asked = DirectCallRequest { jsonrpc: "2.0", id, method: "tools/call", params };
-        let body = serde_json::to_vec(&asked)
+        let message = DirectCallRequest { jsonrpc: "2.0", id, method: "tools/call", params };
+        let body = serde_json::to_vec(&message)
             .map_err(|error| DirectCallError::NotConnected(error.to_string()))?;
         let mut request = Request::new(Full::new(Bytes::from(body)));
         *request.method_mut() = Method::POST;
@@ -226,18 +226,19 @@ impl DirectClient {
                 .map_err(|error| DirectCallError::NotConnected(error.to_string()))?,
         );
         loop {
-            let (mut wire, kept) = match self.take_idle().await {
-                Some(wire) => (wire, true),
+            let (mut pooled, is_reused) = match self.take_idle().await {
+                Some(pooled) => (pooled, true),
                 None => {
                     (self.open_connection().await.map_err(DirectCallError::NotConnected)?, false)
                 }
             };
-            let sent = drive_while(&mut wire.connection, wire.send.try_send_request(request)).await;
+            let sent =
+                drive_while(&mut pooled.connection, pooled.send.try_send_request(request)).await;
             let answer = match sent {
                 Ok(answer) => answer,
                 Err(mut failed) => match failed.take_message() {
                     // The pooled connection was closed and nothing was sent, so try the next one.
-                    Some(unsent) if kept => {
+                    Some(unsent) if is_reused => {
                         request = unsent;
                         continue;
                     }
@@ -247,34 +248,35 @@ impl DirectClient {
                     None => return Err(DirectCallError::Unknown(failed.error().to_string())),
                 },
             };
-            let heard =
-                drive_while(&mut wire.connection, read_response(answer, id, &mut tell)).await?;
-            wire.unread_events = heard.unread_events;
-            self.return_idle(wire);
-            return heard.result;
+            let response =
+                drive_while(&mut pooled.connection, read_response(answer, id, &mut on_event))
+                    .await?;
+            pooled.unread_events = response.unread_events;
+            self.return_idle(pooled);
+            return response.result;
         }
     }
 
     /// Takes an idle connection that is still open.
     async fn take_idle(&self) -> Option<PooledConnection> {
         loop {
-            let (since, mut wire) = lock(&self.idle).pop()?;
+            let (since, mut pooled) = lock(&self.idle).pop()?;
             if since.elapsed() > POOL_IDLE_TIMEOUT {
                 // All others in the stack are older.
                 lock(&self.idle).clear();
                 return None;
             }
-            let stands = poll_fn(|context| Poll::Ready(wire.is_ready(context)));
-            if stands.await {
-                return Some(wire);
+            let is_ready = poll_fn(|context| Poll::Ready(pooled.is_ready(context)));
+            if is_ready.await {
+                return Some(pooled);
             }
         }
     }
 
-    fn return_idle(&self, wire: PooledConnection) {
-        let mut kept = lock(&self.idle);
-        if kept.len() < MAX_IDLE_CONNECTIONS && wire.connection.is_some() {
-            kept.push((Instant::now(), wire));
+    fn return_idle(&self, pooled: PooledConnection) {
+        let mut idle = lock(&self.idle);
+        if idle.len() < MAX_IDLE_CONNECTIONS && pooled.connection.is_some() {
+            idle.push((Instant::now(), pooled));
         }
     }
 
@@ -300,16 +302,20 @@ impl DirectClient {
     }
 
     async fn open_connection(&self) -> Result<PooledConnection, String> {
-        let standing = tokio::time::timeout(CONNECT_TIMEOUT, async {
+        let opening = tokio::time::timeout(CONNECT_TIMEOUT, async {
             let stream = self.connect_tcp().await?;
             let _ = stream.set_nodelay(true);
-            let (send, drive) = http1::Builder::new()
+            let (send, connection) = http1::Builder::new()
                 .handshake(TokioIo::new(stream))
                 .await
                 .map_err(|error| error.to_string())?;
-            Ok(PooledConnection { send, connection: Some(Box::pin(drive)), unread_events: None })
+            Ok(PooledConnection {
+                send,
+                connection: Some(Box::pin(connection)),
+                unread_events: None,
+            })
         });
-        standing.await.map_err(|_| format!("no connection within {CONNECT_TIMEOUT:?}"))?
+        opening.await.map_err(|_| format!("no connection within {CONNECT_TIMEOUT:?}"))?
     }
 }
 
@@ -349,13 +355,16 @@ type SseEventStream = BoxStream<'static, Result<Sse, SseError>>;
 async fn read_response(
     answer: Response<Incoming>,
     id: u64,
-    tell: &mut impl FnMut(DirectCallEvent),
+    on_event: &mut impl FnMut(DirectCallEvent),
 ) -> Result<DirectCallResponse, DirectCallError> {
     let status = answer.status();
-    let kind = answer.headers().get(CONTENT_TYPE).map(HeaderValue::as_bytes).unwrap_or_default();
-    let (json, events) =
-        (kind.starts_with(b"application/json"), kind.starts_with(b"text/event-stream"));
-    if events && status.is_success() {
+    let content_type =
+        answer.headers().get(CONTENT_TYPE).map(HeaderValue::as_bytes).unwrap_or_default();
+    let (is_json, is_event_stream) = (
+        content_type.starts_with(b"application/json"),
+        content_type.starts_with(b"text/event-stream"),
+    );
+    if is_event_stream && status.is_success() {
         let mut events: SseEventStream =
             bounded_http::bounded_events(answer.into_body().into_data_stream());
         while let Some(event) = events.next().await {
@@ -366,27 +375,29 @@ async fn read_response(
                     DirectCallError::Unknown(error.to_string())
                 }
             })?;
-            let is_message =
-                event.event.as_deref().is_none_or(|kind| matches!(kind, "" | "message"));
+            let is_message = event
+                .event
+                .as_deref()
+                .is_none_or(|content_type| matches!(content_type, "" | "message"));
             // Empty events only keep the connection alive.
             let Some(text) = event.data.filter(|text| is_message && !text.trim().is_empty()) else {
                 continue;
             };
-            if let Some(said) = interpret_message(text.as_bytes(), id, true, tell) {
+            if let Some(result) = interpret_message(text.as_bytes(), id, true, on_event) {
                 // Many servers end the stream right after the response.
-                let over = matches!(futures_util::poll!(events.next()), Poll::Ready(None));
+                let has_ended = matches!(futures_util::poll!(events.next()), Poll::Ready(None));
                 return Ok(DirectCallResponse {
-                    result: said,
-                    unread_events: (!over).then_some(events),
+                    result,
+                    unread_events: (!has_ended).then_some(events),
                 });
             }
         }
         return Err(DirectCallError::Unknown("the response ended early".to_owned()));
     }
     let wait = crate::http_tool::retry_after_ms(answer.headers());
-    let turned_away =
+    let is_rejected =
         (400..500).contains(&status.as_u16()) && status != StatusCode::REQUEST_TIMEOUT;
-    let refused = || match turned_away {
+    let status_error = || match is_rejected {
         true => DirectCallError::Rejected(status.as_u16(), wait),
         false if status.is_success() => {
             DirectCallError::InvalidResponse("the response is not a JSON-RPC message".to_owned())
@@ -394,7 +405,7 @@ async fn read_response(
         false => DirectCallError::ServerError(status.as_u16(), wait),
     };
     // An event stream with an error status is not read, but it may contain the result.
-    if events
+    if is_event_stream
         && !matches!(
             status,
             StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN | StatusCode::TOO_MANY_REQUESTS
@@ -403,28 +414,28 @@ async fn read_response(
         return Err(DirectCallError::ServerError(status.as_u16(), wait));
     }
     // For 401, 403 and 429 the status alone decides.
-    if !json
+    if !is_json
         || matches!(
             status,
             StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN | StatusCode::TOO_MANY_REQUESTS
         )
     {
-        return Err(refused());
+        return Err(status_error());
     }
     let text = match Limited::new(answer.into_body(), MAX_RESPONSE_BYTES).collect().await {
         Ok(body) => body.to_bytes(),
         Err(error) if error.is::<LengthLimitError>() => return Err(DirectCallError::TooLong),
         Err(error) => return Err(DirectCallError::Unknown(error.to_string())),
     };
-    let said = match interpret_message(&text, id, status.is_success(), tell) {
+    let result = match interpret_message(&text, id, status.is_success(), on_event) {
         // Some servers also express the result by the status.
-        Some(said) => said,
-        None if !status.is_success() => Err(refused()),
+        Some(result) => result,
+        None if !status.is_success() => Err(status_error()),
         None => Err(DirectCallError::InvalidResponse(
             "the response does not match the request".to_owned(),
         )),
     };
-    Ok(DirectCallResponse { result: said, unread_events: None })
+    Ok(DirectCallResponse { result, unread_events: None })
 }
 
 /// Interprets a message: the response, or a notification before it.
@@ -434,19 +445,19 @@ async fn read_response(
 fn interpret_message(
     text: &[u8],
     id: u64,
-    taken: bool,
-    tell: &mut impl FnMut(DirectCallEvent),
+    is_accepted: bool,
+    on_event: &mut impl FnMut(DirectCallEvent),
 ) -> Option<Result<ServerResult, DirectCallError>> {
-    let said: UpstreamMessage<'_> = match serde_json::from_slice(text) {
-        Ok(said) => said,
+    let message: UpstreamMessage<'_> = match serde_json::from_slice(text) {
+        Ok(message) => message,
         Err(error) => {
-            return taken.then(|| Err(DirectCallError::InvalidResponse(error.to_string())));
+            return is_accepted.then(|| Err(DirectCallError::InvalidResponse(error.to_string())));
         }
     };
-    if let Some(method) = said.method {
-        let params = said.params.map_or("{}", RawValue::get);
+    if let Some(method) = message.method {
+        let params = message.params.map_or("{}", RawValue::get);
         // Drop long notifications: they would be buffered for a slow client.
-        let word = match &*method {
+        let event = match &*method {
             "notifications/progress" | "notifications/message"
                 if params.len() > MAX_BUFFERED_MESSAGE_BYTES =>
             {
@@ -454,40 +465,41 @@ fn interpret_message(
             }
             "notifications/progress" => serde_json::from_str::<ProgressNotificationParam>(params)
                 .ok()
-                .map(|said| DirectCallEvent::Client(UpstreamEvent::Progress(said))),
+                .map(|message| DirectCallEvent::Client(UpstreamEvent::Progress(message))),
             "notifications/message" => {
                 serde_json::from_str::<LoggingMessageNotificationParam>(params)
                     .ok()
-                    .map(|said| DirectCallEvent::Client(UpstreamEvent::Log(said)))
+                    .map(|message| DirectCallEvent::Client(UpstreamEvent::Log(message)))
             }
             "notifications/resources/updated" => {
                 serde_json::from_str::<rmcp::model::ResourceUpdatedNotificationParam>(params)
                     .ok()
-                    .map(|said| DirectCallEvent::ResourceUpdated(said.uri))
+                    .map(|message| DirectCallEvent::ResourceUpdated(message.uri))
             }
             "notifications/tools/list_changed"
             | "notifications/prompts/list_changed"
             | "notifications/resources/list_changed" => Some(DirectCallEvent::ListsChanged),
             _ => None,
         };
-        if let Some(word) = word {
-            tell(word);
+        if let Some(event) = event {
+            on_event(event);
         }
         return None;
     }
     // Some servers return a numeric id as a string.
-    let own = said.id.is_some_and(|said| said.get().trim_matches('"') == id.to_string());
-    if let Some(error) = said.error {
+    let is_own =
+        message.id.is_some_and(|message| message.get().trim_matches('"') == id.to_string());
+    if let Some(error) = message.error {
         // A server that could not parse the request does not know its id. If the request was
         // rejected, the status says more.
-        let nobodys = taken && said.id.is_none_or(|id| id.get() == "null");
-        return (own || nobodys).then_some(Err(DirectCallError::JsonRpc(error)));
+        let has_no_id = is_accepted && message.id.is_none_or(|id| id.get() == "null");
+        return (is_own || has_no_id).then_some(Err(DirectCallError::JsonRpc(error)));
     }
-    let result = said.result.filter(|_| own)?.get();
+    let result = message.result.filter(|_| is_own)?.get();
     Some(match serde_json::from_str::<CallToolResult>(result) {
         Ok(result) => Ok(ServerResult::CallToolResult(result)),
         Err(error) => match serde_json::from_str::<InputRequiredResult>(result) {
-            Ok(asked) => Ok(ServerResult::InputRequiredResult(asked)),
+            Ok(input_request) => Ok(ServerResult::InputRequiredResult(input_request)),
             Err(_) => Err(DirectCallError::InvalidResponse(error.to_string())),
         },
     })
@@ -499,14 +511,15 @@ mod tests {
 
     #[tokio::test]
     async fn a_request_on_a_closed_connection_returns_unsent() {
-        let (near, far) = tokio::io::duplex(1024);
-        let (mut send, drive) = http1::Builder::new().handshake(TokioIo::new(near)).await.unwrap();
+        let (client_io, server_io) = tokio::io::duplex(1024);
+        let (mut send, drive) =
+            http1::Builder::new().handshake(TokioIo::new(client_io)).await.unwrap();
         let mut drive = Some(Box::pin(drive));
         // The connection is open when checked and closed when used.
         assert!(poll_fn(|context| Poll::Ready(drive_connection(&mut drive, context))).await);
         let request = Request::post("/mcp").body(Full::new(Bytes::from_static(b"{}"))).unwrap();
         let sent = send.try_send_request(request);
-        drop(far);
+        drop(server_io);
         let sent = tokio::time::timeout(Duration::from_secs(60), drive_while(&mut drive, sent))
             .await
             .expect("the request never fails");

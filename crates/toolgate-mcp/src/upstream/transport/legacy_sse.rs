@@ -71,19 +71,19 @@ impl SseTransport {
             }
             None
         };
-        let said = tokio::time::timeout(ENDPOINT_EVENT_TIMEOUT, endpoint)
+        let address = tokio::time::timeout(ENDPOINT_EVENT_TIMEOUT, endpoint)
             .await
             .ok()
             .flatten()
             .ok_or("the server sent no `endpoint` event")?;
         let post = base
-            .join(said.trim())
+            .join(address.trim())
             .map_err(|error| format!("the `endpoint` event has an invalid URL: {error}"))?;
         // Never send credentials to another origin.
         if post.origin() != base.origin() {
             return Err("the `endpoint` event names another origin".to_owned());
         }
-        let (heard, incoming) = mpsc::channel(64);
+        let (sender, incoming) = mpsc::channel(64);
         let listener = tokio::spawn(async move {
             while let Some(Ok(event)) = events.next().await {
                 let message = event
@@ -93,7 +93,7 @@ impl SseTransport {
                 else {
                     continue;
                 };
-                if heard.send(message).await.is_err() {
+                if sender.send(message).await.is_err() {
                     return;
                 }
             }
@@ -118,8 +118,8 @@ impl Transport<RoleClient> for SseTransport {
         async move {
             let body = body.map_err(|error| SseError::Unknown(error.to_string()))?;
             let answer = request.body(body).send().await.map_err(|error| {
-                let (nobody, said) = (error.is_connect(), error.without_url().to_string());
-                if nobody { SseError::NotConnected(said) } else { SseError::Unknown(said) }
+                let (is_connect, reason) = (error.is_connect(), error.without_url().to_string());
+                if is_connect { SseError::NotConnected(reason) } else { SseError::Unknown(reason) }
             })?;
             match answer.status().is_success() {
                 true => Ok(()),

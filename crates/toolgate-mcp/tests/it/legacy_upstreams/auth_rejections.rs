@@ -1,4 +1,4 @@
-//! Upstreams that turn the gateway away: tokens that run out, and calls that they do not let in.
+//! Tests how the gateway handles upstreams that reject its tokens or calls.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -13,27 +13,28 @@ use super::{
 };
 use crate::support::{TestGateway, wait_until};
 
-/// A server whose tokens run out: of earlier revisions alone, or of the newest as well. It counts
-/// how often it was greeted as an earlier one.
+/// Starts a server whose tokens expire, with a legacy or a modern revision.
+///
+/// `legacy_hellos` counts the handshakes of an earlier revision.
 async fn start_expiring_token_server(
     modern: bool,
     period: Arc<AtomicUsize>,
-    ran: Arc<AtomicUsize>,
-    older_hellos: Arc<AtomicUsize>,
+    calls: Arc<AtomicUsize>,
+    legacy_hellos: Arc<AtomicUsize>,
 ) -> String {
     serve_connections(move |mut stream| {
-        let (period, ran, older_hellos) = (period.load(Ordering::SeqCst), Arc::clone(&ran), Arc::clone(&older_hellos));
+        let (period, calls, legacy_hellos) = (period.load(Ordering::SeqCst), Arc::clone(&calls), Arc::clone(&legacy_hellos));
         async move {
-            let Some((head, asked)) = read_request(&mut stream).await else { return };
-            let can = json!({"tools": {}, "prompts": {}, "resources": {}});
+            let Some((head, request)) = read_request(&mut stream).await else { return };
+            let capabilities = json!({"tools": {}, "prompts": {}, "resources": {}});
             let done = json!({"resultType": "complete", "content": [{"type": "text", "text": "done"}]});
-            let with = |said: Value| modern_result(&asked, said);
-            if asked["method"] == "initialize" {
-                older_hellos.fetch_add(1, Ordering::SeqCst);
+            let modern = |result: Value| modern_result(&request, result);
+            if request["method"] == "initialize" {
+                legacy_hellos.fetch_add(1, Ordering::SeqCst);
             }
-            let said = match asked["method"].as_str().unwrap_or_default() {
+            let response = match request["method"].as_str().unwrap_or_default() {
                 _ if head.starts_with("post /token") => {
-                    // Nobody gets one who does not say who it is.
+                    // The server issues tokens only to a client with its credentials.
                     let known = head.contains("authorization: basic bwu6c2vzyw0=");
                     let token = json!({"access_token": format!("t{period}"), "token_type": "bearer"}).to_string();
                     if known {
@@ -43,21 +44,21 @@ async fn start_expiring_token_server(
                     }
                 }
                 _ if !head.contains(&format!("authorization: bearer t{period}")) => http_response("401 No", "application/json", "{}"),
-                "server/discover" if modern => discover_result(&asked, "toll", &can),
-                "server/discover" | "" | "initialize" | "ping" => legacy_response(&head, &asked, &can),
-                "tools/list" => with(talk_tool_list()),
-                "prompts/list" => with(json!({"prompts": [{"name": "ask"}]})),
-                "prompts/get" => with(json!({"messages": [{"role": "user", "content": {"type": "text", "text": "done"}}]})),
-                "resources/list" => with(json!({"resources": [{"uri": "note://x", "name": "x"}]})),
-                "resources/templates/list" => with(json!({"resourceTemplates": []})),
-                "resources/read" => with(json!({"contents": [{"uri": "note://x", "text": "done"}]})),
+                "server/discover" if modern => discover_result(&request, "toll", &capabilities),
+                "server/discover" | "" | "initialize" | "ping" => legacy_response(&head, &request, &capabilities),
+                "tools/list" => modern(talk_tool_list()),
+                "prompts/list" => modern(json!({"prompts": [{"name": "ask"}]})),
+                "prompts/get" => modern(json!({"messages": [{"role": "user", "content": {"type": "text", "text": "done"}}]})),
+                "resources/list" => modern(json!({"resources": [{"uri": "note://x", "name": "x"}]})),
+                "resources/templates/list" => modern(json!({"resourceTemplates": []})),
+                "resources/read" => modern(json!({"contents": [{"uri": "note://x", "text": "done"}]})),
                 "tools/call" => {
-                    ran.fetch_add(1, Ordering::SeqCst);
-                    json_rpc_result(&asked, done)
+                    calls.fetch_add(1, Ordering::SeqCst);
+                    json_rpc_result(&request, done)
                 }
                 _ => http_response("202 Accepted", "text/plain", ""),
             };
-            let _ = stream.write_all(said.as_bytes()).await;
+            let _ = stream.write_all(response.as_bytes()).await;
         }
     })
     .await
@@ -66,7 +67,7 @@ async fn start_expiring_token_server(
 #[tokio::test(flavor = "multi_thread")]
 async fn expired_token_is_renewed_for_calls() {
     for modern in [false, true] {
-        let (period, ran, older_hellos) = (
+        let (period, calls, legacy_hellos) = (
             Arc::new(AtomicUsize::new(1)),
             Arc::<AtomicUsize>::default(),
             Arc::<AtomicUsize>::default(),
@@ -74,8 +75,8 @@ async fn expired_token_is_renewed_for_calls() {
         let address = start_expiring_token_server(
             modern,
             Arc::clone(&period),
-            Arc::clone(&ran),
-            Arc::clone(&older_hellos),
+            Arc::clone(&calls),
+            Arc::clone(&legacy_hellos),
         )
         .await;
         let gate = TestGateway::open(&format!(
@@ -84,17 +85,17 @@ async fn expired_token_is_renewed_for_calls() {
         ))
         .await;
         for round in 0..2 {
-            let before = ran.load(Ordering::SeqCst);
+            let before = calls.load(Ordering::SeqCst);
             let mut tries = 0;
-            wait_until("it is let in", async || {
+            wait_until("the call succeeds", async || {
                 tries += 1;
-                let said = gate
+                let result = gate
                     .client()
                     .in_session(&format!("s{round}-{tries}"))
                     .call("talk", json!({}))
                     .await;
-                let error = &said["_meta"]["toolgate/error"];
-                // Who was not let in has done nothing, and may try again.
+                let error = &result["_meta"]["toolgate/error"];
+                // A rejected call has no effect, and can be retried.
                 assert!(
                     error.is_null()
                         || (error["effects"] == "none" && error["errorCategory"] == "TRANSIENT"),
@@ -103,10 +104,9 @@ async fn expired_token_is_renewed_for_calls() {
                 error.is_null()
             })
             .await;
-            assert_eq!(ran.load(Ordering::SeqCst), before + 1);
-            // Whoever speaks the newest revision is spoken to in it, however often it is connected
-            // to.
-            assert_eq!(older_hellos.load(Ordering::SeqCst) > 0, !modern, "{round}");
+            assert_eq!(calls.load(Ordering::SeqCst), before + 1);
+            // A modern upstream never gets a legacy handshake, also after a reconnect.
+            assert_eq!(legacy_hellos.load(Ordering::SeqCst) > 0, !modern, "{round}");
             tokio::time::sleep(Duration::from_millis(2_100)).await;
             period.fetch_add(1, Ordering::SeqCst);
         }
@@ -131,68 +131,70 @@ async fn expired_token_is_renewed_for_prompts_and_resources() {
         ))
         .await;
         let client = gate.client();
-        let asked = [
+        let cases = [
             ("prompts/get", json!({"name": "ask"}), "messages"),
             ("resources/read", json!({"uri": "note://x"}), "contents"),
         ];
-        for (method, params, member) in asked {
-            let (_, said) = client.call_method(method, params.clone()).await;
-            assert!(said["result"][member].is_array(), "{modern}: {said}");
+        for (method, params, member) in cases {
+            let (_, answer) = client.call_method(method, params.clone()).await;
+            assert!(answer["result"][member].is_array(), "{modern}: {answer}");
             tokio::time::sleep(Duration::from_millis(2_100)).await;
             period.fetch_add(1, Ordering::SeqCst);
-            let begun = Instant::now();
-            wait_until("it is let in again", async || {
+            let start = Instant::now();
+            wait_until("the request succeeds again", async || {
                 client.call_method(method, params.clone()).await.1["result"][member].is_array()
             })
             .await;
-            // Sooner than it would be asked by itself whether it is there.
+            // The gateway recovers before its periodic health check.
             assert!(
-                begun.elapsed() < Duration::from_secs(15),
+                start.elapsed() < Duration::from_secs(15),
                 "{modern} {method}: {:?}",
-                begun.elapsed()
+                start.elapsed()
             );
         }
         gate.shut_down().await;
     }
 }
 
-/// A server that turns some calls away: of an earlier revision, or of the newest. It counts those
-/// that come too early.
+/// Starts a server that rejects some calls, with a legacy or a modern revision. `early` counts
+/// calls that must wait.
 async fn start_rejecting_server(modern: bool, early: Arc<AtomicUsize>) -> String {
     serve_connections(move |mut stream| {
         let early = Arc::clone(&early);
         async move {
-            let Some((head, asked)) = read_request(&mut stream).await else { return };
-            let can = json!({"tools": {}, "prompts": {}});
-            let with = |said: Value| modern_result(&asked, said);
-            let said = match asked["method"].as_str().unwrap_or_default() {
-                "server/discover" if modern => discover_result(&asked, "picky", &can),
-                "server/discover" | "" | "initialize" | "ping" => legacy_response(&head, &asked, &can),
-                "tools/list" => with(talk_tool_list()),
-                "prompts/list" => with(json!({"prompts": [{"name": "ask"}]})),
+            let Some((head, request)) = read_request(&mut stream).await else { return };
+            let capabilities = json!({"tools": {}, "prompts": {}});
+            let modern = |result: Value| modern_result(&request, result);
+            let response = match request["method"].as_str().unwrap_or_default() {
+                "server/discover" if modern => discover_result(&request, "picky", &capabilities),
+                "server/discover" | "" | "initialize" | "ping" => legacy_response(&head, &request, &capabilities),
+                "tools/list" => modern(talk_tool_list()),
+                "prompts/list" => modern(json!({"prompts": [{"name": "ask"}]})),
                 "prompts/get" => http_response("403 No", "text/html", "<p>"),
-                "tools/call" if asked.pointer("/params/arguments/who").is_some_and(|who| who == "bob") => {
+                "tools/call" if request.pointer("/params/arguments/who").is_some_and(|who| who == "bob") => {
                     http_response("403 No", "text/html", "<p>")
                 }
-                "tools/call" if asked.pointer("/params/arguments/who").is_some_and(|who| who == "eve") => {
+                "tools/call" if request.pointer("/params/arguments/who").is_some_and(|who| who == "eve") => {
                     early.fetch_add(1, Ordering::SeqCst);
                     http_response("429 Too Many\r\nretry-after: 7", "text/html", "<p>")
                 }
-                "tools/call" if asked.pointer("/params/arguments/who").is_some_and(|who| who == "dan") => {
+                "tools/call" if request.pointer("/params/arguments/who").is_some_and(|who| who == "dan") => {
                     early.fetch_add(1, Ordering::SeqCst);
                     http_response("503 Away\r\nretry-after: 7", "text/html", "<p>")
                 }
-                "tools/call" => json_rpc_result(&asked, json!({"resultType": "complete", "content": [{"type": "text", "text": "done"}]})),
+                "tools/call" => json_rpc_result(&request, json!({"resultType": "complete", "content": [{"type": "text", "text": "done"}]})),
                 _ => http_response("202 Accepted", "text/plain", ""),
             };
-            let _ = stream.write_all(said.as_bytes()).await;
+            let _ = stream.write_all(response.as_bytes()).await;
         }
     })
     .await
 }
 
-/// A server of 2026-07-28 that is of an earlier revision from some moment on, and says so as the
-/// servers of the TypeScript SDK do, or with a status alone. It counts calls that are carried out.
+/// Starts a server of revision 2026-07-28 that is downgraded to an earlier revision.
+///
+/// The server rejects modern requests with this status, like the TypeScript SDK. `ran` counts the
+/// calls that ran.
 async fn start_downgraded_server(
     older: Arc<AtomicBool>,
     status: &'static str,
@@ -201,10 +203,10 @@ async fn start_downgraded_server(
     serve_connections(move |mut stream| {
         let (is_older, ran) = (older.load(Ordering::SeqCst), Arc::clone(&ran));
         async move {
-            let Some((head, asked)) = read_request(&mut stream).await else { return };
-            let with = |said: Value| modern_result(&asked, said);
-            let said = match asked["method"].as_str().unwrap_or_default() {
-                "initialize" if is_older => json_rpc_result(&asked, initialize_result()).replacen("\r\n", "\r\nmcp-session-id: one\r\n", 1),
+            let Some((head, request)) = read_request(&mut stream).await else { return };
+            let modern = |result: Value| modern_result(&request, result);
+            let response = match request["method"].as_str().unwrap_or_default() {
+                "initialize" if is_older => json_rpc_result(&request, initialize_result()).replacen("\r\n", "\r\nmcp-session-id: one\r\n", 1),
                 "" if head.starts_with("get ") => http_response("405 No", "text/plain", ""),
                 _ if is_older && !head.contains("mcp-session-id: one") => match status.starts_with("400") {
                     true => {
@@ -213,16 +215,16 @@ async fn start_downgraded_server(
                     }
                     false => http_response(status, "text/plain", "no"),
                 },
-                "server/discover" => discover_result(&asked, "host", &json!({"tools": {}})),
-                "tools/list" => with(talk_tool_list()),
+                "server/discover" => discover_result(&request, "host", &json!({"tools": {}})),
+                "tools/list" => modern(talk_tool_list()),
                 "tools/call" => {
                     ran.fetch_add(1, Ordering::SeqCst);
-                    with(json!({"content": [{"type": "text", "text": "done"}]}))
+                    modern(json!({"content": [{"type": "text", "text": "done"}]}))
                 }
-                "ping" => json_rpc_result(&asked, json!({})),
+                "ping" => json_rpc_result(&request, json!({})),
                 _ => http_response("202 Accepted", "text/plain", ""),
             };
-            let _ = stream.write_all(said.as_bytes()).await;
+            let _ = stream.write_all(response.as_bytes()).await;
         }
     })
     .await
@@ -246,12 +248,12 @@ async fn downgraded_upstream_is_detected_by_next_call() {
             "{status}"
         );
         older.store(true, Ordering::SeqCst);
-        // A call that was turned away has done nothing, and may be made again.
-        let mut turn = 0;
-        let begun = Instant::now();
-        wait_until("it is understood", async || {
-            turn += 1;
-            let error = gate.client().in_session(&format!("s{turn}")).call("talk", json!({})).await
+        // A rejected call has no effect, and can be retried.
+        let mut attempt = 0;
+        let start = Instant::now();
+        wait_until("the new revision is detected", async || {
+            attempt += 1;
+            let error = gate.client().in_session(&format!("s{attempt}")).call("talk", json!({})).await
                 ["_meta"]["toolgate/error"]
                 .clone();
             assert!(
@@ -262,45 +264,19 @@ async fn downgraded_upstream_is_detected_by_next_call() {
             error.is_null()
         })
         .await;
-        // Sooner than it would be asked by itself whether it is there.
-        assert!(begun.elapsed() < Duration::from_secs(25), "{status}: {:?}", begun.elapsed());
+        // The gateway recovers before its periodic health check.
+        assert!(start.elapsed() < Duration::from_secs(25), "{status}: {:?}", start.elapsed());
         assert_eq!(ran.load(Ordering::SeqCst), 2, "{status}");
         gate.shut_down().await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn rejection_with_retry_after_is_not_retried_early() {
+async fn answer_with_retry_after_is_not_retried_early() {
     for modern in [false, true] {
-        let early = Arc::new(AtomicUsize::new(0));
-        let address = start_rejecting_server(modern, Arc::clone(&early)).await;
-        let gate = TestGateway::open(&format!(
-            "[upstreams.picky]\nurl = \"http://{address}/mcp\"\nprefix = \"\"\n\
-             [tools.talk]\nkind = \"mcp\"\nupstream = \"picky\"\neffect = \"write\"\npolicy = \"open\"\n"
-        ))
-        .await;
-        let said =
-            gate.client().call("talk", json!({"who": "eve"})).await["_meta"]["toolgate/error"]
-                .clone();
-        assert_eq!(
-            (&said["code"], &said["effects"]),
-            (&json!("upstream_unavailable"), &json!("none")),
-            "{modern}: {said}"
-        );
-        assert_eq!(
-            (&said["isRetryable"], &said["retryAfterMs"]),
-            (&json!(true), &json!(7_000)),
-            "{modern}: {said}"
-        );
-        assert_eq!(early.load(Ordering::SeqCst), 1, "{modern}: it was not asked again at once");
-        gate.shut_down().await;
-    }
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn failure_with_retry_after_is_not_retried_early() {
-    for modern in [false, true] {
-        for (effect, left) in [("read", "none"), ("write", "unknown")] {
+        for (who, effect, effects) in
+            [("eve", "write", "none"), ("dan", "read", "none"), ("dan", "write", "unknown")]
+        {
             let early = Arc::new(AtomicUsize::new(0));
             let address = start_rejecting_server(modern, Arc::clone(&early)).await;
             let gate = TestGateway::open(&format!(
@@ -308,29 +284,25 @@ async fn failure_with_retry_after_is_not_retried_early() {
                  [tools.talk]\nkind = \"mcp\"\nupstream = \"picky\"\neffect = \"{effect}\"\npolicy = \"open\"\n"
             ))
             .await;
-            let said =
-                gate.client().call("talk", json!({"who": "dan"})).await["_meta"]["toolgate/error"]
-                    .clone();
+            let error = gate.client().call("talk", json!({"who": who})).await["_meta"]
+                ["toolgate/error"]
+                .clone();
             assert_eq!(
-                (&said["code"], &said["effects"]),
-                (&json!("upstream_unavailable"), &json!(left)),
-                "{modern}: {said}"
-            );
-            assert_eq!(
-                (&said["isRetryable"], &said["retryAfterMs"]),
-                (&json!(left == "none"), &json!(7_000)),
-                "{modern}: {said}"
-            );
-            // It was reached, and has said so.
-            assert!(
-                said["message"].as_str().unwrap().contains("answered with status 503"),
-                "{modern}: {said}"
+                (&error["code"], &error["effects"]),
+                (&json!("upstream_unavailable"), &json!(effects)),
+                "{modern}: {error}"
             );
             assert_eq!(
-                early.load(Ordering::SeqCst),
-                1,
-                "{modern} {effect}: it was not asked again at once"
+                (&error["isRetryable"], &error["retryAfterMs"]),
+                (&json!(effects == "none"), &json!(7_000)),
+                "{modern}: {error}"
             );
+            if who == "dan" {
+                // The message says that the server was reached.
+                let message = error["message"].as_str().unwrap();
+                assert!(message.contains("answered with status 503"), "{modern}: {error}");
+            }
+            assert_eq!(early.load(Ordering::SeqCst), 1, "{modern} {who} {effect}");
             gate.shut_down().await;
         }
     }
@@ -345,18 +317,18 @@ async fn rejected_caller_does_not_open_circuit_breaker() {
              [tools.talk]\nkind = \"mcp\"\nupstream = \"picky\"\neffect = \"write\"\npolicy = \"open\"\n"
         ))
         .await;
-        for turn in 0..8 {
-            let client = gate.client().in_session(&format!("s{turn}"));
+        for round in 0..8 {
+            let client = gate.client().in_session(&format!("s{round}"));
             assert_eq!(
                 client.call_code("talk", json!({"who": "bob"})).await,
                 "upstream_forbidden",
-                "{modern} {turn}"
+                "{modern} {round}"
             );
             let (_, prompt) = client.call_method("prompts/get", json!({"name": "ask"})).await;
-            let why = prompt["error"]["message"].as_str().unwrap_or_default();
+            let message = prompt["error"]["message"].as_str().unwrap_or_default();
             assert!(
-                !why.is_empty() && !why.contains("there is no prompt"),
-                "{modern} {turn}: {prompt}"
+                !message.is_empty() && !message.contains("there is no prompt"),
+                "{modern} {round}: {prompt}"
             );
         }
         assert_eq!(

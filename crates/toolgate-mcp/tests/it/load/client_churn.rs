@@ -1,5 +1,4 @@
-//! One gateway that lives on while its clients go without a word and its configuration is replaced:
-//! nothing piles up in it.
+//! Tests that vanished clients and reloads leak no resources in a gateway.
 
 use std::path::Path;
 
@@ -10,19 +9,18 @@ use tokio::net::TcpStream;
 use super::{alive_tasks, open_files, wait_until_stable};
 use crate::support::{TestGateway, child_processes, fixture_path, run_in_own_process, wait_until};
 
-/// So many of each kind.
+/// The number of clients of each kind.
 const CLIENTS_PER_KIND: usize = 16;
-/// So many other configurations in each round. Every second one reaches the upstream in another
-/// way.
+/// The number of reloads in each round. Every second configuration restarts the upstream.
 const RELOADS_PER_ROUND: usize = 6;
 
-/// In a process of its own, where nobody else opens files.
+/// The test counts open files of its process, so the process runs no other test.
 #[test]
 fn vanished_clients_and_reloads_leak_no_resources() {
     run_in_own_process("load::client_churn::client_churn_in_own_process");
 }
 
-/// Files that are open, tasks, and processes.
+/// Returns the number of open files, tasks and child processes.
 fn resource_counts() -> (usize, usize, usize) {
     (open_files(), alive_tasks(), child_processes().len())
 }
@@ -33,11 +31,11 @@ fn config(home: &Path, turn: usize) -> String {
          timeout = \"{}s\"\nenv = {{ FIXTURE_COUNTER = {} }}\n[tools.calc]\nkind = \"builtin\"\ndescription = \"Turn {turn}.\"\n",
         json!(fixture_path()),
         20 + turn / 2,
-        json!(home.join("begun"))
+        json!(home.join("calls"))
     )
 }
 
-/// A request of 2026-07-28, as it is sent.
+/// Returns the bytes of a request of revision 2026-07-28.
 fn raw_request(
     gate: &TestGateway,
     session: &str,
@@ -57,20 +55,19 @@ fn raw_request(
     )
 }
 
-/// A client that has said this, and has heard nothing yet.
+/// Opens a connection and sends a text, without reading the response.
 async fn connect_and_send(gate: &TestGateway, text: &[u8]) -> TcpStream {
     let mut stream = TcpStream::connect(gate.url.trim_start_matches("http://")).await.unwrap();
     stream.write_all(text).await.unwrap();
     stream
 }
 
-/// Clients in the middle of a call, of a question and of an answer without end, all of which go
-/// without a word.
+/// Connects clients during a call, a request and an endless answer, and drops them all.
 async fn connect_and_vanish(gate: &TestGateway, home: &Path, round: usize) {
-    let mut there = Vec::new();
+    let mut connections = Vec::new();
     for n in 0..CLIENTS_PER_KIND {
         let session = format!("s{round}-{n}");
-        // It ends by itself, should nobody hear that its client is gone.
+        // The call ends even if the gateway does not notice that the client disconnected.
         let ms = 2_000 + round * CLIENTS_PER_KIND + n;
         let call = raw_request(
             gate,
@@ -79,27 +76,27 @@ async fn connect_and_vanish(gate: &TestGateway, home: &Path, round: usize) {
             "sleep",
             json!({"name": "sleep", "arguments": {"ms": ms}}),
         );
-        let wanted = json!({"notifications": {"toolsListChanged": true, "resourceSubscriptions": ["test://watched-resource"]}});
-        let mut listening = connect_and_send(
+        let notifications = json!({"notifications": {"toolsListChanged": true, "resourceSubscriptions": ["test://watched-resource"]}});
+        let mut stream = connect_and_send(
             gate,
-            raw_request(gate, &session, "subscriptions/listen", "", wanted).as_bytes(),
+            raw_request(gate, &session, "subscriptions/listen", "", notifications).as_bytes(),
         )
         .await;
-        assert!(listening.read(&mut [0; 64]).await.unwrap() > 0);
-        there.push(listening);
-        // Half of what it wants to say, in the head or behind it.
+        assert!(stream.read(&mut [0; 64]).await.unwrap() > 0);
+        connections.push(stream);
+        // The client sends a part of the request, and stops in the head or in the body.
         let half = if n % 2 == 0 { 100 } else { call.len() - 10 };
-        there.push(connect_and_send(gate, &call.as_bytes()[..half]).await);
-        there.push(connect_and_send(gate, call.as_bytes()).await);
+        connections.push(connect_and_send(gate, &call.as_bytes()[..half]).await);
+        connections.push(connect_and_send(gate, call.as_bytes()).await);
     }
-    let begun = || {
-        std::fs::read_to_string(home.join("begun"))
+    let started_calls = || {
+        std::fs::read_to_string(home.join("calls"))
             .unwrap_or_default()
             .lines()
             .filter(|line| line.starts_with("sleep"))
             .count()
     };
-    wait_until("all calls are under way", async || begun() >= (round + 1) * CLIENTS_PER_KIND).await;
+    wait_until("all calls run", async || started_calls() >= (round + 1) * CLIENTS_PER_KIND).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -110,21 +107,21 @@ async fn client_churn_in_own_process() {
     let mut before = (0, 0, 0);
     for round in 0..3 {
         connect_and_vanish(&gate, home.path(), round).await;
-        for turn in 0..RELOADS_PER_ROUND {
-            gate.reload(&config(home.path(), 1 + round * RELOADS_PER_ROUND + turn)).await.unwrap();
+        for reload in 0..RELOADS_PER_ROUND {
+            gate.reload(&config(home.path(), 1 + round * RELOADS_PER_ROUND + reload)).await.unwrap();
         }
-        wait_until("what was replaced is gone", async || child_processes().len() == 1).await;
-        // What is opened once for all is open after the first time.
+        wait_until("the replaced upstreams have exited", async || child_processes().len() == 1).await;
+        // The first round opens the files that stay open.
         if round == 0 {
             before = wait_until_stable(resource_counts).await;
         }
     }
-    // One for each client, or for each configuration, would be a dozen at least.
-    wait_until("nothing has piled up", async || {
+    // A leak per client or per reload would be at least a dozen.
+    wait_until("the resource counts are stable", async || {
         let now = resource_counts();
         now.0 <= before.0 + 4 && now.1 <= before.1 + 4 && now.2 == before.2
     })
     .await;
     gate.shut_down().await;
-    wait_until("all of it is gone", async || child_processes().is_empty()).await;
+    wait_until("all child processes have exited", async || child_processes().is_empty()).await;
 }

@@ -1,5 +1,4 @@
-//! Gateways whose upstreams say garbage, half of it, too much of it or nothing at all: nothing is
-//! left of them.
+//! Tests that upstreams with invalid, partial, oversized or missing output leak no resources.
 
 use std::path::Path;
 
@@ -13,18 +12,18 @@ use crate::support::{
 };
 use crate::upstream_faults::{well_and_ill_config, write_script};
 
-/// What the tests of others take for endless, and more than any answer may have.
+/// A result that other tests treat as endless, and a result above the size limit.
 const HUGE_RESULT_BYTES: u64 = 100_000_000;
 const OVERSIZED_RESULT_BYTES: usize = 17 << 20;
 
-/// In a process of its own, where nobody else opens files.
+/// The test counts open files of its process, so the process runs no other test.
 #[test]
 fn faulty_upstreams_leak_no_resources() {
     run_in_own_process("load::garbage_upstreams::faulty_upstreams_in_own_process");
 }
 
-/// One that answers well, one that does as it is told, one that says too much in either way, and
-/// three that never come to say hello.
+/// Builds a configuration with a working upstream, a scripted one, two with oversized output, and
+/// three that fail the handshake.
 async fn faulty_upstreams_config(home: &Path) -> String {
     let flood = start_tool_server("talk", |_| {
         http_response("200 OK", "application/json", &"x".repeat(OVERSIZED_RESULT_BYTES))
@@ -37,12 +36,12 @@ async fn faulty_upstreams_config(home: &Path) -> String {
          [upstreams.flood]\nurl = \"http://{flood}/mcp\"\nundeclared = \"read\"\n",
         json!(fixture_path())
     );
-    for (name, says) in [
+    for (name, script) in [
         ("mute", "sleep 1000"),
         ("cut", "printf '{\"jsonrpc\":\"2.0\",\"id\":0,\"resu'; sleep 1000"),
         ("gone", "echo garbage; exit 7"),
     ] {
-        let command = write_script(home, name, says);
+        let command = write_script(home, name, script);
         text += &format!(
             "[upstreams.{name}]\ncommand = {command}\n[tools.{name}_talk]\nkind = \"mcp\"\nupstream = \"{name}\"\neffect = \"read\"\n"
         );
@@ -50,13 +49,13 @@ async fn faulty_upstreams_config(home: &Path) -> String {
     text
 }
 
-/// Calls all of them, and hears of each what it came to.
+/// Calls all upstreams, and checks the outcomes.
 async fn call_faulty_upstreams(client: &McpTestClient, round: usize) {
-    let done = call_mark(client, &format!("garbage-{round}"), "garbage", 0).await;
-    assert!(done["toolgate/error"].is_null(), "{done}");
-    let unsaid = ["half", "glued", "hang"].map(|how| async move {
-        let said = call_mark(client, &format!("{how}-{round}"), how, 0).await;
-        assert!(said["toolgate/error"]["code"].is_string(), "{how}: {said}");
+    let answered = call_mark(client, &format!("garbage-{round}"), "garbage", 0).await;
+    assert!(answered["toolgate/error"].is_null(), "{answered}");
+    let unanswered = ["half", "glued", "hang"].map(|how| async move {
+        let outcome = call_mark(client, &format!("{how}-{round}"), how, 0).await;
+        assert!(outcome["toolgate/error"]["code"].is_string(), "{how}: {outcome}");
     });
     let read = [
         ("big_big", json!({"bytes": HUGE_RESULT_BYTES}), "timeout"),
@@ -67,16 +66,16 @@ async fn call_faulty_upstreams(client: &McpTestClient, round: usize) {
         ("well_echo", json!({"text": "x"}), "ok"),
     ];
     let read = read.map(|(tool, arguments, code)| async move {
-        let said = client.in_session(&format!("{tool}-{round}")).call_code(tool, arguments).await;
-        assert_eq!(said, code, "{tool}");
+        let outcome = client.in_session(&format!("{tool}-{round}")).call_code(tool, arguments).await;
+        assert_eq!(outcome, code, "{tool}");
     });
-    join(join_all(unsaid), join_all(read)).await;
-    // What was too long was read to its end.
-    let mut turn = 0;
-    wait_until("it is heard again", async || {
-        turn += 1;
+    join(join_all(unanswered), join_all(read)).await;
+    // The gateway reads the oversized result to its end.
+    let mut attempt = 0;
+    wait_until("the upstream answers again", async || {
+        attempt += 1;
         client
-            .in_session(&format!("small-{round}-{turn}"))
+            .in_session(&format!("small-{round}-{attempt}"))
             .call_code("big_big", json!({"bytes": 300}))
             .await
             == "ok"
@@ -84,7 +83,7 @@ async fn call_faulty_upstreams(client: &McpTestClient, round: usize) {
     .await;
 }
 
-/// Files that are open, and tasks.
+/// Returns the number of open files and tasks.
 fn resource_counts() -> (usize, usize) {
     (open_files(), alive_tasks())
 }
@@ -96,10 +95,10 @@ async fn faulty_upstreams_in_own_process() {
     let text = faulty_upstreams_config(home.path()).await;
     let mut before = (0, 0);
     for round in 1..=4 {
-        // It does not wait for those that say nothing.
+        // The short timeout avoids the wait for silent upstreams.
         let gate = TestGateway::open_with_short_timeout(&text).await;
         let client = gate.client();
-        wait_until("the others are there", async || {
+        wait_until("the other upstreams are up", async || {
             let tools = client.tool_names().await;
             ["ill_echo", "flood_talk", "well_echo"]
                 .iter()
@@ -109,14 +108,14 @@ async fn faulty_upstreams_in_own_process() {
         call_faulty_upstreams(&client, round).await;
         drop(client);
         gate.shut_down().await;
-        wait_until("all of it is gone", async || child_processes().is_empty()).await;
-        // What is opened once for all is open after the first time.
+        wait_until("all child processes have exited", async || child_processes().is_empty()).await;
+        // The first round opens the files that stay open.
         if round == 1 {
             before = wait_until_stable(resource_counts).await;
         }
     }
-    // One a gateway would be three.
-    wait_until("its files are closed and its tasks are over", async || {
+    // A leak per gateway would be at least three.
+    wait_until("the files are closed and the tasks have ended", async || {
         let now = resource_counts();
         now.0 <= before.0 + 2 && now.1 <= before.1 + 2
     })

@@ -1,5 +1,4 @@
-//! Answers of 100 MB over standard streams: nobody keeps them, and what they are the answer to is
-//! not done again.
+//! Tests that results of 100 MB are dropped, and that their calls are not repeated.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -11,46 +10,46 @@ use super::{EffectJournal, health, read_until_ok, scripted_upstream_config};
 use crate::support::{TestGateway, child_processes, fixture_path, run_in_own_process, wait_until};
 use crate::upstream_faults::well_and_ill_config;
 
-/// More than one answer may have and less than one of these, in KiB.
+/// More than the largest result, and less than one of the dropped results, in KiB.
 const MAX_EXTRA_MEMORY_KIB: usize = 80 << 10;
 
-/// In a process of its own, where nobody else needs memory.
+/// The test measures the memory of its process, so the process runs no other test.
 #[test]
 fn oversized_result_is_dropped_and_not_requested_again() {
     run_in_own_process("load::huge_results::huge_results_in_own_process");
 }
 
-/// The memory of this process, in KiB.
+/// Returns the resident memory of this process, in KiB.
 fn resident_memory_kib() -> usize {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let now = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
     now.trim().trim_end_matches(" kB").parse().unwrap()
 }
 
-/// How much more memory is needed in the middle of something than before it, in KiB.
-async fn peak_extra_memory_kib(during: impl Future<Output = ()>) -> usize {
-    let (before, over, most) =
+/// Returns how much more memory an operation needs at its peak, in KiB.
+async fn peak_extra_memory_kib(operation: impl Future<Output = ()>) -> usize {
+    let (before, is_done, peak) =
         (resident_memory_kib(), Arc::<AtomicBool>::default(), Arc::<AtomicUsize>::default());
-    let looking = std::thread::spawn({
-        let (over, most) = (Arc::clone(&over), Arc::clone(&most));
+    let sampler = std::thread::spawn({
+        let (is_done, peak) = (Arc::clone(&is_done), Arc::clone(&peak));
         move || {
-            while !over.load(Ordering::Relaxed) {
-                most.fetch_max(resident_memory_kib(), Ordering::Relaxed);
+            while !is_done.load(Ordering::Relaxed) {
+                peak.fetch_max(resident_memory_kib(), Ordering::Relaxed);
                 std::thread::sleep(Duration::from_millis(5));
             }
         }
     });
-    during.await;
-    over.store(true, Ordering::Relaxed);
-    looking.join().unwrap();
-    most.load(Ordering::Relaxed).saturating_sub(before)
+    operation.await;
+    is_done.store(true, Ordering::Relaxed);
+    sampler.join().unwrap();
+    peak.load(Ordering::Relaxed).saturating_sub(before)
 }
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "started by oversized_result_is_dropped_and_not_requested_again"]
 async fn huge_results_in_own_process() {
     let home = tempfile::tempdir().unwrap();
-    let books = EffectJournal::open(home.path());
+    let journal = EffectJournal::open(home.path());
     let text = well_and_ill_config(&scripted_upstream_config(home.path(), 86, "timeout = \"2s\""))
         + &format!(
             "[upstreams.big]\ncommand = {}\nargs = [\"--stdio\", \"--tools\", \"87\"]\n\
@@ -62,32 +61,32 @@ async fn huge_results_in_own_process() {
     let read = async |session: &str, bytes: u64| {
         client.in_session(session).call_code("big_big", json!({"bytes": bytes})).await
     };
-    // What is needed once for all is there after these.
+    // These calls allocate the memory that every call needs once.
     read_until_ok(&client, "before").await;
     assert_eq!(read("before", 300_000).await, "ok");
-    let of_an_effect = peak_extra_memory_kib(async {
-        // It was done, nobody heard of it, and whoever asks for it again is told so.
-        assert!(!books.call_until_effect(&client, "big", "big").await);
+    let write_kib = peak_extra_memory_kib(async {
+        // The effect happened, and its result is lost. A repeated call reports that.
+        assert!(!journal.call_until_effect(&client, "big", "big").await);
         read_until_ok(&client, "after").await;
     })
     .await;
-    let of_a_read = peak_extra_memory_kib(async {
+    let read_kib = peak_extra_memory_kib(async {
         assert_eq!(read("big", 100_000_000).await, "timeout");
-        let mut turn = 0;
-        wait_until("it is heard again", async || {
-            turn += 1;
-            read(&format!("after-{turn}"), 300).await == "ok"
+        let mut attempt = 0;
+        wait_until("the upstream answers again", async || {
+            attempt += 1;
+            read(&format!("after-{attempt}"), 300).await == "ok"
         })
         .await;
     })
     .await;
     assert!(
-        of_an_effect < MAX_EXTRA_MEMORY_KIB && of_a_read < MAX_EXTRA_MEMORY_KIB,
-        "{of_an_effect} and {of_a_read} KiB more"
+        write_kib < MAX_EXTRA_MEMORY_KIB && read_kib < MAX_EXTRA_MEMORY_KIB,
+        "write: {write_kib} KiB more, read: {read_kib} KiB more"
     );
-    assert_eq!(books.check_effects(), (0, 1));
+    assert_eq!(journal.check_effects(), (0, 1));
     assert_eq!(std::fs::read_to_string(home.path().join("effects")).unwrap(), "big\n");
-    assert_eq!(health(&gate).starts, 1, "it is not started anew for that");
+    assert_eq!(health(&gate).starts, 1, "the upstream was restarted");
     gate.shut_down().await;
-    wait_until("all of it is gone", async || child_processes().is_empty()).await;
+    wait_until("all child processes have exited", async || child_processes().is_empty()).await;
 }

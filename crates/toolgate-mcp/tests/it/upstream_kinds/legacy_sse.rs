@@ -27,7 +27,7 @@ struct LegacySseServer {
 
 impl LegacySseServer {
     async fn handle_connection(self: Arc<Self>, mut stream: TcpStream) {
-        let Some((head, asked)) = read_request(&mut stream).await else { return };
+        let Some((head, request)) = read_request(&mut stream).await else { return };
         self.heads.lock().unwrap().push(head.clone());
         let (period, forgotten) = (
             self.token_period.load(Ordering::SeqCst),
@@ -36,7 +36,7 @@ impl LegacySseServer {
         let session = head
             .strip_prefix("post /post/")
             .and_then(|rest| rest.split(' ').next()?.parse::<usize>().ok());
-        let how = asked.pointer("/params/arguments/how").and_then(Value::as_str);
+        let how = request.pointer("/params/arguments/how").and_then(Value::as_str);
         // Posts are for the address that it names, and for no other.
         let at_once = match how.and_then(|how| how.parse::<u16>().ok()) {
             _ if head.starts_with("post /sse") => Some(http_response("405 No", "text/html", "<p>")),
@@ -55,12 +55,12 @@ impl LegacySseServer {
                 status.map(|status| http_response(&format!("{status} No"), "text/html", "<p>"))
             }
         };
-        if let Some(said) = at_once {
-            let _ = stream.write_all(said.as_bytes()).await;
+        if let Some(response) = at_once {
+            let _ = stream.write_all(response.as_bytes()).await;
             return;
         }
         if head.starts_with("get ") {
-            let (say, mut said) = mpsc::unbounded_channel();
+            let (say, mut response) = mpsc::unbounded_channel();
             *self.stream.lock().unwrap() = Some(say);
             let place = format!(
                 "event: endpoint\ndata: /post/{}\n\n",
@@ -72,12 +72,12 @@ impl LegacySseServer {
                 if stream.write_all(text.as_bytes()).await.is_err() {
                     return;
                 }
-                next = said.recv().await;
+                next = response.recv().await;
             }
             return;
         }
         let _ = stream.write_all(http_response("202 Accepted", "text/plain", "").as_bytes()).await;
-        let result = match (asked["method"].as_str().unwrap_or_default(), how) {
+        let result = match (request["method"].as_str().unwrap_or_default(), how) {
             ("initialize", _) => {
                 let mut about = initialize_result();
                 about["protocolVersion"] = json!("2024-11-05");
@@ -99,7 +99,7 @@ impl LegacySseServer {
             ("ping", _) => json!({}),
             _ => return,
         };
-        let message = json!({"jsonrpc": "2.0", "id": asked["id"], "result": result});
+        let message = json!({"jsonrpc": "2.0", "id": request["id"], "result": result});
         if let Some(line) = self.stream.lock().unwrap().as_ref() {
             let _ = line.send(format!("event: message\ndata: {message}\n\n"));
         }

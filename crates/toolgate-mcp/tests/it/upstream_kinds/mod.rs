@@ -308,17 +308,17 @@ async fn ever_changing_tool_list_uses_bounded_memory() {
     let address = serve_connections(move |mut stream| {
         let turn = now.load(Ordering::SeqCst);
         async move {
-            let Some((head, asked)) = read_request(&mut stream).await else { return };
+            let Some((head, request)) = read_request(&mut stream).await else { return };
             let tool = |n: usize| json!({"name": format!("t{turn}-{n}"), "inputSchema": {"type": "object"}});
-            let said = match asked["method"].as_str().unwrap_or_default() {
+            let response = match request["method"].as_str().unwrap_or_default() {
                 "server/discover" => http_response("404 No", "text/html", "<p>"),
                 "" if head.starts_with("get ") => http_response("405 No", "text/plain", ""),
-                "initialize" => json_rpc_result(&asked, initialize_result()),
-                "ping" => json_rpc_result(&asked, json!({})),
-                "tools/list" => json_rpc_result(&asked, json!({"tools": (0..9_000).map(tool).collect::<Vec<_>>()})),
+                "initialize" => json_rpc_result(&request, initialize_result()),
+                "ping" => json_rpc_result(&request, json!({})),
+                "tools/list" => json_rpc_result(&request, json!({"tools": (0..9_000).map(tool).collect::<Vec<_>>()})),
                 _ => http_response("202 Accepted", "text/plain", ""),
             };
-            let _ = stream.write_all(said.as_bytes()).await;
+            let _ = stream.write_all(response.as_bytes()).await;
         }
     })
     .await;
@@ -362,7 +362,9 @@ async fn clients_are_notified_of_changed_tool_list() {
             .header("accept", ACCEPT_JSON_OR_EVENTS)
             .header("mcp-protocol-version", "2026-07-28");
         newer.send(request.header("mcp-method", "subscriptions/listen").json(&listen));
-        newer.wait_for(|said| said["method"] == "notifications/subscriptions/acknowledged").await;
+        newer
+            .wait_for(|message| message["method"] == "notifications/subscriptions/acknowledged")
+            .await;
         shelf.entry_count.store(3, Ordering::SeqCst);
         // Said again and again: nobody may be listening yet.
         wait_until("it is offered", async || {
@@ -398,7 +400,7 @@ async fn rejected_subscription_does_not_stop_list_notifications() {
         .header("accept", ACCEPT_JSON_OR_EVENTS)
         .header("mcp-protocol-version", "2026-07-28");
     newer.send(request.header("mcp-method", "subscriptions/listen").json(&listen));
-    newer.wait_for(|said| said["method"] == "notifications/subscriptions/acknowledged").await;
+    newer.wait_for(|message| message["method"] == "notifications/subscriptions/acknowledged").await;
     wait_until("it is asked to tell of that one, and does not want to", async || {
         shelf.request_count.load(Ordering::SeqCst) > 0
     })

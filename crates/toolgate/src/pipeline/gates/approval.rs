@@ -1,4 +1,4 @@
-//! Implements gate 9: if a rule or hook asks, a person must approve exactly this call, once.
+//! Gate 9: if a rule or a hook asks, has a person approved exactly this call?
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -6,14 +6,18 @@ use std::sync::Arc;
 use jiff::{SignedDuration, Timestamp};
 use serde_json::Value;
 
-use super::run::panic_failure;
 use crate::agent::ToolEntry;
 use crate::call::error::{ApprovalRef, CallEffects, ToolError};
 use crate::call::error_code;
 use crate::call::{Call, CallId};
+use crate::ledger::row::Gate;
+use crate::pipeline::Toolgate;
+use crate::pipeline::admission::ResolvedCall;
 use crate::pipeline::call_state::CallState;
+use crate::pipeline::explain::{GateResult, PredictedOutcome};
 use crate::pipeline::gates::policy::{Permit, PolicyDecision};
-use crate::pipeline::{Rejection, Toolgate};
+use crate::pipeline::gates::run::panic_failure;
+use crate::pipeline::rejection::Rejection;
 use crate::store::{Approval, ApprovalState};
 use crate::tool::FailureKind;
 use toolgate_json;
@@ -22,65 +26,165 @@ use toolgate_json::Pointer;
 /// Prefix of `answered_by` in a row if the client asks its own user. The principal follows.
 pub(crate) const CLIENT_APPROVER_PREFIX: &str = "left to the client of ";
 
-impl Toolgate {
-    /// Returns the permit and, if there is one, the id and expiry of the approval that it uses.
-    pub(crate) async fn require_approval(
-        &self,
-        judgement: PolicyDecision,
-        call: &Call,
-        trail: &mut CallState,
-    ) -> Result<(Permit, Option<(String, Timestamp)>), Rejection> {
-        trail.rule = judgement.approval_requests().first().map(|asked| asked.asked_by.clone());
-        let digest = judgement.arguments().digest();
-        let known = self.0.store.approval_for(&call.key, digest).await?;
-        trail.facts.approval = known.as_ref().map(Approval::fact);
-        let live = known.filter(|approval| trail.started <= approval.expires);
-        let (judgement, asked) = match live {
-            Some(approval) if approval.state == ApprovalState::Approved => {
-                match judgement.into_permit(Some(&approval)) {
-                    Ok(permit) => {
-                        trail.rule = None;
-                        return Ok((permit, Some((approval.id, approval.expires))));
-                    }
-                    // Another rule asks in the meantime, which requires a new answer.
-                    Err(judgement) => (judgement, None),
-                }
-            }
-            Some(approval) if approval.state == ApprovalState::Denied => {
-                return Err(approval_unusable_error(&approval).into());
-            }
-            Some(approval) if approval.state == ApprovalState::Waiting => {
-                (judgement, Some(approval))
-            }
-            // The approval is used. One answer covers one call.
-            _ => (judgement, None),
-        };
-        if let Some(refused) = handler_refusal(judgement.tool()) {
-            trail.rule = None;
-            return Err(refused);
-        }
-        // The client's own user may answer if no approver is named.
-        if call.can_ask_user
-            && judgement.approval_requests().iter().all(|asked| asked.approvers.is_empty())
-        {
-            let approval = self.build_approval(&judgement, call, trail);
-            let by = Some(format!("{CLIENT_APPROVER_PREFIX}{}", call.key.principal));
-            let approval = Approval { state: ApprovalState::Approved, answered_by: by, ..approval };
-            if let Ok(permit) = judgement.into_permit(Some(&approval)) {
-                trail.rule = None;
-                trail.facts.approval = Some(approval.fact());
-                trail.approval_reason = Some(approval.reason);
-                return Ok((permit, None));
-            }
-            return Err(approval_waiting_error(&approval).into());
-        }
-        let approval = match asked {
-            Some(approval) => approval,
-            None => self.create_approval(&judgement, call, trail).await?,
-        };
-        Err(approval_waiting_error(&approval).into())
+/// Returns the permit and, if the call uses one, the id and expiry of its approval.
+pub(crate) async fn run(
+    gate: &Toolgate,
+    resolved: &ResolvedCall<'_>,
+    decision: PolicyDecision,
+    call_state: &mut CallState,
+) -> Result<(Permit, Option<(String, Timestamp)>), Rejection> {
+    call_state.enter_gate(Gate::Approval);
+    if call_state.explain.is_some() {
+        return predict_approval(gate, resolved, decision, call_state).await;
     }
+    let approval = resolved.approval.as_deref();
+    match decision.into_permit(approval) {
+        Ok(permit) => {
+            Ok((permit, approval.map(|approval| (approval.id.clone(), approval.expires))))
+        }
+        Err(decision) => {
+            Box::pin(request_approval(gate, decision, resolved.call, call_state)).await
+        }
+    }
+}
 
+/// Explains whether the call would wait for an approval, and requests none.
+async fn predict_approval(
+    gate: &Toolgate,
+    resolved: &ResolvedCall<'_>,
+    decision: PolicyDecision,
+    call_state: &mut CallState,
+) -> Result<(Permit, Option<(String, Timestamp)>), Rejection> {
+    let known = match &resolved.approval {
+        Some(approval) => Some((**approval).clone()),
+        None => gate
+            .0
+            .store
+            .approval_for(&resolved.call.key, decision.arguments().digest())
+            .await?
+            .filter(|known| call_state.started <= known.expires),
+    };
+    if let Some(denied) = known.as_ref().filter(|known| {
+        known.state == ApprovalState::Denied && !decision.approval_requests().is_empty()
+    }) {
+        return Err(approval_unusable_error(denied).into());
+    }
+    let decision = match decision.into_permit(known.as_ref()) {
+        Ok(permit) => return Ok((permit, None)),
+        Err(decision) => decision,
+    };
+    if let Some(refused) = handler_refusal(decision.tool()) {
+        return Err(refused);
+    }
+    let reasons: Vec<&str> =
+        decision.approval_requests().iter().map(|request| request.reason.as_str()).collect();
+    let reasons = reasons.join("; ");
+    if let Some(explain) = &mut call_state.explain {
+        explain.note_gate(Gate::Approval, GateResult::Ask, Some(reasons.clone()));
+        explain.outcome = Some(PredictedOutcome::Ask);
+    }
+    Err(ToolError::from_code(error_code::APPROVAL_REQUIRED, reasons).into())
+}
+
+/// Returns the permit and, if there is one, the id and expiry of the approval that it uses.
+async fn request_approval(
+    gate: &Toolgate,
+    decision: PolicyDecision,
+    call: &Call,
+    call_state: &mut CallState,
+) -> Result<(Permit, Option<(String, Timestamp)>), Rejection> {
+    call_state.rule = decision.approval_requests().first().map(|asked| asked.asked_by.clone());
+    let digest = decision.arguments().digest();
+    let known = gate.0.store.approval_for(&call.key, digest).await?;
+    call_state.facts.approval = known.as_ref().map(Approval::fact);
+    let live = known.filter(|approval| call_state.started <= approval.expires);
+    let (decision, asked) = match live {
+        Some(approval) if approval.state == ApprovalState::Approved => {
+            match decision.into_permit(Some(&approval)) {
+                Ok(permit) => {
+                    call_state.rule = None;
+                    return Ok((permit, Some((approval.id, approval.expires))));
+                }
+                // Another rule asks in the meantime, which requires a new answer.
+                Err(decision) => (decision, None),
+            }
+        }
+        Some(approval) if approval.state == ApprovalState::Denied => {
+            return Err(approval_unusable_error(&approval).into());
+        }
+        Some(approval) if approval.state == ApprovalState::Waiting => (decision, Some(approval)),
+        // The approval is used. One answer covers one call.
+        _ => (decision, None),
+    };
+    if let Some(refused) = handler_refusal(decision.tool()) {
+        call_state.rule = None;
+        return Err(refused);
+    }
+    // The client's own user may answer if no approver is named.
+    if call.can_ask_user
+        && decision.approval_requests().iter().all(|asked| asked.approvers.is_empty())
+    {
+        let approval = build_approval(gate, &decision, call, call_state);
+        let by = Some(format!("{CLIENT_APPROVER_PREFIX}{}", call.key.principal));
+        let approval = Approval { state: ApprovalState::Approved, answered_by: by, ..approval };
+        if let Ok(permit) = decision.into_permit(Some(&approval)) {
+            call_state.rule = None;
+            call_state.facts.approval = Some(approval.fact());
+            call_state.approval_reason = Some(approval.reason);
+            return Ok((permit, None));
+        }
+        return Err(approval_waiting_error(&approval).into());
+    }
+    let approval = match asked {
+        Some(approval) => approval,
+        None => create_approval(gate, &decision, call, call_state).await?,
+    };
+    Err(approval_waiting_error(&approval).into())
+}
+
+async fn create_approval(
+    gate: &Toolgate,
+    decision: &PolicyDecision,
+    call: &Call,
+    call_state: &CallState,
+) -> Result<Approval, Rejection> {
+    let approval = build_approval(gate, decision, call, call_state);
+    gate.0.store.create_approval(approval.clone()).await?;
+    Ok(approval)
+}
+
+fn build_approval(
+    gate: &Toolgate,
+    decision: &PolicyDecision,
+    call: &Call,
+    call_state: &CallState,
+) -> Approval {
+    let mut shown = gate.0.redactor.redact(decision.arguments().value(), &decision.tool().secrets);
+    gate.0.redactor.scrub(&mut shown);
+    let life = SignedDuration::try_from(gate.0.approval_ttl).unwrap_or(SignedDuration::MAX);
+    Approval {
+        id: format!("apr_{}", CallId::generate()),
+        key: call.key.clone(),
+        tool: Arc::clone(&decision.tool().spec.name),
+        digest: decision.arguments().digest(),
+        arguments: decision.arguments().value().clone(),
+        shown,
+        asked_by: decision.approval_requests().iter().map(|asked| asked.asked_by.clone()).collect(),
+        reason: gate.0.redactor.scrub_to_string(&approval_reasons(decision).join(" ")),
+        approvers: decision
+            .approval_requests()
+            .iter()
+            .map(|asked| asked.approvers.clone())
+            .filter(|people| !people.is_empty())
+            .collect(),
+        asked_at: call_state.started,
+        expires: call_state.started.checked_add(life).unwrap_or(Timestamp::MAX),
+        state: ApprovalState::Waiting,
+        answered_by: None,
+    }
+}
+
+impl Toolgate {
     /// Reports whether an approval covers other arguments than `arguments`, which a client sends
     /// along with the approval id.
     ///
@@ -102,59 +206,12 @@ impl Toolgate {
             || toolgate_json::to_canonical_bytes(&given)
                 != toolgate_json::to_canonical_bytes(&approval.arguments)
     }
-
-    async fn create_approval(
-        &self,
-        judgement: &PolicyDecision,
-        call: &Call,
-        trail: &CallState,
-    ) -> Result<Approval, Rejection> {
-        let approval = self.build_approval(judgement, call, trail);
-        self.0.store.create_approval(approval.clone()).await?;
-        Ok(approval)
-    }
-
-    fn build_approval(
-        &self,
-        judgement: &PolicyDecision,
-        call: &Call,
-        trail: &CallState,
-    ) -> Approval {
-        let mut shown =
-            self.0.redactor.redact(judgement.arguments().value(), &judgement.tool().secrets);
-        self.0.redactor.scrub(&mut shown);
-        let life = SignedDuration::try_from(self.0.approval_ttl).unwrap_or(SignedDuration::MAX);
-        Approval {
-            id: format!("apr_{}", CallId::generate()),
-            key: call.key.clone(),
-            tool: Arc::clone(&judgement.tool().spec.name),
-            digest: judgement.arguments().digest(),
-            arguments: judgement.arguments().value().clone(),
-            shown,
-            asked_by: judgement
-                .approval_requests()
-                .iter()
-                .map(|asked| asked.asked_by.clone())
-                .collect(),
-            reason: self.0.redactor.scrub_to_string(&approval_reasons(judgement).join(" ")),
-            approvers: judgement
-                .approval_requests()
-                .iter()
-                .map(|asked| asked.approvers.clone())
-                .filter(|people| !people.is_empty())
-                .collect(),
-            asked_at: trail.started,
-            expires: trail.started.checked_add(life).unwrap_or(Timestamp::MAX),
-            state: ApprovalState::Waiting,
-            answered_by: None,
-        }
-    }
 }
 
 /// Collects the distinct reasons for the approval.
-fn approval_reasons(judgement: &PolicyDecision) -> Vec<&str> {
+fn approval_reasons(decision: &PolicyDecision) -> Vec<&str> {
     let mut reasons = Vec::new();
-    for asked in judgement.approval_requests() {
+    for asked in decision.approval_requests() {
         if !reasons.contains(&asked.reason.as_str()) {
             reasons.push(asked.reason.as_str());
         }

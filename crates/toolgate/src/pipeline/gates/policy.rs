@@ -1,114 +1,56 @@
-//! Implements gate 8: evaluates the policies. This file is the only place that creates a
-//! [`Permit`].
+//! Gate 8: do all policies of the tool allow the call? Only this gate creates a [`Permit`].
+
+mod permit;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
+pub use permit::Permit;
+use permit::ToolRef;
+
 use crate::agent::ToolEntry;
-use crate::call::error::{CallEffects, ErrorCategory, ToolError};
+use crate::call::error::{ErrorCategory, ToolError};
 use crate::call::error_code;
 use crate::call::{CallId, CheckedArguments, SessionKey};
-use crate::files::FileExpectation;
-use crate::limits::Charge;
+use crate::ledger::row::Gate;
+use crate::pipeline::Toolgate;
+use crate::pipeline::admission::ResolvedCall;
+use crate::pipeline::call_state::CallState;
+use crate::pipeline::rejection::Rejection;
 use crate::policy::{
     AttachedPolicy, DecisionFacts, EnforcementMode, Obligations, ObservedVerdict, Policy,
     PolicyError, PolicyInput, Verdict,
 };
+use crate::session::state::SessionState;
 use crate::store::{Approval, ApprovalState};
 use crate::tool::ToolSpec;
-use toolgate_json::Digest;
 
-/// Permits one run of one tool with exactly these arguments.
-///
-/// Only the policy gate creates a permit, so no code can run a tool without a decision.
-///
-/// A handler gets a reference. Code outside this module cannot build a permit from another:
-///
-/// ```compile_fail
-/// fn forged(judged: toolgate::CheckedArguments, other: toolgate::Permit) -> toolgate::Permit {
-///     toolgate::Permit { arguments: judged, ..other }
-/// }
-/// ```
-///
-/// nor keep one for a second run:
-///
-/// ```compile_fail
-/// fn kept(lent: &toolgate::Permit) -> toolgate::Permit {
-///     lent.clone()
-/// }
-/// ```
-///
-/// but any code may read a permit:
-///
-/// ```
-/// fn seen(lent: &toolgate::Permit) -> (toolgate::CallId, toolgate::CheckedArguments) {
-///     (lent.call_id(), lent.arguments().clone())
-/// }
-/// ```
-#[derive(Debug)]
-pub struct Permit {
-    call: CallId,
+/// Lets every policy of the tool decide, and creates the permit if none denies the call.
+pub(crate) async fn run(
+    gate: &Toolgate,
+    resolved: &ResolvedCall<'_>,
     arguments: CheckedArguments,
-    definition: Digest,
-    /// Charges, each with the rule that it comes from.
-    charges: Vec<(String, Charge, ToolError)>,
-    /// Charges of rules in observe mode. They count, but never reject a call.
-    observed_charges: Vec<(String, Charge, ToolError)>,
-    file_expectations: Vec<FileExpectation>,
-    tool: ToolRef,
-}
-
-/// Prints only the tool's name in `Debug` output.
-struct ToolRef(Arc<ToolEntry>);
-
-impl std::fmt::Debug for ToolRef {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(self.0.spec.name())
+    requests: Vec<ApprovalRequest>,
+    session: &SessionState,
+    call_state: &mut CallState,
+) -> Result<PolicyDecision, Rejection> {
+    call_state.enter_gate(Gate::Policy);
+    let ResolvedCall { call, agent, tool, .. } = resolved;
+    if call_state.explain.is_none() {
+        gate.load_facts(resolved, &arguments, session, call_state).await?;
     }
-}
-
-impl Permit {
-    /// Returns the id of the permitted call.
-    #[must_use]
-    pub const fn call_id(&self) -> CallId {
-        self.call
-    }
-
-    /// Returns the arguments that the policies checked.
-    #[must_use]
-    pub const fn arguments(&self) -> &CheckedArguments {
-        &self.arguments
-    }
-
-    /// Returns the digest of the tool's definition at the time of the decision.
-    #[must_use]
-    pub const fn definition(&self) -> Digest {
-        self.definition
-    }
-
-    pub(crate) fn has_secrets(&self) -> bool {
-        !self.tool.0.secrets.is_empty()
-    }
-
-    /// Returns the effects of a finished run whose result is withheld.
-    pub(crate) fn effects_of_run(&self) -> CallEffects {
-        self.tool.0.effects_of_run()
-    }
-
-    pub(crate) const fn tool(&self) -> &Arc<ToolEntry> {
-        &self.tool.0
-    }
-
-    pub(crate) fn charges(&self) -> &[(String, Charge, ToolError)] {
-        &self.charges
-    }
-
-    pub(crate) fn observed_charges(&self) -> &[(String, Charge, ToolError)] {
-        &self.observed_charges
-    }
-
-    pub(crate) fn file_expectations(&self) -> &[FileExpectation] {
-        &self.file_expectations
+    let engine = &*gate.0.engine;
+    let (key, facts) = (&call.key, &call_state.facts);
+    match evaluate_policies(engine, call_state.id, key, tool, arguments, facts, requests) {
+        Ok((decision, observed)) => {
+            if call_state.explain.is_none() {
+                call_state.facts.observed = observed;
+            }
+            Ok(decision)
+        }
+        Err(denial) => {
+            Err(Box::pin(gate.reject_denied(*denial, agent, tool, session, call_state)).await)
+        }
     }
 }
 

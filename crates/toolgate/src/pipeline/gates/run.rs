@@ -1,4 +1,4 @@
-//! Implements gate 11: runs the tool under timeout, heartbeat, deadline and cancellation.
+//! Gate 11: runs the tool under timeout, heartbeat, deadline and cancellation.
 
 use std::panic::AssertUnwindSafe;
 use std::time::Duration;
@@ -14,9 +14,9 @@ use crate::call::error_code;
 use crate::call::outcome::PromptSignal;
 use crate::ledger::row::Gate;
 use crate::limits::Cost;
+use crate::pipeline::Toolgate;
 use crate::pipeline::admission::AdmittedCall;
-use crate::pipeline::call_state::CallState;
-use crate::pipeline::{Toolgate, earlier_deadline};
+use crate::pipeline::call_state::{CallState, earlier_deadline};
 use crate::tool::context::{CallTransaction, ToolContext, ToolContextParts};
 use crate::tool::{Effect, Failure, FailureKind};
 
@@ -54,14 +54,15 @@ pub(crate) enum ResolvedFailure {
 
 /// Decides the effects of a failure. Effects that the tool does not declare are assumed at their
 /// worst.
-pub(crate) fn resolve_effects(failure: Failure, passed: &AdmittedCall) -> ResolvedFailure {
+pub(crate) fn resolve_effects(failure: Failure, admitted: &AdmittedCall) -> ResolvedFailure {
     match failure.into_kind() {
         FailureKind::Signal(signal) => ResolvedFailure::Signal(signal),
         FailureKind::Error { error, effects, .. } => {
             // A read has no effects, unless the client ran something else.
-            let reads = passed.authorization.tool().spec.effect == Effect::Read
+            let reads = admitted.authorization.tool().spec.effect == Effect::Read
                 && error.code != error_code::NOT_AS_ADMITTED;
-            let effects = effects.filter(|_| !reads).unwrap_or_else(|| passed.effects_of_failure());
+            let effects =
+                effects.filter(|_| !reads).unwrap_or_else(|| admitted.effects_of_failure());
             let mut error = error.with_effects(effects);
             if error.retryable && error.retry_after_ms.is_none() {
                 error.retry_after_ms = Some(1_000);
@@ -74,142 +75,139 @@ pub(crate) fn resolve_effects(failure: Failure, passed: &AdmittedCall) -> Resolv
 /// Longest retry delay, as requested by the tool, that toolgate itself waits.
 const MAX_INLINE_RETRY_DELAY: Duration = Duration::from_secs(1);
 
-impl Toolgate {
-    /// Runs the tool, and retries with backoff if that is safe.
-    ///
-    /// A retry is safe for a read, an idempotent tool, or a request that was provably not sent. The
-    /// timeout covers all attempts.
-    pub(crate) async fn run_tool(&self, passed: &AdmittedCall, trail: &mut CallState) -> RunResult {
-        trail.enter_gate(Gate::Run);
-        let spec = &passed.authorization.tool().spec;
-        let timeout = Instant::now().checked_add(spec.timeout);
-        let mut delays = backon::ExponentialBuilder::default()
-            .with_min_delay(spec.retry.delay)
-            .with_max_times(spec.retry.times as usize)
-            .with_jitter()
-            .build();
-        if let Some(failure) = failure_before_start(trail) {
-            return RunResult::not_started(failure);
-        }
-        let (mut logs, mut spent, mut dirty) = (Vec::new(), None::<Cost>, false);
-        loop {
-            let mut ran = self.run_once(passed, trail, timeout).await;
-            logs.append(&mut ran.txn.logs);
-            spent = match (spent, ran.txn.cost) {
-                (Some(before), Some(now)) => Some(before.plus(now)),
-                (before, now) => before.or(now),
-            };
-            let delay = (can_retry(&ran, passed.authorization.tool())
-                && !trail.cancel.is_cancelled())
-            .then(|| delays.next())
-            .flatten();
-            // Never retry sooner than the tool asks. For longer delays, tell the model to wait
-            // instead.
-            let told = ran.result.as_ref().err().and_then(Failure::retry_after).unwrap_or_default();
-            let delay =
-                delay.filter(|_| told <= MAX_INLINE_RETRY_DELAY).map(|delay| delay.max(told));
-            let end = earlier_deadline(timeout, trail.deadline);
-            let in_time = |delay: Duration| {
-                Instant::now()
-                    .checked_add(delay)
-                    .is_some_and(|then| end.is_none_or(|end| then < end))
-            };
-            if let Some(delay) = delay.filter(|delay| in_time(*delay)) {
-                // Undo the file changes of the failed attempt before the next one starts.
-                ran.is_unclean = !roll_back_files(&mut ran.txn);
-                if !ran.is_unclean {
-                    tokio::select! {
-                        () = Box::pin(tokio::time::sleep(delay)) => {
-                            dirty |= !effects_of_attempt(&ran, passed).is_clean();
-                            trail.retries += 1;
-                            continue;
-                        }
-                        () = trail.cancel.cancelled() => {}
+/// Runs the tool, and retries with backoff if that is safe.
+///
+/// A retry is safe for a read, an idempotent tool, or a request that was provably not sent. The
+/// timeout covers all attempts.
+pub(crate) async fn run(
+    gate: &Toolgate,
+    admitted: &AdmittedCall,
+    call_state: &mut CallState,
+) -> RunResult {
+    call_state.enter_gate(Gate::Run);
+    let spec = &admitted.authorization.tool().spec;
+    let timeout = Instant::now().checked_add(spec.timeout);
+    let mut delays = backon::ExponentialBuilder::default()
+        .with_min_delay(spec.retry.delay)
+        .with_max_times(spec.retry.times as usize)
+        .with_jitter()
+        .build();
+    if let Some(failure) = failure_before_start(call_state) {
+        return RunResult::not_started(failure);
+    }
+    let (mut logs, mut spent, mut dirty) = (Vec::new(), None::<Cost>, false);
+    loop {
+        let mut ran = run_once(gate, admitted, call_state, timeout).await;
+        logs.append(&mut ran.txn.logs);
+        spent = match (spent, ran.txn.cost) {
+            (Some(before), Some(now)) => Some(before.plus(now)),
+            (before, now) => before.or(now),
+        };
+        let delay = (can_retry(&ran, admitted.authorization.tool())
+            && !call_state.cancel.is_cancelled())
+        .then(|| delays.next())
+        .flatten();
+        // Never retry sooner than the tool asks. For longer delays, tell the model to wait
+        // instead.
+        let told = ran.result.as_ref().err().and_then(Failure::retry_after).unwrap_or_default();
+        let delay = delay.filter(|_| told <= MAX_INLINE_RETRY_DELAY).map(|delay| delay.max(told));
+        let end = earlier_deadline(timeout, call_state.deadline);
+        let in_time = |delay: Duration| {
+            Instant::now().checked_add(delay).is_some_and(|then| end.is_none_or(|end| then < end))
+        };
+        if let Some(delay) = delay.filter(|delay| in_time(*delay)) {
+            // Undo the file changes of the failed attempt before the next one starts.
+            ran.is_unclean = !roll_back_files(&mut ran.txn);
+            if !ran.is_unclean {
+                tokio::select! {
+                    () = Box::pin(tokio::time::sleep(delay)) => {
+                        dirty |= !effects_of_attempt(&ran, admitted).is_clean();
+                        call_state.retries += 1;
+                        continue;
                     }
+                    () = call_state.cancel.cancelled() => {}
                 }
             }
-            // A later attempt without effects does not undo the effects of an earlier attempt.
-            ran.is_unclean |= dirty && ran.result.is_err();
-            ran.txn.logs = logs;
-            ran.txn.cost = spent;
-            return ran;
         }
-    }
-
-    async fn run_once(
-        &self,
-        passed: &AdmittedCall,
-        trail: &CallState,
-        timeout: Option<Instant>,
-    ) -> RunResult {
-        let tool = passed.authorization.tool();
-        let (Some(handler), Some(permit)) = (&tool.handler, passed.authorization.run_permit())
-        else {
-            let failure = Failure::from_code(
-                error_code::NO_HANDLER,
-                format!(
-                    "`{}` is run by the client; admit the call and report the result",
-                    tool.spec.name
-                ),
-            );
-            return RunResult::not_started(failure);
-        };
-        let ctx = ToolContext::new(ToolContextParts {
-            call: trail.id,
-            key: passed.key.clone(),
-            effect: tool.spec.effect,
-            state: passed.state.clone().unwrap_or_default(),
-            resources: passed.agent.resources.clone(),
-            store: self.0.store.clone(),
-            file_expectations: permit.file_expectations().to_vec(),
-            deadline: earlier_deadline(timeout, trail.deadline),
-            remaining: passed.remaining,
-            cancel: trail.cancel.clone(),
-            extension: trail.extension.clone(),
-        });
-        // `catch_unwind` also covers the part of the handler before its first await.
-        let own = ctx.clone();
-        let work =
-            AssertUnwindSafe(async move { handler.run(permit, own, permit.arguments()).await })
-                .catch_unwind();
-        let mut over = false;
-        let result = tokio::select! {
-            biased;
-            ended = work => {
-                over = true;
-                ended.unwrap_or_else(|panic| Err(panic_failure(&tool.spec.name, panic.as_ref())))
-            }
-            () = trail.cancel.cancelled() => Err(Failure::from_code(error_code::CANCELLED, "the call was cancelled while it ran")),
-            () = wait_for_deadline(trail.deadline, &ctx) => Err(Failure::from_code(error_code::DEADLINE_EXCEEDED, "the deadline of the call passed while it ran")),
-            () = sleep_until(timeout) => Err(Failure::from_code(error_code::TIMEOUT, format!("`{}` timed out after {:?}", tool.spec.name, tool.spec.timeout))),
-            every = wait_for_missed_heartbeat(&ctx, tool.spec.heartbeat) => Err(Failure::from_code(error_code::HEARTBEAT_MISSED, format!("`{}` sent no heartbeat for {every:?}", tool.spec.name))),
-        };
-        // Background work that the tool started must end too.
-        if !over {
-            ctx.cancellation_token().cancel();
-        }
-        let txn = ctx.finish();
-        match result {
-            Err(failure)
-                if failure
-                    .status()
-                    .is_some_and(|status| tool.spec.empty_statuses.contains(&status)) =>
-            {
-                RunResult { is_empty: true, ..RunResult::ended(Ok(Value::Null), txn) }
-            }
-            result => RunResult::ended(result, txn),
-        }
+        // A later attempt without effects does not undo the effects of an earlier attempt.
+        ran.is_unclean |= dirty && ran.result.is_err();
+        ran.txn.logs = logs;
+        ran.txn.cost = spent;
+        return ran;
     }
 }
 
-/// Returns a failure if the call was cancelled or its deadline passed before the start.
-fn failure_before_start(trail: &CallState) -> Option<Failure> {
-    let why = if trail.cancel.is_cancelled() {
+async fn run_once(
+    gate: &Toolgate,
+    admitted: &AdmittedCall,
+    call_state: &CallState,
+    timeout: Option<Instant>,
+) -> RunResult {
+    let tool = admitted.authorization.tool();
+    let (Some(handler), Some(permit)) = (&tool.handler, admitted.authorization.run_permit()) else {
+        let failure = Failure::from_code(
+            error_code::NO_HANDLER,
+            format!(
+                "`{}` is run by the client; admit the call and report the result",
+                tool.spec.name
+            ),
+        );
+        return RunResult::not_started(failure);
+    };
+    let ctx = ToolContext::new(ToolContextParts {
+        call: call_state.id,
+        key: admitted.key.clone(),
+        effect: tool.spec.effect,
+        state: admitted.state.clone().unwrap_or_default(),
+        resources: admitted.agent.resources.clone(),
+        store: gate.0.store.clone(),
+        file_expectations: permit.file_expectations().to_vec(),
+        deadline: earlier_deadline(timeout, call_state.deadline),
+        remaining: admitted.remaining,
+        cancel: call_state.cancel.clone(),
+        extension: call_state.extension.clone(),
+    });
+    // `catch_unwind` also covers the part of the handler before its first await.
+    let own = ctx.clone();
+    let work = AssertUnwindSafe(async move { handler.run(permit, own, permit.arguments()).await })
+        .catch_unwind();
+    let mut over = false;
+    let result = tokio::select! {
+        biased;
+        ended = work => {
+            over = true;
+            ended.unwrap_or_else(|panic| Err(panic_failure(&tool.spec.name, panic.as_ref())))
+        }
+        () = call_state.cancel.cancelled() => Err(Failure::from_code(error_code::CANCELLED, "the call was cancelled while it ran")),
+        () = wait_for_deadline(call_state.deadline, &ctx) => Err(Failure::from_code(error_code::DEADLINE_EXCEEDED, "the deadline of the call admitted while it ran")),
+        () = sleep_until(timeout) => Err(Failure::from_code(error_code::TIMEOUT, format!("`{}` timed out after {:?}", tool.spec.name, tool.spec.timeout))),
+        every = wait_for_missed_heartbeat(&ctx, tool.spec.heartbeat) => Err(Failure::from_code(error_code::HEARTBEAT_MISSED, format!("`{}` sent no heartbeat for {every:?}", tool.spec.name))),
+    };
+    // Background work that the tool started must end too.
+    if !over {
+        ctx.cancellation_token().cancel();
+    }
+    let txn = ctx.finish();
+    match result {
+        Err(failure)
+            if failure
+                .status()
+                .is_some_and(|status| tool.spec.empty_statuses.contains(&status)) =>
+        {
+            RunResult { is_empty: true, ..RunResult::ended(Ok(Value::Null), txn) }
+        }
+        result => RunResult::ended(result, txn),
+    }
+}
+
+/// Returns a failure if the call was cancelled or its deadline admitted before the start.
+fn failure_before_start(call_state: &CallState) -> Option<Failure> {
+    let why = if call_state.cancel.is_cancelled() {
         Failure::from_code(error_code::CANCELLED, "the call was cancelled before the tool began")
-    } else if trail.deadline.is_some_and(|deadline| deadline <= Instant::now()) {
+    } else if call_state.deadline.is_some_and(|deadline| deadline <= Instant::now()) {
         Failure::from_code(
             error_code::DEADLINE_EXCEEDED,
-            "the deadline of the call passed before the tool began",
+            "the deadline of the call admitted before the tool began",
         )
     } else {
         return None;
@@ -218,10 +216,10 @@ fn failure_before_start(trail: &CallState) -> Option<Failure> {
 }
 
 /// Returns the effects of a failed attempt. A read has none, whatever it declares.
-fn effects_of_attempt(ran: &RunResult, passed: &AdmittedCall) -> CallEffects {
-    let reads = passed.authorization.tool().spec.effect == Effect::Read;
+fn effects_of_attempt(ran: &RunResult, admitted: &AdmittedCall) -> CallEffects {
+    let reads = admitted.authorization.tool().spec.effect == Effect::Read;
     let declared = ran.result.as_ref().err().and_then(Failure::declared_effects).filter(|_| !reads);
-    declared.unwrap_or_else(|| passed.effects_of_failure())
+    declared.unwrap_or_else(|| admitted.effects_of_failure())
 }
 
 fn can_retry(ran: &RunResult, tool: &ToolEntry) -> bool {

@@ -127,10 +127,10 @@ fn syntax_problem(source: &str, error: &cel::ParseError) -> Diagnostic {
     let end =
         source.get(at..).and_then(|rest| rest.chars().next()).map_or(at + 1, |c| at + c.len_utf8());
     // The parser lists the tokens that it expected. The first sentence is enough.
-    let said = error.msg.lines().next().unwrap_or_default();
-    let said =
-        said.split(" expecting ").next().unwrap_or(said).trim_start_matches("Syntax error: ");
-    Diagnostic::new(format!("not valid CEL: {said}"))
+    let message = error.msg.lines().next().unwrap_or_default();
+    let message =
+        message.split(" expecting ").next().unwrap_or(message).trim_start_matches("Syntax error: ");
+    Diagnostic::new(format!("not valid CEL: {message}"))
         .with_range(at..end)
         .with_help("like `input.amount > 500 && input.currency == \"EUR\"`")
 }
@@ -199,7 +199,7 @@ impl CelLowering<'_> {
             Expr::List(list) => CelNodeKind::List(
                 list.elements.iter().map(|e| self.lower_node(e)).collect::<Result<_, _>>()?,
             ),
-            Expr::Comprehension(each) => self.lower_comprehension(each)?,
+            Expr::Comprehension(comprehension) => self.lower_comprehension(comprehension)?,
             Expr::Map(_) | Expr::Struct(_) | Expr::Unspecified => {
                 return Err(self
                     .problem_at(tree, "map and message literals are not supported")
@@ -369,8 +369,8 @@ impl CelLowering<'_> {
         name: &str,
         call: &CallExpr,
     ) -> Result<CelNodeKind, Diagnostic> {
-        let given: Vec<&Tree> = call.target.as_deref().into_iter().chain(&call.args).collect();
-        match (name, given.as_slice()) {
+        let arguments: Vec<&Tree> = call.target.as_deref().into_iter().chain(&call.args).collect();
+        match (name, arguments.as_slice()) {
             ("matches", [text, pattern]) => {
                 let CelNodeKind::Text(source) = self.lower_node(pattern)?.kind else {
                     return Err(self.problem_at(pattern, "a pattern must be a literal").with_help(
@@ -378,8 +378,8 @@ impl CelLowering<'_> {
                     ));
                 };
                 let compiled = Condition::matches(&source).map_err(|e| {
-                    let why = e.to_string();
-                    let why = why
+                    let reason = e.to_string();
+                    let reason = reason
                         .lines()
                         .last()
                         .unwrap_or_default()
@@ -388,7 +388,7 @@ impl CelLowering<'_> {
                     self.problem_at(
                         pattern,
                         format!(
-                            "`{}` is not a valid regular expression: {why}",
+                            "`{}` is not a valid regular expression: {reason}",
                             toolgate_text::escape_for_display(&source)
                         ),
                     )
@@ -433,23 +433,23 @@ impl CelLowering<'_> {
                         )
                         .with_suggestion(name, names));
                 };
-                if !counts.contains(&given.len()) {
+                if !counts.contains(&arguments.len()) {
                     return Err(self.problem_at(
                         tree,
                         format!(
                             "`{name}` takes {} argument(s), but got {}",
                             counts.start,
-                            given.len()
+                            arguments.len()
                         ),
                     ));
                 }
-                let nodes = given
+                let nodes = arguments
                     .iter()
                     .map(|tree| self.lower_node(tree))
                     .collect::<Result<Vec<_>, _>>()?;
                 if let (CelFunction::Glob, Some(pattern), false) = (
                     function,
-                    given.get(1),
+                    arguments.get(1),
                     matches!(nodes.get(1), Some(CelNode { kind: CelNodeKind::Text(_), .. })),
                 ) {
                     return Err(self
@@ -466,20 +466,30 @@ impl CelLowering<'_> {
         }
     }
 
-    fn lower_comprehension(&mut self, each: &ComprehensionExpr) -> Result<CelNodeKind, Diagnostic> {
-        if each.iter_var2.is_some() {
+    fn lower_comprehension(
+        &mut self,
+        comprehension: &ComprehensionExpr,
+    ) -> Result<CelNodeKind, Diagnostic> {
+        if comprehension.iter_var2.is_some() {
             return Err(self
-                .problem_at(&each.iter_range, "macros with two variables are not supported")
+                .problem_at(
+                    &comprehension.iter_range,
+                    "macros with two variables are not supported",
+                )
                 .with_help("use one variable"));
         }
-        let range = self.lower_node(&each.iter_range)?;
-        let init = self.lower_node(&each.accu_init)?;
-        self.locals.push(each.accu_var.clone());
-        self.locals.push(each.iter_var.clone());
-        let inner =
-            (|| Ok((self.lower_node(&each.loop_cond)?, self.lower_node(&each.loop_step)?)))();
+        let range = self.lower_node(&comprehension.iter_range)?;
+        let init = self.lower_node(&comprehension.accu_init)?;
+        self.locals.push(comprehension.accu_var.clone());
+        self.locals.push(comprehension.iter_var.clone());
+        let inner = (|| {
+            Ok((
+                self.lower_node(&comprehension.loop_cond)?,
+                self.lower_node(&comprehension.loop_step)?,
+            ))
+        })();
         self.locals.pop();
-        let result = self.lower_node(&each.result);
+        let result = self.lower_node(&comprehension.result);
         self.locals.pop();
         let (condition, step) = inner?;
         Ok(CelNodeKind::Comprehension(Box::new(CelComprehension {
@@ -524,7 +534,7 @@ fn visit_node_ids(tree: &Tree, f: &mut dyn FnMut(u64)) {
         }
         Expr::Select(select) => visit_node_ids(&select.operand, f),
         Expr::List(list) => list.elements.iter().for_each(|t| visit_node_ids(t, f)),
-        Expr::Comprehension(each) => visit_node_ids(&each.iter_range, f),
+        Expr::Comprehension(comprehension) => visit_node_ids(&comprehension.iter_range, f),
         _ => {}
     }
 }

@@ -24,7 +24,7 @@ use toolgate_json::Pointer;
 const MAX_STEPS: usize = 100_000;
 
 pub(super) struct CelEvaluation<'a> {
-    ask: PolicyInput<'a>,
+    input: PolicyInput<'a>,
     evidence: Option<&'a Evidence>,
     expression: &'a CelExpression,
     steps: Cell<usize>,
@@ -32,11 +32,11 @@ pub(super) struct CelEvaluation<'a> {
 
 impl<'a> CelEvaluation<'a> {
     pub(super) fn new(
-        ask: &PolicyInput<'a>,
+        input: &PolicyInput<'a>,
         proof: Option<&'a Evidence>,
         expression: &'a CelExpression,
     ) -> Self {
-        Self { ask: *ask, evidence: proof, expression, steps: Cell::new(0) }
+        Self { input: *input, evidence: proof, expression, steps: Cell::new(0) }
     }
 
     pub(super) fn is_true(&self, root: &'a CelNode) -> Result<bool, PolicyError> {
@@ -97,9 +97,9 @@ impl<'a> CelEvaluation<'a> {
             }
             CelNodeKind::If(nodes) => {
                 let [condition, then, otherwise] = &**nodes;
-                let chosen =
+                let branch =
                     if self.eval(condition, locals)?.as_bool()? { then } else { otherwise };
-                self.eval(chosen, locals)?
+                self.eval(branch, locals)?
             }
             CelNodeKind::Compare(op, nodes) => {
                 let [a, b] = &**nodes;
@@ -151,9 +151,11 @@ impl<'a> CelEvaluation<'a> {
                     .expression
                     .limit(name)
                     .ok_or_else(|| PolicyError(format!("unknown limit `{name}`")))?;
-                CelValue::Number(self.ask.counter(&limit.counter(&self.ask)?, limit.window())?)
+                CelValue::Number(self.input.counter(&limit.counter(&self.input)?, limit.window())?)
             }
-            CelNodeKind::Comprehension(each) => self.evaluate_comprehension(each, locals)?,
+            CelNodeKind::Comprehension(comprehension) => {
+                self.evaluate_comprehension(comprehension, locals)?
+            }
         })
     }
 
@@ -222,27 +224,28 @@ impl<'a> CelEvaluation<'a> {
     }
 
     fn argument(&self, path: &Pointer) -> Result<&'a Value, PolicyError> {
-        self.ask
+        self.input
             .argument(path)
             .ok_or_else(|| PolicyError(format!("`{path}` is missing, and the rule depends on it")))
     }
 
     /// Returns a proved field or a value inside one.
     fn evidence_field(&self, path: &Pointer) -> Result<&'a Value, PolicyError> {
-        let gone = || PolicyError(format!("the evidence has no `{path}`"));
-        let fields = self.evidence.and_then(|proof| proof.fields.as_object()).ok_or_else(gone)?;
+        let missing = || PolicyError(format!("the evidence has no `{path}`"));
+        let fields =
+            self.evidence.and_then(|proof| proof.fields.as_object()).ok_or_else(missing)?;
         split_evidence_path(fields.keys().map(String::as_str), path)
             .and_then(|(field, rest)| fields.get(field).and_then(|value| rest.get(value)))
-            .ok_or_else(gone)
+            .ok_or_else(missing)
     }
 
     fn variable_value(&self, name: CelVariable) -> CelValue<'a> {
         match name {
-            CelVariable::Session => CelValue::Text((&*self.ask.key.session).into()),
-            CelVariable::Principal => CelValue::Text((&*self.ask.key.principal).into()),
-            CelVariable::Agent => CelValue::Text((&*self.ask.key.agent).into()),
-            CelVariable::Tool => CelValue::Text(self.ask.tool.name().into()),
-            CelVariable::Now => CelValue::Time(self.ask.facts.now),
+            CelVariable::Session => CelValue::Text((&*self.input.key.session).into()),
+            CelVariable::Principal => CelValue::Text((&*self.input.key.principal).into()),
+            CelVariable::Agent => CelValue::Text((&*self.input.key.agent).into()),
+            CelVariable::Tool => CelValue::Text(self.input.tool.name().into()),
+            CelVariable::Now => CelValue::Time(self.input.facts.now),
         }
     }
 
@@ -252,7 +255,7 @@ impl<'a> CelEvaluation<'a> {
         locals: &mut Vec<CelValue<'a>>,
     ) -> Result<bool, PolicyError> {
         Ok(match &of.kind {
-            CelNodeKind::Input(path) => self.ask.argument(path).is_some(),
+            CelNodeKind::Input(path) => self.input.argument(path).is_some(),
             CelNodeKind::Result(path) => self.evidence_field(path).is_ok(),
             CelNodeKind::Field(inner, name) => match self.eval(inner, locals)? {
                 CelValue::Json(Value::Object(map)) => map.contains_key(name),
@@ -333,17 +336,17 @@ impl<'a> CelEvaluation<'a> {
 
     /// Checks provenance: one untrusted value is enough for `untrusted`, all must come from a tool.
     fn has_source(&self, path: &Pointer, source: &str) -> Result<bool, PolicyError> {
-        if self.ask.argument(path).is_none() {
+        if self.input.argument(path).is_none() {
             return Err(PolicyError(format!("`{path}` is missing, and the rule depends on it")));
         }
         let (mut any, mut all, mut fault, mut count) = (false, true, None, 0);
-        let all_of_it = path
-            .entries_or_scalars(self.ask.arguments.value())
+        let cost = path
+            .entries_or_scalars(self.input.arguments.value())
             .iter()
             .map(|(_, value)| json_read_cost(value))
             .sum();
-        self.charge_steps(all_of_it)?;
-        visit_values(&self.ask, path, &mut |place, _, _| match self.ask.provenance(place) {
+        self.charge_steps(cost)?;
+        visit_values(&self.input, path, &mut |place, _, _| match self.input.provenance(place) {
             Ok(known) => {
                 count += 1;
                 any |= known.may_be_untrusted();
@@ -364,22 +367,23 @@ impl<'a> CelEvaluation<'a> {
 
     fn evaluate_comprehension(
         &self,
-        each: &'a CelComprehension,
+        comprehension: &'a CelComprehension,
         locals: &mut Vec<CelValue<'a>>,
     ) -> Result<CelValue<'a>, PolicyError> {
-        let range = self.eval(&each.range, locals)?;
+        let range = self.eval(&comprehension.range, locals)?;
         let items = self.list_items(&range)?;
         let depth = locals.len();
-        let accumulated = self.eval(&each.init, locals)?;
+        let accumulated = self.eval(&comprehension.init, locals)?;
         locals.push(accumulated);
         let walked = (|| {
             for item in items {
                 locals.push(item);
                 // `map` and `filter` build a list: append to it instead of copying it each time.
-                if let Some((condition, element)) = match_append(&each.step, depth) {
-                    let taken = condition
+                if let Some((condition, element)) = match_append(&comprehension.step, depth) {
+                    let is_included = condition
                         .map_or(Ok(true), |condition| self.eval(condition, locals)?.as_bool())?;
-                    let element = if taken { Some(self.eval(element, locals)?) } else { None };
+                    let element =
+                        if is_included { Some(self.eval(element, locals)?) } else { None };
                     locals.pop();
                     if let (Some(CelValue::List(list)), Some(element)) =
                         (locals.get_mut(depth), element)
@@ -388,15 +392,19 @@ impl<'a> CelEvaluation<'a> {
                     }
                     continue;
                 }
-                let go_on = self.eval(&each.condition, locals)?.as_bool()?;
-                let next = if go_on { Some(self.eval(&each.step, locals)?) } else { None };
+                let must_continue = self.eval(&comprehension.condition, locals)?.as_bool()?;
+                let next = if must_continue {
+                    Some(self.eval(&comprehension.step, locals)?)
+                } else {
+                    None
+                };
                 locals.pop();
                 let Some(next) = next else { break };
                 if let Some(slot) = locals.get_mut(depth) {
                     *slot = next;
                 }
             }
-            self.eval(&each.result, locals)
+            self.eval(&comprehension.result, locals)
         })();
         locals.truncate(depth);
         walked

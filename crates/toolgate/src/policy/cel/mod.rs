@@ -183,9 +183,11 @@ impl CelExpression {
     ///
     /// An expression without `sum_of` stores no limits, because there may be many.
     pub(super) fn bind_limit(&mut self, limit: &Limit) {
-        let mut asks = false;
-        self.visit_nodes(&mut |node| asks |= matches!(node.kind, CelNodeKind::LimitUsage(_)));
-        if asks {
+        let mut uses_limits = false;
+        self.visit_nodes(&mut |node| {
+            uses_limits |= matches!(node.kind, CelNodeKind::LimitUsage(_))
+        });
+        if uses_limits {
             self.limits.push(limit.clone());
         }
     }
@@ -210,11 +212,12 @@ impl CelExpression {
         };
         let mut problems: Vec<Diagnostic> = Vec::new();
         let mut never = Vec::new();
-        let mut vain: Option<Vec<crate::policy::cel::typecheck::UnsatisfiableComparison>> = None;
+        let mut unsatisfiable: Option<Vec<crate::policy::cel::typecheck::UnsatisfiableComparison>> =
+            None;
         for tool in governed {
             let checked = crate::policy::cel::typecheck::check_types(root, tool, &rule);
             never.extend(checked.always_false);
-            vain = Some(match vain {
+            unsatisfiable = Some(match unsatisfiable {
                 None => checked.unsatisfiable,
                 Some(known) => known
                     .into_iter()
@@ -233,14 +236,16 @@ impl CelExpression {
         if never.len() == governed.len() {
             problems.extend(never.into_iter().next().map(placed));
         } else if problems.is_empty() {
-            let told = |(span, help): crate::policy::cel::typecheck::UnsatisfiableComparison| {
-                Diagnostic::new("this can never be true")
-                    .with_range(span)
-                    .with_help(help)
-                    .into_warning()
-                    .with_lint_code(NEVER_TRUE_LINT)
-            };
-            problems.extend(vain.unwrap_or_default().into_iter().map(told).map(placed));
+            let to_problem =
+                |(span, help): crate::policy::cel::typecheck::UnsatisfiableComparison| {
+                    Diagnostic::new("this can never be true")
+                        .with_range(span)
+                        .with_help(help)
+                        .into_warning()
+                        .with_lint_code(NEVER_TRUE_LINT)
+                };
+            problems
+                .extend(unsatisfiable.unwrap_or_default().into_iter().map(to_problem).map(placed));
         }
         problems
     }
@@ -256,18 +261,18 @@ impl CelExpression {
         found
     }
 
-    pub(super) fn request_facts(&self, ask: &PolicyInput<'_>, needs: &mut FactRequest) {
+    pub(super) fn request_facts(&self, input: &PolicyInput<'_>, needs: &mut FactRequest) {
         self.visit_nodes(&mut |node| match &node.kind {
             CelNodeKind::CameFrom(path, _) => {
                 // If there are too many values, the evaluation reports the fault.
-                let _ = visit_values(ask, path, &mut |place, leaf, _| {
+                let _ = visit_values(input, path, &mut |place, leaf, _| {
                     needs.origins.push((place.to_owned(), leaf.clone()))
                 });
             }
             CelNodeKind::LimitUsage(name) => {
                 let Some(limit) = self.limit(name) else { return };
-                crate::policy::Policy::request_facts(limit, ask, needs);
-                match limit.counter(ask) {
+                crate::policy::Policy::request_facts(limit, input, needs);
+                match limit.counter(input) {
                     Ok(counter) => needs.counters.push((counter, limit.window())),
                     // The owner of the counter may depend on evidence that is not loaded yet.
                     Err(_) => needs.repeat_with_evidence = true,
@@ -284,33 +289,33 @@ impl CelExpression {
     /// Evaluates the condition; `proof` is the evidence that `result` refers to.
     pub(super) fn is_true(
         &self,
-        ask: &PolicyInput<'_>,
+        input: &PolicyInput<'_>,
         proof: Option<&Evidence>,
     ) -> Result<bool, PolicyError> {
         let root = self
             .compiled
             .as_ref()
             .map_err(|_| PolicyError::new("the expression does not compile"))?;
-        let held = eval::CelEvaluation::new(ask, proof, self).is_true(root);
-        if !ask.is_traced() {
+        let held = eval::CelEvaluation::new(input, proof, self).is_true(root);
+        if !input.is_traced() {
             return held;
         }
         self.visit_nodes(&mut |node| {
             if let CelNodeKind::Input(path) = &node.kind {
-                ask.record_check(|| {
-                    let found = ask.argument(path).map_or_else(
+                input.record_check(|| {
+                    let found = input.argument(path).map_or_else(
                         || "nothing".to_owned(),
-                        |value| ask.display_argument(path, value),
+                        |value| input.display_argument(path, value),
                     );
                     RuleCheck {
                         what: format!("input{path}"),
                         found,
-                        holds: ask.argument(path).is_some(),
+                        holds: input.argument(path).is_some(),
                     }
                 });
             }
         });
-        ask.record_check(|| {
+        input.record_check(|| {
             let found = held.as_ref().map_or_else(|fault| fault.to_string(), ToString::to_string);
             RuleCheck {
                 what: format!("when {}", self.source),
@@ -349,11 +354,15 @@ impl CelNode {
             CelNodeKind::Compare(_, nodes)
             | CelNodeKind::Arithmetic(_, nodes)
             | CelNodeKind::In(nodes) => nodes.iter().for_each(|node| node.visit_nodes(f)),
-            CelNodeKind::Comprehension(each) => {
-                [&each.range, &each.init, &each.condition, &each.step, &each.result]
-                    .into_iter()
-                    .for_each(|n| n.visit_nodes(f))
-            }
+            CelNodeKind::Comprehension(comprehension) => [
+                &comprehension.range,
+                &comprehension.init,
+                &comprehension.condition,
+                &comprehension.step,
+                &comprehension.result,
+            ]
+            .into_iter()
+            .for_each(|n| n.visit_nodes(f)),
             CelNodeKind::Null
             | CelNodeKind::Bool(_)
             | CelNodeKind::Number(_)

@@ -148,8 +148,8 @@ impl<'s> SchemaTypeBuilder<'s> {
                 let open = map.contains_key("patternProperties")
                     || map
                         .get("additionalProperties")
-                        .map_or(self.extra == ExtraArguments::Pass, |more| {
-                            *more != Value::Bool(false)
+                        .map_or(self.extra == ExtraArguments::Pass, |additional| {
+                            *additional != Value::Bool(false)
                         });
                 let members =
                     properties.iter().map(|(name, schema)| (name.clone(), self.build_type(schema)));
@@ -203,12 +203,12 @@ pub(crate) fn compare_bounds(
 }
 
 pub(crate) fn compare_texts(op: CompareOp, a: &[String], b: &[String]) -> Option<bool> {
-    let apart = !a.iter().any(|a| b.contains(a));
+    let is_disjoint = !a.iter().any(|a| b.contains(a));
     let same = matches!((a, b), ([a], [b]) if a == b);
     match op {
-        CompareOp::Equal if apart => Some(false),
+        CompareOp::Equal if is_disjoint => Some(false),
         CompareOp::Equal if same => Some(true),
-        CompareOp::NotEqual if apart => Some(true),
+        CompareOp::NotEqual if is_disjoint => Some(true),
         CompareOp::NotEqual if same => Some(false),
         _ => None,
     }

@@ -71,13 +71,14 @@ pub(crate) fn check_types(
             about_arguments.push(node.span.clone());
         }
     });
-    let mut vain: Vec<UnsatisfiableComparison> = Vec::new();
+    let mut unsatisfiable: Vec<UnsatisfiableComparison> = Vec::new();
     for (span, help) in never {
-        if about_arguments.contains(&span) && !vain.iter().any(|(known, _)| *known == span) {
-            vain.push((span, help));
+        if about_arguments.contains(&span) && !unsatisfiable.iter().any(|(known, _)| *known == span)
+        {
+            unsatisfiable.push((span, help));
         }
     }
-    TypeCheckResult { errors: wrong, always_false: impossible, unsatisfiable: vain }
+    TypeCheckResult { errors: wrong, always_false: impossible, unsatisfiable }
 }
 
 fn has_argument_reference(node: &CelNode) -> bool {
@@ -204,13 +205,13 @@ impl TypeChecker<'_> {
                         .with_suggestion(name, names.iter());
                     return self.report(node, problem);
                 }
-                let lacking = self
+                let missing = self
                     .context
                     .limits
                     .iter()
                     .filter(|limit| limit.has_name(name))
                     .find_map(|limit| limit.undeclared_argument(self.tool));
-                if let Some(path) = lacking {
+                if let Some(path) = missing {
                     let message = format!(
                         "the limit `{}` depends on `{path}`, which `{}` does not accept",
                         toolgate_text::escape_for_display(name),
@@ -224,7 +225,9 @@ impl TypeChecker<'_> {
                 }
                 CelType::Number(Some(Decimal::ZERO), None)
             }
-            CelNodeKind::Comprehension(each) => self.check_comprehension(each, locals),
+            CelNodeKind::Comprehension(comprehension) => {
+                self.check_comprehension(comprehension, locals)
+            }
         }
     }
 
@@ -252,7 +255,7 @@ impl TypeChecker<'_> {
             let declared: Vec<String> = source.proves.iter().map(ToString::to_string).collect();
             let Some((field, _)) = split_evidence_path(declared.iter().map(String::as_str), path)
             else {
-                let wanted = path.parts().join(".");
+                let name = path.parts().join(".");
                 let known: Vec<String> =
                     source.proves.iter().map(|p| p.parts().join(".")).collect();
                 let problem = Diagnostic::new(format!(
@@ -263,7 +266,7 @@ impl TypeChecker<'_> {
                     node,
                     problem
                         .with_help("declare it with `proves`")
-                        .with_suggestion(&wanted, known.iter()),
+                        .with_suggestion(&name, known.iter()),
                 );
             };
             let ty = source.output_schema().filter(|_| Pointer::from(field) == *path).map_or(
@@ -340,18 +343,18 @@ impl TypeChecker<'_> {
     fn expect_type(
         &mut self,
         node: &CelNode,
-        wanted: &CelType,
+        expected: &CelType,
         locals: &mut Vec<CelType>,
     ) -> CelType {
         let ty = self.infer_type(node, locals);
-        if ty.is_comparable_with(wanted) {
+        if ty.is_comparable_with(expected) {
             ty
         } else {
             self.report(
                 node,
                 Diagnostic::new(format!(
                     "expected {}, found {}",
-                    wanted.type_name(),
+                    expected.type_name(),
                     ty.type_name()
                 )),
             )
@@ -645,21 +648,21 @@ impl TypeChecker<'_> {
 
     fn check_comprehension(
         &mut self,
-        each: &CelComprehension,
+        comprehension: &CelComprehension,
         locals: &mut Vec<CelType>,
     ) -> CelType {
-        let item = match self.infer_type(&each.range, locals) {
+        let item = match self.infer_type(&comprehension.range, locals) {
             CelType::List(item) => *item,
             CelType::Object(..) => CelType::Text(None),
             CelType::Any => CelType::Any,
             other => {
                 return self.report(
-                    &each.range,
+                    &comprehension.range,
                     Diagnostic::new(format!("cannot iterate over {}", other.type_name())),
                 );
             }
         };
-        let init = match self.infer_type(&each.init, locals) {
+        let init = match self.infer_type(&comprehension.init, locals) {
             // The accumulator starts with a literal and changes, so drop the known value.
             CelType::Bool(_) => CelType::Bool(None),
             CelType::Number(..) => CelType::Number(None, None),
@@ -667,16 +670,16 @@ impl TypeChecker<'_> {
         };
         locals.push(init);
         locals.push(item);
-        self.infer_type(&each.condition, locals);
-        let stepped = self.infer_type(&each.step, locals);
+        self.infer_type(&comprehension.condition, locals);
+        let step = self.infer_type(&comprehension.step, locals);
         locals.pop();
         if let Some(slot) = locals.last_mut() {
-            *slot = match (slot.clone(), stepped) {
-                (CelType::List(_), stepped @ CelType::List(_)) => stepped,
+            *slot = match (slot.clone(), step) {
+                (CelType::List(_), step @ CelType::List(_)) => step,
                 (known, _) => known,
             };
         }
-        let result = self.infer_type(&each.result, locals);
+        let result = self.infer_type(&comprehension.result, locals);
         locals.pop();
         match result {
             CelType::Bool(_) => CelType::Bool(None),

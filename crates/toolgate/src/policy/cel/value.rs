@@ -100,8 +100,8 @@ impl<'a> CelValue<'a> {
     }
 }
 
-pub(crate) fn type_fault(wanted: &str, got: &CelValue<'_>) -> PolicyError {
-    PolicyError(format!("expected {wanted}, found {}", got.type_name()))
+pub(crate) fn type_fault(expected: &str, value: &CelValue<'_>) -> PolicyError {
+    PolicyError(format!("expected {expected}, found {}", value.type_name()))
 }
 
 pub(crate) fn mismatch_fault(a: &CelValue<'_>, b: &CelValue<'_>) -> PolicyError {

@@ -82,11 +82,11 @@ impl SourcedRule {
 
     /// Checks whether two rules have the same name, scope, mode and definition.
     fn is_identical(&self, other: &Self) -> bool {
-        let (rule, theirs) = (&self.policy, &other.policy);
-        rule.name() == theirs.name()
+        let (rule, other_rule) = (&self.policy, &other.policy);
+        rule.name() == other_rule.name()
             && self.scope == other.scope
-            && rule.mode() == theirs.mode()
-            && rule.definition() == theirs.definition()
+            && rule.mode() == other_rule.mode()
+            && rule.definition() == other_rule.definition()
     }
 
     /// Checks whether the file sets a field of this rule.
@@ -212,7 +212,7 @@ impl RuleSet {
     /// Appends the rules that are not yet present, so that one rule in two files counts once.
     pub fn append_new(self, mut others: Self) -> Self {
         let is_known =
-            |other: &SourcedRule| self.policies.iter().any(|own| own.is_identical(other));
+            |other: &SourcedRule| self.policies.iter().any(|rule| rule.is_identical(other));
         others.policies.retain(|other| !is_known(other));
         self.append(others)
     }
@@ -226,7 +226,7 @@ impl RuleSet {
 pub fn render_problems(problems: &[Diagnostic], colours: bool) -> String {
     let renderer =
         if colours { Renderer::styled() } else { Renderer::plain() }.decor_style(DecorStyle::Ascii);
-    let one = |problem: &Diagnostic| {
+    let render = |problem: &Diagnostic| {
         let level = match problem.severity {
             Severity::Error => Level::ERROR,
             Severity::Warning => Level::WARNING,
@@ -248,5 +248,5 @@ pub fn render_problems(problems: &[Diagnostic], colours: bool) -> String {
         }
         renderer.render(&[group])
     };
-    problems.iter().map(one).collect::<Vec<_>>().join("\n\n")
+    problems.iter().map(render).collect::<Vec<_>>().join("\n\n")
 }

@@ -71,7 +71,7 @@ mod tests {
         .unwrap();
         assert_eq!(read_untrusted_text_file(&plain).unwrap(), "text");
         assert_eq!(read_untrusted_text_file(&empty).unwrap(), "");
-        for (path, why) in [
+        for (path, reason) in [
             (&*pipe, "not a regular file"),
             // A socket cannot even be opened.
             (&*socket, "not a regular file"),
@@ -79,7 +79,7 @@ mod tests {
             (Path::new("/proc/self/environ"), "longer than"),
         ] {
             let error = read_untrusted_text_file(path).unwrap_err().to_string();
-            assert!(error.contains(why), "{}: {error}", path.display());
+            assert!(error.contains(reason), "{}: {error}", path.display());
         }
     }
 }

@@ -14,7 +14,7 @@ pub(crate) fn parse_recorded_rules<'a>(agent: &str, files: &[(&'a str, &'a str)]
     };
     let (configurations, policies): (Vec<_>, Vec<_>) =
         files.iter().copied().partition(|(_, text)| is_configuration(text));
-    let Some(((name, text), more)) = configurations.split_first() else {
+    let Some(((name, text), included)) = configurations.split_first() else {
         return RuleSet::parse_all(policies);
     };
     let rules = |name: &str, text: &str, policies: Vec<(&'a str, &'a str)>| {
@@ -22,10 +22,14 @@ pub(crate) fn parse_recorded_rules<'a>(agent: &str, files: &[(&'a str, &'a str)]
         let (document, _) = DeTable::parse_recoverable(text);
         let shared = TableReadState::default();
         let table = TomlTable::new(&file, document.get_ref(), 0..0, &shared);
-        let own = table.table("agents").and_then(|agents| agents.table(agent));
-        rule_table::read_rules(&file, &own.as_ref().unwrap_or(&table).tables("policy"), policies)
+        let agent_table = table.table("agents").and_then(|agents| agents.table(agent));
+        rule_table::read_rules(
+            &file,
+            &agent_table.as_ref().unwrap_or(&table).tables("policy"),
+            policies,
+        )
     };
-    more.iter().fold(rules(name, text, policies), |all, (name, text)| {
+    included.iter().fold(rules(name, text, policies), |all, (name, text)| {
         all.append(rules(name, text, Vec::new()))
     })
 }
@@ -38,11 +42,11 @@ pub(crate) fn parse_recorded_tables(
     let mut tables = Vec::new();
     for (_, text) in files {
         let (document, _) = DeTable::parse_recoverable(text);
-        let own = document
+        let agent_table = document
             .get_ref()
             .get("agents")
             .and_then(|agents| agents.get_ref().as_table()?.get(agent)?.get_ref().as_table());
-        let policies = own
+        let policies = agent_table
             .unwrap_or_else(|| document.get_ref())
             .get("policy")
             .and_then(|policies| policies.get_ref().as_array());

@@ -354,16 +354,16 @@ fn read_require(table: &TomlTable<'_>, name: &str) -> Option<RuleDraft> {
     Some(RuleDraft::Require(refusal!(table, rule)))
 }
 
-fn read_deny(table: &TomlTable<'_>, name: &str, asks: bool) -> Option<RuleDraft> {
+fn read_deny(table: &TomlTable<'_>, name: &str, asks_person: bool) -> Option<RuleDraft> {
     let tools = read_tools(table);
-    let mut rule = if asks { Deny::ask(name, tools) } else { Deny::new(name, tools) };
+    let mut rule = if asks_person { Deny::ask(name, tools) } else { Deny::new(name, tools) };
     for (argument, condition) in read_conditions(table) {
         rule = rule.when(argument, condition);
     }
     if let Some(when) = table.text("when") {
         rule = rule.when_cel(when);
     }
-    if !asks {
+    if !asks_person {
         return Some(RuleDraft::Deny(refusal!(table, rule)));
     }
     // The model always reads `approval_required`, so code, category and redirect cannot be set.
@@ -430,18 +430,18 @@ fn read_condition(table: &TomlTable<'_>) -> Option<Condition> {
     let pattern = |text: &str| match Condition::matches(text) {
         Ok(condition) => Some(condition),
         Err(error) => {
-            let why = error.to_string();
-            let why =
-                why.lines().last().unwrap_or_default().trim_start_matches("error: ").to_owned();
+            let reason = error.to_string();
+            let reason =
+                reason.lines().last().unwrap_or_default().trim_start_matches("error: ").to_owned();
             table.report(
                 "matches",
-                Diagnostic::new(format!("not a valid regular expression: {why}"))
+                Diagnostic::new(format!("not a valid regular expression: {reason}"))
                     .with_help("use the syntax of the `regex` crate, with `\\\\` before literal special characters"),
             );
             None
         }
     };
-    let asked: Vec<&str> = ["above", "below", "in", "not_in", "glob", "matches", "runs", "touches"]
+    let tests: Vec<&str> = ["above", "below", "in", "not_in", "glob", "matches", "runs", "touches"]
         .into_iter()
         .filter(|word| table.has_key(word))
         .collect();
@@ -463,11 +463,11 @@ fn read_condition(table: &TomlTable<'_>) -> Option<Condition> {
             from: read_search_root(table),
         }),
     ];
-    if asked.len() != 1 {
+    if tests.len() != 1 {
         let problem =
-            Diagnostic::new(format!("a condition needs exactly one test, not {}", asked.len()));
+            Diagnostic::new(format!("a condition needs exactly one test, not {}", tests.len()));
         table.report(
-            asked.get(1).copied().unwrap_or_default(),
+            tests.get(1).copied().unwrap_or_default(),
             problem.with_help(
                 "one of `above`, `below`, `in`, `not_in`, `glob`, `matches`, `runs`, `touches`",
             ),

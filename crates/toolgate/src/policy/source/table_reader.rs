@@ -146,7 +146,7 @@ impl<'t> TomlTable<'t> {
     fn read_typed<T>(
         &self,
         key: &str,
-        wanted: (&str, &str),
+        expected: (&str, &str),
         convert: impl FnOnce(&'t DeValue<'t>) -> Option<T>,
     ) -> Option<T> {
         let value = self.read_value(key)?;
@@ -154,12 +154,12 @@ impl<'t> TomlTable<'t> {
         if converted.is_none() {
             let problem = Diagnostic::new(format!(
                 "`{key}` must be {}, not {}",
-                wanted.0,
+                expected.0,
                 toml_type_name(value.get_ref())
             ));
             self.push_problem(
                 value.span(),
-                problem.with_help(format!("like `{key} = {}`", wanted.1)),
+                problem.with_help(format!("like `{key} = {}`", expected.1)),
             );
         }
         converted
@@ -322,11 +322,11 @@ impl<'t> TomlTable<'t> {
             ))
             .with_help(help);
             // Suggest only near misspellings: in a short list, another word has another meaning.
-            let slips = words
+            let misspellings = words
                 .iter()
                 .map(|(word, _)| *word)
                 .filter(|word| toolgate_text::suggest::is_misspelling(word, text));
-            self.report(key, problem.with_suggestion(text, slips));
+            self.report(key, problem.with_suggestion(text, misspellings));
         }
         found
     }
@@ -345,8 +345,8 @@ impl<'t> TomlTable<'t> {
     /// Reads one name or a list of names.
     pub fn names(&self, key: &str) -> Option<Vec<&'t str>> {
         let value = self.read_value(key)?;
-        if let Some(one) = value.get_ref().as_str() {
-            return Some(vec![one]);
+        if let Some(name) = value.get_ref().as_str() {
+            return Some(vec![name]);
         }
         let names = value.get_ref().as_array().and_then(|items| {
             items.iter().map(|item| item.get_ref().as_str()).collect::<Option<Vec<_>>>()
@@ -521,10 +521,13 @@ impl<'t> TomlTable<'t> {
     pub fn part_spans(&self) -> BTreeMap<String, Range<usize>> {
         let parts = self.context.part_spans.borrow();
         // The keys are sorted, so this scans only the parts of one rule, even in a long file.
-        let own = parts.range(self.prefix.clone()..).map_while(|(key, span)| {
+        let own_parts = parts.range(self.prefix.clone()..).map_while(|(key, span)| {
             Some((key.strip_prefix(&self.prefix)?.to_owned(), span.clone()))
         });
-        own.filter(|(key, _)| !key.is_empty()).chain([(String::new(), self.span.clone())]).collect()
+        own_parts
+            .filter(|(key, _)| !key.is_empty())
+            .chain([(String::new(), self.span.clone())])
+            .collect()
     }
 
     /// Reports keys that were not read.
