@@ -15,16 +15,16 @@ WITHOUT = ["advice::", "broken::", "cel::", "codes::", "difflib::", "fuzzed::", 
 
 def main():
     build = ["cargo", "test", "--workspace", "--locked", "--no-run", "--message-format=json"]
-    said = subprocess.run(build, stdout=subprocess.PIPE, text=True, check=True).stdout
-    for line in said.splitlines():
-        made = json.loads(line)
-        root = made.get("manifest_path", "").removesuffix("Cargo.toml")
-        if root.endswith("crates/toolgate/") and made.get("executable") and made["target"]["kind"] == ["test"]:
+    output = subprocess.run(build, stdout=subprocess.PIPE, text=True, check=True).stdout
+    for line in output.splitlines():
+        message = json.loads(line)
+        root = message.get("manifest_path", "").removesuffix("Cargo.toml")
+        if root.endswith("crates/toolgate/") and message.get("executable") and message["target"]["kind"] == ["test"]:
             skip = [word for name in WITHOUT for word in ("--skip", name)]
             # `cargo test` sets these variables.
-            own = {"CARGO_MANIFEST_DIR": root.rstrip("/"), "CARGO_PKG_NAME": "toolgate"}
-            env = {**os.environ, **own, "TOOLGATE_TEST_STORE": "sqlite"}
-            sys.exit(subprocess.run([made["executable"], *skip], cwd=root, env=env).returncode)
+            cargo_variables = {"CARGO_MANIFEST_DIR": root.rstrip("/"), "CARGO_PKG_NAME": "toolgate"}
+            env = {**os.environ, **cargo_variables, "TOOLGATE_TEST_STORE": "sqlite"}
+            sys.exit(subprocess.run([message["executable"], *skip], cwd=root, env=env).returncode)
     sys.exit("the tests of crates/toolgate were not built")
 
 

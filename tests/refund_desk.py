@@ -44,24 +44,24 @@ def printed(log):
 
 def recorded(toolgate, ledger):
     query = [toolgate, "audit", "query", "--store", ledger, "--json"]
-    said = subprocess.run(query, stdout=subprocess.PIPE, text=True, check=True).stdout
-    rows = [json.loads(line)["row"] for line in said.splitlines()]
+    output = subprocess.run(query, stdout=subprocess.PIPE, text=True, check=True).stdout
+    rows = [json.loads(line)["row"] for line in output.splitlines()]
     return [(row["tool"], row["outcome"].get("error", {}).get("code", "ok")) for row in rows]
 
 
 def main(toolgate, log, ledger, desk):
     books = sqlite3.connect(f"file:{desk}?mode=ro", uri=True)
     paid = books.execute('SELECT "order", customer, amount FROM refunds ORDER BY id').fetchall()
-    seen = [
+    results = [
         ("the printed results are", printed(log), CALLS),
         ("the ledger rows are", recorded(toolgate, ledger), CALLS),
         ("the payments are", [(order, customer, Decimal(amount)) for order, customer, amount in paid], REFUNDS),
         ("the tickets are", books.execute('SELECT "order", why FROM tickets ORDER BY id').fetchall(), TICKETS),
     ]
-    wrong = [f"{what} {found}\n  expected {expected}" for what, found, expected in seen if found != expected]
-    for problem in wrong:
+    problems = [f"{what} {found}\n  expected {expected}" for what, found, expected in results if found != expected]
+    for problem in problems:
         print(f"WRONG   {problem}")
-    return 1 if wrong else 0
+    return 1 if problems else 0
 
 
 if __name__ == "__main__":

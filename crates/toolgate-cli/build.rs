@@ -28,13 +28,17 @@ fn main() {
         && variable("CARGO_CFG_TARGET_ENV") == "gnu";
     // If a linker or its flags are configured, do not override them.
     let is_set = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
-    if !is_native_gnu_linux || ["RUSTFLAGS", "CARGO_ENCODED_RUSTFLAGS", "RUSTC_LINKER"].into_iter().any(is_set) {
+    if !is_native_gnu_linux
+        || ["RUSTFLAGS", "CARGO_ENCODED_RUSTFLAGS", "RUSTC_LINKER"].into_iter().any(is_set)
+    {
         return;
     }
     let script_directory = Path::new(&variable("OUT_DIR")).join("static");
     let arguments =
         ["-static".to_owned(), "-no-pie".to_owned(), format!("-L{}", script_directory.display())];
-    if write_linker_scripts(&script_directory).is_none() || !can_link_statically(&script_directory, &arguments) {
+    if write_linker_scripts(&script_directory).is_none()
+        || !can_link_statically(&script_directory, &arguments)
+    {
         return;
     }
     for argument in &arguments {
@@ -62,7 +66,8 @@ fn write_linker_scripts(directory: &Path) -> Option<()> {
 
 /// Returns the path of a static archive. If the archive changes, this script runs again.
 fn find_archive(library: &str) -> Option<String> {
-    let output = Command::new("cc").arg(format!("-print-file-name=lib{library}.a")).output().ok()?;
+    let output =
+        Command::new("cc").arg(format!("-print-file-name=lib{library}.a")).output().ok()?;
     let path = PathBuf::from(String::from_utf8(output.stdout).ok()?.trim());
     let path = path.is_absolute().then_some(path)?.canonicalize().ok()?;
     // A quoted path in a linker script cannot contain these characters.

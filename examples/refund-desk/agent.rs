@@ -126,11 +126,11 @@ async fn run_demo(gateway: &mut GatewayProcess, program: &str) -> Result<(), Box
     )?;
     BufReader::new(stdout).read_line(&mut ready).await?;
     // The line contains colors if they are forced.
-    let (_, place) = ready.split_once("http://").ok_or("the gateway did not start")?;
-    let place: String =
-        place.chars().take_while(|c| !c.is_whitespace() && !c.is_control()).collect();
+    let (_, location) = ready.split_once("http://").ok_or("the gateway did not start")?;
+    let location: String =
+        location.chars().take_while(|c| !c.is_whitespace() && !c.is_control()).collect();
     let (url, address) =
-        (format!("http://{place}"), place.split('/').next().unwrap_or_default().to_owned());
+        (format!("http://{location}"), location.split('/').next().unwrap_or_default().to_owned());
     tokio::task::spawn_blocking(move || check_health(&address)).await??;
     run_calls(&url).await?;
     let mut out = anstream::stdout();
@@ -170,7 +170,9 @@ fn check_health(address: &str) -> Result<(), String> {
     if let Some((upstream, _)) = samples("toolgate_upstream_up").find(|(_, up)| *up != "1") {
         return Err(format!("the upstream `{upstream}` is down; no work was started"));
     }
-    if let Some((upstream, _)) = samples("toolgate_upstream_held_tools").find(|(_, held)| *held != "0") {
+    if let Some((upstream, _)) =
+        samples("toolgate_upstream_held_tools").find(|(_, count)| *count != "0")
+    {
         return Err(format!(
             "tools of the upstream `{upstream}` are quarantined (see `toolgate upstream diff`); no work was started"
         ));

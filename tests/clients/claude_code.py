@@ -27,7 +27,7 @@ from pathlib import Path
 
 sys.dont_write_bytecode = True
 
-from common import Failed, Skipped, expect, finish, short, skip, tried
+from common import Failed, Skipped, expect, finish, install_with_retries, short, skip
 from model import Model, Tool
 
 VERSION = "2.1.325"  # the first with `onFailure` is 2.1.295
@@ -148,7 +148,7 @@ def without_hooks_the_forbidden_call_runs(world):
     expect(not result.is_error and not world.has("control.txt"), f"the model read: {result.text}")
 
 
-def init_writes_hooks_that_hold(world):
+def init_writes_working_hooks(world):
     world.write("toolgate.toml", world.config)
     world.command("init", "--for", "claude-code")
     world.command("trust")
@@ -190,26 +190,26 @@ def a_normalised_output_is_what_the_model_reads(world):
     expect(not result.is_error and result.text == "card ending in 1111", f"the model read: {result.text}")
 
 
-def settings_that_the_client_leaves_aside_are_told_by_doctor(world):
+def doctor_reports_settings_that_the_client_ignores(world):
     """The client silently ignores the whole file if any part of it is malformed, so the gate is
     off.
     """
     path = world.project / ".claude" / "settings.json"
-    sound = path.read_text()
-    for changed, holds in (
-        (f"/* ours */\n{sound}", False),
-        (sound.replace("{", "{ // ours\n", 1), False),
-        (sound.rstrip().removesuffix("}").rstrip() + ",\n}\n", False),
-        (sound.replace('"PreToolUse": [', '"PreToolUse": [{"matcher": 7, "hooks": "x"},', 1), False),
-        (f"\ufeff{sound}", True),
-        (sound, True),
+    valid = path.read_text()
+    for settings, is_valid in (
+        (f"/* ours */\n{valid}", False),
+        (valid.replace("{", "{ // ours\n", 1), False),
+        (valid.rstrip().removesuffix("}").rstrip() + ",\n}\n", False),
+        (valid.replace('"PreToolUse": [', '"PreToolUse": [{"matcher": 7, "hooks": "x"},', 1), False),
+        (f"\ufeff{valid}", True),
+        (valid, True),
     ):
-        path.write_text(changed)
+        path.write_text(settings)
         world.write("aside.txt", "")
         world.play(Tool("Bash", {"command": "rm aside.txt"}))
         code, out, _ = finish([world.toolgate, "doctor"], COMMAND_SECONDS, cwd=world.project, env=world.environment)
-        expect((world.has("aside.txt"), code == 0) == (holds, holds), f"{short(changed[:80])}: doctor exited with {code}: {short(out)}")
-    path.write_text(sound)
+        expect((world.has("aside.txt"), code == 0) == (is_valid, is_valid), f"{short(settings[:80])}: doctor exited with {code}: {short(out)}")
+    path.write_text(valid)
 
 
 def without_the_store_every_call_is_refused(world):
@@ -243,12 +243,12 @@ def refused(world, name):
 
 SCENARIOS = [
     without_hooks_the_forbidden_call_runs,
-    init_writes_hooks_that_hold,
+    init_writes_working_hooks,
     a_forbidden_call_is_refused_and_the_model_reads_why,
     an_allowed_call_runs_and_the_model_reads_its_output,
     a_rewritten_call_is_what_runs,
     a_normalised_output_is_what_the_model_reads,
-    settings_that_the_client_leaves_aside_are_told_by_doctor,
+    doctor_reports_settings_that_the_client_ignores,
     without_the_store_every_call_is_refused,
     without_toolgate_every_call_is_refused,
 ]
@@ -295,14 +295,14 @@ def installed(cache):
 
 def isolation():
     """Returns a command that creates a namespace without network, whose processes end with it."""
-    said = "unshare is missing"
+    error = "unshare is missing"
     if shutil.which("unshare"):
         for rights in ([], ["--map-root-user"]):
             command = ["unshare", *rights, *ISOLATION]
-            code, _, said = finish([*command, "true"], COMMAND_SECONDS)
+            code, _, error = finish([*command, "true"], COMMAND_SECONDS)
             if code == 0:
                 return command
-    raise Skipped(f"cannot create a network namespace: {short(said)}")
+    raise Skipped(f"cannot create a network namespace: {short(error)}")
 
 
 def loopback_up():
@@ -340,7 +340,7 @@ def main():
     if not toolgate.is_file():
         sys.exit(f"{toolgate} does not exist; build it first")
     try:
-        client = tried(install)
+        client = install_with_retries(install)
     except Skipped as reason:
         return skip("the real Claude Code client", reason)
     try:

@@ -28,21 +28,21 @@ def skip(what, reason):
     print(f"SKIPPED: {what}: {reason}", flush=True)
 
 
-def tried(install):
+def install_with_retries(install):
     """Returns the result of an installation. A required installation is retried after a pause."""
-    for more in reversed(range(TRIES if REQUIRED else 1)):
+    for attempts_left in reversed(range(TRIES if REQUIRED else 1)):
         try:
             return install()
         except Skipped as reason:
-            if not more:
+            if not attempts_left:
                 raise
             print(f"retrying in {PAUSE_SECONDS} s: {reason}", flush=True)
             time.sleep(PAUSE_SECONDS)
 
 
-def expect(truth, seen):
-    if not truth:
-        raise Failed(seen)
+def expect(condition, message):
+    if not condition:
+        raise Failed(message)
 
 
 def short(text):

@@ -30,7 +30,8 @@ from typing import NamedTuple
 sys.dont_write_bytecode = True
 
 from common import TRIES, Failed, Skipped, expect, finish, short, skip
-from conformance import INSTALL_SECONDS, NEW, OLD, Place, Server, install, install_node, install_npm, limit, run_all
+from conformance_client import NEW, OLD
+from place import INSTALL_SECONDS, Place, Server, install, install_node, install_npm, limit, run_all
 from scripts import EARLIER_PYTHON, FASTMCP, PYTHON, STRICT, TYPESCRIPT
 
 NPM = [
@@ -122,7 +123,7 @@ class Call(NamedTuple):
     title: str
     tool: str
     arguments: dict
-    says: str  # text that the model must read
+    text: str  # text that the model must read
     refused: tuple = None  # category and code of the error
     decision: str = "succeeded"  # in the ledger
     again: bool = False  # whether the call may be retried
@@ -162,29 +163,29 @@ def calls(world, table, streams):
 
 
 class NotYet(NamedTuple):
-    """A known failure: the clients and calls, the observed problem as a pattern, and the reason."""
+    """A known failure: the clients and calls, a pattern of the problem, and the reason."""
 
     clients: set
     calls: set
-    seen: str
-    why: str
+    pattern: str
+    reason: str
 
 
 NOT_YET = []
 
 
-def wrong(call, result, described):
+def find_problem(call, result, has_output_schema):
     """Returns the problem with a result, or None."""
     if "thrown" in result:
         return f"the client raised: {result['thrown']}"
     text, structured = result["text"], result["structured"]
-    if call.says not in text:
-        return f"the text lacks {call.says!r}: {text}"
+    if call.text not in text:
+        return f"the text lacks {call.text!r}: {text}"
     if call.refused is None:
         return f"unexpected error: {text}" if result["isError"] else None
     if result["isError"] is not True:
         return f"not an error: {text}"
-    if structured is None and described:
+    if structured is None and has_output_schema:
         # Structured content must match the output schema of the tool, which an error does not. Then
         # the text has the error.
         with contextlib.suppress(ValueError):
@@ -192,9 +193,9 @@ def wrong(call, result, described):
     if structured is None:
         return "no structured content"
     category, code = call.refused
-    wanted = {"isError": True, "errorCategory": category, "code": code, "isRetryable": call.again}
-    seen = {name: structured.get(name) for name in wanted}
-    return None if seen == wanted else f"the error is {seen}, expected {wanted}"
+    expected = {"isError": True, "errorCategory": category, "code": code, "isRetryable": call.again}
+    actual = {name: structured.get(name) for name in expected}
+    return None if actual == expected else f"the error is {actual}, expected {expected}"
 
 
 # ---- the clients ---------------------------------------------------------------------------------
@@ -202,7 +203,7 @@ def wrong(call, result, described):
 class Seen(NamedTuple):
     """Observations of a client."""
 
-    speaks: str  # the revision, if the client reports it
+    revision: str  # the revision, if the client reports it
     tools: dict  # by name, whether the tool has an output schema
     results: list
 
@@ -212,7 +213,7 @@ class Client(NamedTuple):
 
     name: str
     run: object  # (world, work) -> Seen
-    speaks: str  # the expected revision, if the client reports it
+    revision: str  # the expected revision, if the client reports it
     mode: str = None
 
 
@@ -235,22 +236,22 @@ def inspect(world, work):
         server = {"command": work["command"][0], "args": work["command"][1:], "env": work["env"]}
         target = ["--config", world.script("mcp.json", json.dumps({"mcpServers": {"toolgate": server}})), "--server", "toolgate"]
 
-    def once(*arguments):
+    def run_inspector(*arguments):
         command = [world.node, world.inspector, "--cli", *target, *arguments]
         code, out, err = finish(command, CLIENT_SECONDS, cwd=world.scratch, env=world.environment)
         return json.loads(out) if code == 0 else {"thrown": short(err or out)}
 
-    listed = once("--method", "tools/list")
+    listed = run_inspector("--method", "tools/list")
     expect("tools" in listed, f"tools/list: {listed}")
     tools = {tool["name"]: "outputSchema" in tool for tool in listed["tools"]}
     results = []
     for name, arguments in work["calls"]:
-        words = [word for key, value in arguments.items() for word in ("--tool-arg", f"{key}={value}")]
-        said = once("--method", "tools/call", "--tool-name", name, *words)
-        if "thrown" not in said:
-            text = "\n".join(block["text"] for block in said["content"])
-            said = {"isError": said.get("isError", False), "structured": said.get("structuredContent"), "text": text}
-        results.append(said)
+        options = [word for key, value in arguments.items() for word in ("--tool-arg", f"{key}={value}")]
+        result = run_inspector("--method", "tools/call", "--tool-name", name, *options)
+        if "thrown" not in result:
+            text = "\n".join(block["text"] for block in result["content"])
+            result = {"isError": result.get("isError", False), "structured": result.get("structuredContent"), "text": text}
+        results.append(result)
     return Seen(None, tools, results)
 
 
@@ -324,10 +325,10 @@ class World(Place):
             environment = {**self.environment, "PORT": str(port)}
             server = Server([self.node, self.everything, transport], self.folder(), environment)
             servers.append(server)
-            end = time.monotonic() + READY_SECONDS
+            deadline = time.monotonic() + READY_SECONDS
             while not answers(port):
-                waiting = server.process.poll() is None and time.monotonic() < end
-                expect(waiting, f"{transport} did not start to serve: {short(server.out.read_text() + server.err.read_text())}")
+                is_starting = server.process.poll() is None and time.monotonic() < deadline
+                expect(is_starting, f"{transport} did not start to serve: {short(server.out.read_text() + server.err.read_text())}")
                 time.sleep(0.05)
         return servers
 
@@ -335,41 +336,41 @@ class World(Place):
         command = [self.toolgate, "serve", "--config", self.config, "--listen", "127.0.0.1:0", "--patience", f"{READY_SECONDS}s"]
         return self.start(command, r"toolgate serves at (http://\S+)", READY_SECONDS + COMMAND_SECONDS)
 
-    def play(self, client, work, session, table, some=None):
+    def play(self, client, work, session, table, titles=None):
         """Runs a client, and returns its observations and the problem of each call."""
-        made = [call for call in calls(self, table, "url" in work) if some is None or call.title in some]
-        work = {**work, "mode": client.mode, "calls": [(call.tool, call.arguments) for call in made]}
+        chosen = [call for call in calls(self, table, "url" in work) if titles is None or call.title in titles]
+        work = {**work, "mode": client.mode, "calls": [(call.tool, call.arguments) for call in chosen]}
         # The ledger has every call, even if the client fails.
-        self.made.update((session, call.tool, call.decision) for call in made)
-        seen = client.run(self, work)
-        offered = Counter(name.split("_")[0] for name in seen.tools)
-        expect(seen.speaks == client.speaks, f"the revision is {seen.speaks}, expected {client.speaks}")
+        self.made.update((session, call.tool, call.decision) for call in chosen)
+        observed = client.run(self, work)
+        offered = Counter(name.split("_")[0] for name in observed.tools)
+        expect(observed.revision == client.revision, f"the revision is {observed.revision}, expected {client.revision}")
         expect(offered == OFFERED, f"the offered tools are {dict(offered)}, expected {OFFERED}")
-        expect(len(seen.results) == len(made), f"{len(seen.results)} results for {len(made)} calls")
-        found = [(call, wrong(call, result, seen.tools.get(call.tool))) for call, result in zip(made, seen.results)]
-        return seen, found
+        expect(len(observed.results) == len(chosen), f"{len(observed.results)} results for {len(chosen)} calls")
+        problems = [(call, find_problem(call, result, observed.tools.get(call.tool))) for call, result in zip(chosen, observed.results)]
+        return observed, problems
 
 
-def told(report, client, over, seen, found):
+def report_client(report, client, transport, observed, results):
     """Prints the row of one client."""
-    problems, notes, good = [], [], 0
-    for call, problem in found:
-        known = next((one for one in NOT_YET if client in one.clients and call.title in one.calls), None)
-        if known and problem is None:
+    problems, notes, expected_count = [], [], 0
+    for call, problem in results:
+        known_failure = next((entry for entry in NOT_YET if client in entry.clients and call.title in entry.calls), None)
+        if known_failure and problem is None:
             problems.append(f"{call.title}: succeeds now; remove it from NOT_YET")
-        elif known and re.search(known.seen, problem):
-            notes.append(f"{call.title}: {known.why}")
+        elif known_failure and re.search(known_failure.pattern, problem):
+            notes.append(f"{call.title}: {known_failure.reason}")
         elif problem is not None:
             problems.append(f"{call.title}: {problem}")
         else:
-            good += 1
-    report.row(f"{client:26}{over:8}{seen.speaks or '?':12}{len(found):>6}{good:>19}", problems, notes)
+            expected_count += 1
+    report.row(f"{client:26}{transport:8}{observed.revision or '?':12}{len(results):>6}{expected_count:>19}", problems, notes)
 
 
 def free_port():
-    with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))
-        return held.getsockname()[1]
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
 
 
 def answers(port):
@@ -378,49 +379,49 @@ def answers(port):
     return False
 
 
-def everything(world, report):
-    others = world.serve_over_http()
+def test_all_clients(world, report):
+    http_servers = world.serve_over_http()
     gateway = world.serve()
-    standing = {group(number) for number in world.left()}
+    gateway_groups = {group(number) for number in world.running_processes()}
     stdio = [str(world.toolgate), "serve", "--stdio", "--config", str(world.config), "--patience", f"{READY_SECONDS}s"]
     for number, client in enumerate(CLIENTS):
         # Each client has its own session. The inspector accepts only addresses that end with
         # `/mcp`.
         session = "mcp" if client is INSPECTOR else f"client-{number}"
         # The inspector starts all servers again for each call.
-        some = {"everything: echo", "files: read", "wrong arguments"} if client is INSPECTOR else None
-        ways = [
+        titles = {"everything: echo", "files: read", "wrong arguments"} if client is INSPECTOR else None
+        transports = [
             ("HTTP", session, {"url": f"{gateway.address}/default/{session}"}, None),
-            ("stdio", STDIO, {"command": stdio, "env": world.environment}, some),
+            ("stdio", STDIO, {"command": stdio, "env": world.environment}, titles),
         ]
-        for over, session, work, some in ways:
+        for transport, session, work, titles in transports:
             try:
-                seen, found = world.play(client, work, session, f"{over.lower()}_{number}", some)
+                observed, results = world.play(client, work, session, f"{transport.lower()}_{number}", titles)
             except Failed as error:
-                report.problem(f"{client.name} over {over}: {error}")
+                report.problem(f"{client.name} over {transport}: {error}")
             else:
-                told(report, client.name, over, seen, found)
-    left = gone(world, standing)
+                report_client(report, client.name, transport, observed, results)
+    left = wait_for_processes(world, gateway_groups)
     report.row(f"{'after the stdio clients':34}{len(left)} processes left", left)
     ledger(world, report)
     code = gateway.stop()
-    for server in others:
+    for server in http_servers:
         server.stop()
-    left = gone(world, set())
+    left = wait_for_processes(world, set())
     report.row(f"{'after SIGTERM':34}exit code {code}, {len(left)} processes left", [*left, *([f"exit code {code}"] if code else [])])
     expect(not world.new.exists(), "an undeclared tool ran")
 
 
-def gone(world, standing):
-    """Waits until only allowed processes are left, and returns the others.
+def wait_for_processes(world, allowed_groups):
+    """Waits until only processes of these groups are left, and returns the others.
 
     A server's children are in its group.
     """
-    end = time.monotonic() + GONE_SECONDS
+    deadline = time.monotonic() + GONE_SECONDS
     while True:
-        left = {number: command for number, command in world.left().items() if group(number) not in standing}
-        if not left or time.monotonic() > end:
-            return sorted(left.values())
+        processes = {number: command for number, command in world.running_processes().items() if group(number) not in allowed_groups}
+        if not processes or time.monotonic() > deadline:
+            return sorted(processes.values())
         time.sleep(0.1)
 
 
@@ -434,22 +435,22 @@ def group(number):
 def ledger(world, report):
     """Checks that the ledger is valid and has one row for each call."""
     rows, names = world.rows(world.store, "--agent", "default"), {session for session, _, _ in world.made}
-    seen = Counter((row["session"] if row["session"] in names else STDIO, row["tool"], row["decision"]) for row in rows)
+    recorded = Counter((row["session"] if row["session"] in names else STDIO, row["tool"], row["decision"]) for row in rows)
     problems = [
-        f"{' '.join(key)}: {seen[key]} rows, {world.made[key]} calls"
-        for key in sorted(seen.keys() | world.made.keys())
-        if seen[key] != world.made[key]
+        f"{' '.join(key)}: {recorded[key]} rows, {world.made[key]} calls"
+        for key in sorted(recorded.keys() | world.made.keys())
+        if recorded[key] != world.made[key]
     ]
     report.row(f"{'the ledger':34}{len(rows)} rows for {world.made.total()} calls", problems)
     report.row(f"{'`toolgate audit verify`':34}{world.audit(world.store, 'verify').splitlines()[0]}")
 
 
-def install_python(name, packages, made):
+def install_python(name, packages, program):
     def commands(cache):
         python = cache / "venv" / "bin" / "python"
         return [[sys.executable, "-m", "venv", cache / "venv"], [python, "-m", "pip", "install", "--quiet", *packages]]
 
-    cache = install(named(name, packages), commands, f"venv/bin/{made}")
+    cache = install(named(name, packages), commands, f"venv/bin/{program}")
     return cache / "venv" / "bin" / "python"
 
 
@@ -479,7 +480,7 @@ def main():
     except Skipped as reason:
         return skip("third-party clients and servers", reason)
     head = f"{'client':26}{'over':8}{'revision':12}{'calls':>6}{'as expected':>19}"
-    run_all(head, [everything], lambda scratch: World(scratch, toolgate, *installed))
+    run_all(head, [test_all_clients], lambda scratch: World(scratch, toolgate, *installed))
 
 
 if __name__ == "__main__":

@@ -19,9 +19,9 @@ from common import Failed, Skipped
 
 def main():
     with ThreadPoolExecutor() as pool:
-        for made in [pool.submit(install) for install in (conformance.install_all, gateway.install_all, claude_code.install)]:
+        for installation in [pool.submit(install) for install in (conformance.install_all, gateway.install_all, claude_code.install)]:
             try:
-                made.result()
+                installation.result()
             except (Failed, Skipped) as error:
                 print(error, flush=True)
 

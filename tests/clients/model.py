@@ -105,7 +105,7 @@ class Model:
             for block in _blocks(self.conversation(), "user", "tool_result")
         ]
 
-    def heard(self):
+    def other_text(self):
         """Returns all text besides tool results: prompt, reminders, and text from hooks."""
         return "\n".join(block.get("text", "") for block in _blocks(self.conversation(), None, "text"))
 

@@ -20,7 +20,7 @@ async def main():
             else:
                 text = "\\n".join(block.text for block in result.content)
                 results.append({"isError": result.is_error, "structured": result.structured_content, "text": text})
-        print(json.dumps({"speaks": client.protocol_version, "tools": tools, "results": results}))
+        print(json.dumps({"revision": client.protocol_version, "tools": tools, "results": results}))
 
 asyncio.run(main())
 """
@@ -49,7 +49,7 @@ async def main():
             else:
                 text = "\\n".join(block.text for block in result.content)
                 results.append({"isError": result.isError, "structured": result.structuredContent, "text": text})
-        print(json.dumps({"speaks": hello.protocolVersion, "tools": tools, "results": results}))
+        print(json.dumps({"revision": hello.protocolVersion, "tools": tools, "results": results}))
 
 asyncio.run(main())
 """
@@ -74,7 +74,7 @@ async def main():
             else:
                 text = "\\n".join(block.text for block in result.content)
                 results.append({"isError": result.is_error, "structured": result.structured_content, "text": text})
-        print(json.dumps({"speaks": client.protocol_version, "tools": tools, "results": results}))
+        print(json.dumps({"revision": client.protocol_version, "tools": tools, "results": results}))
 
 asyncio.run(main())
 """
@@ -88,9 +88,9 @@ const work = JSON.parse(process.argv[2]);
 const transport = work.url
   ? new StreamableHTTPClientTransport(new URL(work.url))
   : new StdioClientTransport({ command: work.command[0], args: work.command.slice(1), env: work.env });
-let speaks = null;
-const tell = transport.setProtocolVersion?.bind(transport);
-transport.setProtocolVersion = (version) => { speaks = version; tell?.(version); };
+let revision = null;
+const setVersion = transport.setProtocolVersion?.bind(transport);
+transport.setProtocolVersion = (version) => { revision = version; setVersion?.(version); };
 const client = new Client({ name: "test", version: "1" });
 await client.connect(transport);
 const tools = {};
@@ -106,7 +106,7 @@ for (const [name, args] of work.calls) {
   }
 }
 await client.close();
-console.log(JSON.stringify({ speaks, tools, results }));
+console.log(JSON.stringify({ revision, tools, results }));
 """
 
 # A server that answers each call with a protocol error.

@@ -1,4 +1,6 @@
-"""What a hook of the same kind costs in Python: read the event, read the configuration, look at the command, claim in a database."""
+"""A hook in Python with the same work: it reads the event and the configuration, checks the command,
+and claims the call in a database.
+"""
 
 import json
 import re

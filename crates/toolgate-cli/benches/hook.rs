@@ -291,14 +291,13 @@ fn main() {
         directory.warm_hook(&with_many_rows),
     ];
     let durations = measure_commands(&mut commands);
-    let [floor, hook, with_service, python, with_other_rules, with_own_rules, with_many_rows] = durations[..] else { return };
+    let [floor, hook, with_service, python, with_other_rules, with_own_rules, with_many_rows] =
+        durations[..]
+    else {
+        return;
+    };
     write_lines(vec![
-        line(
-            "hook_process",
-            hook,
-            floor,
-            "a call decided and claimed durably; floor: `/bin/true`",
-        ),
+        line("hook_process", hook, floor, "a call decided and claimed durably; floor: `/bin/true`"),
         line("hook_service", with_service, floor, "the same through a service; floor: `/bin/true`"),
         line("hook_vs_python", python, hook, "an equivalent hook in Python; floor: toolgate"),
         line(
@@ -313,6 +312,11 @@ fn main() {
             hook,
             "with 1,000 rules for the called tool; floor: with one rule",
         ),
-        line("hook_1m_rows", with_many_rows, hook, "with a ledger of 1,000,000 rows; floor: with a new one"),
+        line(
+            "hook_1m_rows",
+            with_many_rows,
+            hook,
+            "with a ledger of 1,000,000 rows; floor: with a new one",
+        ),
     ]);
 }

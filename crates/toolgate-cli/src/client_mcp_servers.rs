@@ -1,4 +1,5 @@
-//! Edits the MCP server lists of clients: puts toolgate in front of the servers, and removes it.
+//! Edits the MCP server lists of clients: adds toolgate in front of the servers, or removes
+//! toolgate.
 
 use jsonc_parser::cst::{CstInputValue, CstObject};
 use serde_json::Value;

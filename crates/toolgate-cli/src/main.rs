@@ -1,4 +1,4 @@
-//! The toolgate command line.
+//! Runs the toolgate command line.
 
 mod client_mcp_servers;
 mod command;
@@ -183,7 +183,7 @@ impl LogConfig {
             .with_target("rmcp", tracing::level_filters::LevelFilter::OFF)
             .with_target("opentelemetry", tracing::level_filters::LevelFilter::OFF);
         let filter = if self.reports_upstreams && !self.verbose {
-            filter.with_target("toolgate_mcp::upstream::link", tracing::Level::ERROR)
+            filter.with_target("toolgate_mcp::upstream::supervisor", tracing::Level::ERROR)
         } else {
             filter
         };

@@ -22,8 +22,8 @@ use tracing_subscriber::registry::LookupSpan;
 
 /// A kind of telemetry, with its path at the collector and its environment variables.
 ///
-/// `endpoint` is the variable with the collector for this kind alone, and `exporter` the one that
-/// can disable it.
+/// `endpoint_variable` names the collector for this kind alone. `exporter_variable` can disable
+/// this kind.
 struct TelemetryKind {
     name: &'static str,
     path: &'static str,

@@ -5,7 +5,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use crate::UnusableTool;
-use crate::config::{AgentConfig, Config, ToolConfig};
+use crate::agent_config::{AgentConfig, ToolConfig};
+use crate::config::Config;
 use crate::match_upstreams::{UpstreamMatcher, UpstreamSources};
 use toolgate::agent::{Agent, PromptSection};
 use toolgate::files::{FileSystem, ReadOnlyDir};

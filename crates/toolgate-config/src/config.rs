@@ -3,25 +3,19 @@
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 use jiff::SignedDuration;
 use toml::de::DeTable;
 
 use super::lint::AllowedFinding;
+use crate::agent_config::AgentConfig;
 use crate::parse::gateway::GatewayConfig;
-use crate::parse::upstream::UpstreamConfig;
 use crate::tool_backend::{ExposedTool, ToolBackend};
 use crate::unusable_tool::UpstreamInventory;
-use toolgate::call::error::ErrorDialect;
-use toolgate::files::FileSystem;
-use toolgate::hook::CommandHook;
+use crate::upstream_config::UpstreamConfig;
 use toolgate::limits::{Limits, RateLimit};
-use toolgate::policy::source::RuleSet;
 use toolgate::policy::source::table_reader::{TableReadState, TomlSource, TomlTable};
 use toolgate::policy::{Diagnostic, Severity, SourceSpan};
-use toolgate::tool::{Tool, ToolSpec};
-use toolgate_json::Pointer;
 
 pub use crate::build_agents::ConfigError;
 
@@ -70,8 +64,8 @@ pub struct Config {
     pub(crate) included_files: Vec<PathBuf>,
     /// All files that affect the configuration.
     pub(crate) dependencies: crate::parse::workspace::ConfigDependencies,
-    is_store_known: bool,
-    is_retention_known: bool,
+    pub(crate) is_store_known: bool,
+    pub(crate) is_retention_known: bool,
     pub(crate) allowed_findings: Vec<AllowedFinding>,
     /// Position of the `listen` key of the gateway.
     pub(crate) listen_span: Option<SourceSpan>,
@@ -80,53 +74,6 @@ pub struct Config {
     pub(crate) upstream_inventory: UpstreamInventory,
     /// The file itself.
     pub(crate) file_span: SourceSpan,
-}
-
-/// An agent as declared in the file.
-#[derive(Clone)]
-pub(crate) struct AgentConfig {
-    pub(crate) name: String,
-    pub(crate) principals: Option<Vec<String>>,
-    pub(crate) limits: Limits,
-    /// Limits of 0 that refuse every call.
-    pub(crate) zero_limits: Vec<SourceSpan>,
-    pub(crate) max_output: Option<usize>,
-    pub(crate) dialect: Option<ErrorDialect>,
-    /// Directory whose files the agent works on, and the position of the key.
-    pub(crate) files: Option<(PathBuf, SourceSpan)>,
-    /// The same directory, once it is open.
-    pub(crate) open_files: Option<Arc<dyn FileSystem>>,
-    /// Whether a client runs all tools, on files that toolgate cannot read.
-    pub(crate) is_for_client: bool,
-    pub(crate) tools: Vec<ToolConfig>,
-    /// Upstreams whose undeclared tools the agent is offered.
-    ///
-    /// `None` means all upstreams if this is the only agent, else no upstream.
-    pub(crate) upstreams: Option<Vec<String>>,
-    /// Tools for which an allowed call also grants the client's permission.
-    pub(crate) granted_tools: Vec<String>,
-    pub(crate) hooks: Vec<CommandHook>,
-    pub(crate) hook_spans: Vec<(String, SourceSpan)>,
-    pub(crate) rules: RuleSet,
-}
-
-/// A tool of an agent, and where it is declared.
-#[derive(Clone)]
-pub(crate) struct ToolConfig {
-    pub(crate) tool: Tool,
-    pub(crate) span: SourceSpan,
-    pub(crate) section: Option<String>,
-    pub(crate) backend: Option<ToolBackend>,
-    /// Positions of the declared secrets.
-    pub(crate) secrets: Vec<(Pointer, SourceSpan)>,
-    /// Whether the tool is built in and works on the files of its agent.
-    pub(crate) uses_agent_files: bool,
-}
-
-impl ToolConfig {
-    pub(crate) fn map_tool(self, change: impl FnOnce(Tool) -> Tool) -> Self {
-        Self { tool: change(self.tool), ..self }
-    }
 }
 
 /// Answers for a client that runs its tools itself, if the gate has no decision.
@@ -479,88 +426,6 @@ impl Config {
             .iter()
             .filter(move |declared| declared.name == agent)
             .flat_map(|declared| declared.granted_tools.iter().map(String::as_str))
-    }
-
-    /// Prepares the configuration for a client that runs all tools itself.
-    #[must_use]
-    pub fn for_client(mut self) -> Self {
-        for declared in &mut self.agents {
-            declared.tools = std::mem::take(&mut declared.tools)
-                .into_iter()
-                .map(|entry| entry.map_tool(Tool::into_client_run))
-                .collect();
-            declared.is_for_client = true;
-            // The client limits large results itself.
-            declared.max_output = declared.max_output.or(Some(usize::MAX));
-        }
-        self
-    }
-
-    /// Adds a policy file to every agent.
-    #[must_use]
-    pub fn with_policies(mut self, name: &str, text: impl Fn(&[&ToolSpec]) -> String) -> Self {
-        for declared in &mut self.agents {
-            let specs: Vec<&ToolSpec> =
-                declared.tools.iter().map(|entry| entry.tool.spec()).collect();
-            let rules = RuleSet::parse(name, &text(&specs));
-            declared.rules = std::mem::take(&mut declared.rules).append(rules);
-        }
-        self
-    }
-
-    /// Merges this configuration under the user's own configuration.
-    ///
-    /// All rules of the user's configuration apply as well. If both configure a tool, limits or the
-    /// store, the user's configuration takes precedence.
-    #[must_use]
-    pub fn merge_under_user_config(mut self, user: Self) -> Self {
-        // The file that names the ledger also sets its retention.
-        if user.store.is_some() {
-            self.retention = user.retention;
-            self.is_retention_known = user.is_retention_known;
-        }
-        self.is_retention_known &= user.is_retention_known;
-        self.store = user.store.or(self.store);
-        self.redact.extend(user.redact);
-        self.client.on_failure = user.client.on_failure;
-        self.client.undeclared = user.client.undeclared;
-        self.problems.extend(user.problems);
-        self.included_files.extend(user.included_files);
-        self.dependencies.extend(user.dependencies);
-        self.upstreams
-            .retain(|upstream| user.upstreams.iter().all(|other| other.name != upstream.name));
-        self.upstreams.extend(user.upstreams);
-        for agent in user.agents {
-            // A single agent matches any agent of the other file; several agents match by name.
-            let single = self.agents.len() == 1;
-            let Some(declared) =
-                self.agents.iter_mut().find(|declared| single || declared.name == agent.name)
-            else {
-                self.agents.push(agent);
-                continue;
-            };
-            declared.tools.retain(|entry| {
-                agent.tools.iter().all(|entry_of_user| {
-                    entry_of_user.tool.spec().name() != entry.tool.spec().name()
-                })
-            });
-            declared.granted_tools.retain(|name| {
-                agent.tools.iter().all(|entry_of_user| entry_of_user.tool.spec().name() != name)
-            });
-            declared.tools.extend(agent.tools);
-            declared.granted_tools.extend(agent.granted_tools);
-            declared.hooks =
-                agent.hooks.into_iter().chain(std::mem::take(&mut declared.hooks)).collect();
-            declared.rules = agent.rules.append_new(std::mem::take(&mut declared.rules));
-            declared.principals = agent.principals.or(declared.principals.take());
-            declared.max_output = agent.max_output.or(declared.max_output);
-            declared.dialect = agent.dialect.or(declared.dialect);
-            declared.files = agent.files.or(declared.files.take());
-            if agent.limits != Limits::default() {
-                declared.limits = agent.limits;
-            }
-        }
-        self
     }
 }
 

@@ -1,21 +1,21 @@
 //! Finds weaknesses of a configuration: poor descriptions, ineffective rules, likely misspellings.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 use jiff::SignedDuration;
 
-use crate::config::{AgentConfig, Config, ToolConfig};
-use crate::parse::upstream::UpstreamConfig;
-use crate::schema_keywords::find_misspelled_keywords;
+use crate::agent_config::{AgentConfig, ToolConfig};
+use crate::config::Config;
+use crate::lint_descriptions::{
+    check_descriptions, check_ordering, check_overlaps, check_tool_count,
+};
+use crate::lint_schemas::{check_schemas, check_secrets};
 use crate::secret_ref::SecretRef;
-use crate::tool_backend::ToolBackend;
+use crate::upstream_config::UpstreamConfig;
 use toolgate::policy::source::table_reader::TomlTable;
-use toolgate::policy::{Diagnostic, EnforcementMode, Severity, SourceSpan};
-use toolgate::schema::{SchemaLookup, lookup_input, lookup_schema};
-use toolgate::tool::{ExtraArguments, ToolSpec};
-use toolgate_text::escape_for_display;
-use toolgate_text::suggest::find_closest;
+use toolgate::policy::{Diagnostic, Severity, SourceSpan};
+use toolgate::tool::ToolSpec;
 
 /// The codes of all findings, each with its meaning.
 pub const LINTS: [(&str, &str); 16] = [
@@ -76,10 +76,6 @@ pub const LINTS: [(&str, &str); 16] = [
     ),
 ];
 
-/// Recommended maximum number of tools of an agent.
-const MAX_RECOMMENDED_TOOLS: usize = 5;
-/// Minimum share of common words for two descriptions to overlap.
-const MIN_DESCRIPTION_OVERLAP: f64 = 0.6;
 /// Minimum number of words of a reason; "Not allowed." does not tell a model what to do.
 const MIN_REASON_WORDS: usize = 3;
 /// Minimum number of recorded sessions before usage is judged.
@@ -90,7 +86,7 @@ const DECISION_KEYS: [&str; 6] = ["policy", "rule", "mode", "effect", "undeclare
 /// A finding.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LintFinding {
-    /// Its code; see [`LINTS`].
+    /// The code; see [`LINTS`].
     pub code: &'static str,
     /// The problem and its position.
     pub problem: Diagnostic,
@@ -251,9 +247,9 @@ impl Config {
 }
 
 /// A finding, and the name of the item that it concerns.
-type NamedFinding = (LintFinding, String);
+pub(crate) type NamedFinding = (LintFinding, String);
 
-fn lint_warning(
+pub(crate) fn lint_warning(
     code: &'static str,
     of: &str,
     place: Option<&SourceSpan>,
@@ -270,7 +266,7 @@ fn lint_warning(
 
 /// Iterates over tools whose descriptions belong to this file. Those of a client's own tools do
 /// not.
-fn own_tools(declared: &AgentConfig) -> impl Iterator<Item = (&ToolSpec, &SourceSpan)> {
+pub(crate) fn own_tools(declared: &AgentConfig) -> impl Iterator<Item = (&ToolSpec, &SourceSpan)> {
     declared
         .tools
         .iter()
@@ -290,261 +286,6 @@ fn check_zero_limits(declared: &AgentConfig) -> Vec<NamedFinding> {
         )
     };
     declared.zero_limits.iter().map(to_finding).collect()
-}
-
-fn check_tool_count(declared: &AgentConfig) -> Option<NamedFinding> {
-    let count = declared.tools.len();
-    let place = declared.tools.get(MAX_RECOMMENDED_TOOLS).map(|entry| &entry.span);
-    (count > MAX_RECOMMENDED_TOOLS && own_tools(declared).next().is_some()).then(|| {
-        let message = format!("the agent `{}` has {count} tools; models choose well among at most {MAX_RECOMMENDED_TOOLS}", declared.name);
-        lint_warning(
-            "too_many_tools",
-            &declared.name,
-            place,
-            message,
-            "give each specialist its own agent, and let one agent route between them",
-        )
-    })
-}
-
-fn check_descriptions(declared: &AgentConfig) -> Vec<NamedFinding> {
-    let is_short = |(spec, _): &(&ToolSpec, &SourceSpan)| {
-        spec.description().lines().filter(|line| !line.trim().is_empty()).count() < 4
-    };
-    let to_finding = |(spec, place): (&ToolSpec, &SourceSpan)| {
-        let lines = spec.description().lines().count();
-        let message = format!(
-            "the description of `{}` has {lines} line{}",
-            spec.name(),
-            if lines == 1 { "" } else { "s" }
-        );
-        lint_warning(
-            "thin_description",
-            spec.name(),
-            Some(place),
-            message,
-            "write four lines: what it does, when to use it, edge cases, what must come first",
-        )
-    };
-    own_tools(declared).filter(is_short).map(to_finding).collect()
-}
-
-/// Schemas of upstreams are not checked, because this file cannot change them.
-fn check_schemas(declared: &AgentConfig) -> Vec<NamedFinding> {
-    let mut found = Vec::new();
-    for ToolConfig { tool, span: place, .. } in declared
-        .tools
-        .iter()
-        .filter(|entry| !matches!(entry.backend, Some(ToolBackend::Mcp { .. })))
-    {
-        let spec = tool.spec();
-        for (direction, schema) in
-            [("input", spec.input_schema()), ("output", spec.output_schema())]
-        {
-            for (problem, help) in schema.map(find_misspelled_keywords).unwrap_or_default() {
-                let message = format!("the {direction} of `{}` {problem}", spec.name());
-                found.push(lint_warning(
-                    "unknown_keyword",
-                    spec.name(),
-                    Some(place),
-                    message,
-                    &help,
-                ));
-            }
-        }
-    }
-    found
-}
-
-/// Finds misspelled secrets, whose real values would be shown.
-///
-/// Without an output schema the result may contain the secret, so the finding is only a note.
-fn check_secrets(declared: &AgentConfig) -> Vec<NamedFinding> {
-    let mut found = Vec::new();
-    for ToolConfig { tool, secrets, .. } in &declared.tools {
-        let spec = tool.spec();
-        for (path, place) in secrets {
-            let SchemaLookup::Missing(name, mut known) = lookup_input(spec, path) else { continue };
-            let (severity, otherwise) = match spec
-                .output_schema()
-                .map(|output| lookup_schema(output, ExtraArguments::Pass, path))
-            {
-                Some(SchemaLookup::Known(_)) => continue,
-                Some(SchemaLookup::Missing(_, output_names)) => {
-                    known.extend(output_names);
-                    (
-                        Severity::Warning,
-                        "name a field of the arguments or of the result, or remove it",
-                    )
-                }
-                Some(SchemaLookup::Open) | None => {
-                    (Severity::Note, "if the result contains it, declare it in `output`")
-                }
-            };
-            let guess = find_closest(&name, known.iter().map(String::as_str));
-            let parts = match severity {
-                Severity::Note => {
-                    ("does not accept", "unless the result contains it, the entry hides nothing")
-                }
-                _ => ("neither accepts nor returns", "the entry hides nothing"),
-            };
-            let message = format!(
-                "`{}` {} a `{}`: {}",
-                spec.name(),
-                parts.0,
-                escape_for_display(&path.to_string()),
-                parts.1
-            );
-            let problem = Diagnostic {
-                span: Some(place.clone()),
-                severity,
-                ..match guess {
-                    Some(guess) => Diagnostic::new(message).did_you_mean(guess),
-                    None => Diagnostic::new(message).with_help(otherwise),
-                }
-            };
-            // A note is too uncertain for an automatic fix.
-            let finding = match severity {
-                Severity::Note => LintFinding { code: "unknown_secret", problem, fix: None },
-                _ => LintFinding::from_problem("unknown_secret", problem),
-            };
-            found.push((finding, spec.name().to_owned()));
-        }
-    }
-    found
-}
-
-/// Returns the tools that enforced rules require before this tool.
-fn required_predecessors(declared: &AgentConfig, spec: &ToolSpec) -> BTreeSet<String> {
-    let rules = declared.rules.sourced_rules().filter(|written| {
-        written.policy.mode() == EnforcementMode::Enforce && written.policy.governs(spec)
-    });
-    rules
-        .flat_map(|written| {
-            written
-                .policy
-                .static_summary(spec)
-                .prerequisites
-                .into_iter()
-                .flat_map(|(_, group)| group.into_iter().map(str::to_owned))
-                .collect::<Vec<_>>()
-        })
-        .collect()
-}
-
-/// Checks whether a rule about files orders two tools: read before write.
-fn is_ordered_by_files(declared: &AgentConfig, reads: &str, writes: &ToolSpec) -> bool {
-    let on_files = declared
-        .tools
-        .iter()
-        .any(|entry| entry.uses_agent_files && entry.tool.spec().name() == reads);
-    let looks = |written: &toolgate::policy::source::SourcedRule| {
-        written.policy.governs(writes) && written.policy.static_summary(writes).needs_files
-    };
-    on_files
-        && declared
-            .rules
-            .sourced_rules()
-            .any(|written| written.policy.mode() == EnforcementMode::Enforce && looks(written))
-}
-
-fn check_ordering(declared: &AgentConfig) -> Vec<NamedFinding> {
-    const ORDERING_PHRASES: [&str; 8] =
-        ["after", "before", "first", "requires", "must", "only once", "prior", "needs"];
-    let mut found = Vec::new();
-    for (spec, place) in own_tools(declared) {
-        let enforced = required_predecessors(declared, spec);
-        let described = spec.description().to_lowercase();
-        let names = |name: &str| {
-            described
-                .split(|c: char| !(c.is_alphanumeric() || c == '_' || c == '-'))
-                .any(|word| word == name)
-        };
-        // If several tools satisfy the rule, naming one of them is enough.
-        if !enforced.is_empty() && !enforced.iter().any(|name| names(name)) {
-            let list =
-                enforced.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(" or ");
-            let message = format!(
-                "`{}` is refused without {list}, but its description does not say so",
-                spec.name()
-            );
-            found.push(lint_warning(
-                "ordering_untold",
-                spec.name(),
-                Some(place),
-                message,
-                "name the tool that must come first in the last line",
-            ));
-        }
-        let ordered = |line: &&str| ORDERING_PHRASES.iter().any(|word| line.contains(word));
-        for line in described.lines().filter(ordered) {
-            let others = declared
-                .tools
-                .iter()
-                .map(|entry| entry.tool.spec())
-                .filter(|other| other.name() != spec.name());
-            let mentioned = others
-                .filter(|other| {
-                    line.split(|c: char| !(c.is_alphanumeric() || c == '_' || c == '-'))
-                        .any(|word| word == other.name())
-                })
-                // The line may say that this tool comes before the other one.
-                .filter(|other| {
-                    !is_ordered_by_files(declared, other.name(), spec)
-                        && !is_ordered_by_files(declared, spec.name(), other)
-                });
-            for name in mentioned.map(ToolSpec::name).filter(|name| !enforced.contains(*name)) {
-                let message = format!(
-                    "the description of `{}` says that `{name}` comes first, but no rule enforces it",
-                    spec.name()
-                );
-                found.push(lint_warning(
-                    "ordering_unenforced",
-                    spec.name(),
-                    Some(place),
-                    message,
-                    "write a `require` rule, or remove the sentence: models do not follow it reliably",
-                ));
-            }
-        }
-    }
-    found
-}
-
-fn check_overlaps(declared: &AgentConfig) -> Vec<NamedFinding> {
-    let words = |spec: &ToolSpec| -> BTreeSet<String> {
-        let text = spec.description().to_lowercase();
-        text.split(|c: char| !c.is_alphanumeric())
-            .filter(|word| word.len() > 2)
-            .map(str::to_owned)
-            .collect()
-    };
-    let all: Vec<(&ToolSpec, &SourceSpan, BTreeSet<String>)> =
-        own_tools(declared).map(|(spec, place)| (spec, place, words(spec))).collect();
-    let mut found = Vec::new();
-    for (at, (first, _, first_words)) in all.iter().enumerate() {
-        for (second, place, second_words) in all.iter().skip(at + 1) {
-            let (both, either) = (
-                first_words.intersection(second_words).count(),
-                first_words.union(second_words).count(),
-            );
-            if either >= 4 && both as f64 / either as f64 >= MIN_DESCRIPTION_OVERLAP {
-                let message = format!(
-                    "the descriptions of `{}` and `{}` are nearly equal",
-                    first.name(),
-                    second.name()
-                );
-                found.push(lint_warning(
-                    "overlap",
-                    second.name(),
-                    Some(place),
-                    message,
-                    "say when to use each of them, or merge them",
-                ));
-            }
-        }
-    }
-    found
 }
 
 fn check_reasons(declared: &AgentConfig) -> Vec<NamedFinding> {

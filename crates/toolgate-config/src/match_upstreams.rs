@@ -9,10 +9,10 @@ use std::sync::Arc;
 
 use serde_json::json;
 
-use crate::config::{AgentConfig, ToolConfig};
-use crate::parse::upstream::{UndeclaredToolPolicy, UpstreamConfig};
+use crate::agent_config::{AgentConfig, ToolConfig};
 use crate::tool_backend::ToolBackend;
 use crate::unusable_tool::{UnusableTool, UnusableToolHandler, UpstreamInventory};
+use crate::upstream_config::{UndeclaredToolPolicy, UpstreamConfig};
 use toolgate::agent::Agent;
 use toolgate::hook::{CommandHook, Hook};
 use toolgate::policy::{Diagnostic, Severity, SourceSpan};

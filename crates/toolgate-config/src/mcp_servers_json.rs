@@ -2,10 +2,11 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::parse::upstream::{
-    Credentials, MAX_UPSTREAM_NAME_CHARS, UndeclaredToolPolicy, UpstreamConfig, UpstreamTransport,
-};
+use crate::parse::upstream::MAX_UPSTREAM_NAME_CHARS;
 use crate::secret_ref::SecretRef;
+use crate::upstream_config::{
+    Credentials, UndeclaredToolPolicy, UpstreamConfig, UpstreamTransport,
+};
 
 /// Reads the servers of a client's configuration file.
 ///
@@ -42,7 +43,7 @@ pub fn parse_mcp_servers(text: &str) -> Result<Vec<UpstreamConfig>, String> {
         return Err(name_conflict(name));
     }
     let mut found: Vec<UpstreamConfig> = Vec::new();
-    for (legal, name) in &mapped.names {
+    for (valid_name, name) in &mapped.names {
         let Some(server) = servers.get(name).filter(|server| !is_toolgate(server)) else {
             continue;
         };
@@ -51,13 +52,13 @@ pub fn parse_mcp_servers(text: &str) -> Result<Vec<UpstreamConfig>, String> {
         if server.get("disabled").and_then(serde_json::Value::as_bool) == Some(true) {
             continue;
         }
-        let legal: String = legal.chars().take(MAX_UPSTREAM_NAME_CHARS).collect();
+        let valid_name: String = valid_name.chars().take(MAX_UPSTREAM_NAME_CHARS).collect();
         // Shortened names may be equal.
-        if found.iter().any(|known| known.name == legal) {
+        if found.iter().any(|known| known.name == valid_name) {
             return Err(name_conflict(name));
         }
-        let (reach, places) = read_server(server).map_err(with_server_name)?;
-        let upstream = UpstreamConfig::new(&legal, reach);
+        let (transport, places) = read_server(server).map_err(with_server_name)?;
+        let upstream = UpstreamConfig::new(&valid_name, transport);
         found.push(UpstreamConfig {
             undeclared: UndeclaredToolPolicy::Ask,
             exposes_prompts: true,

@@ -12,7 +12,7 @@ use toolgate::policy::{Diagnostic, SourceSpan};
 pub struct PolicyTestCall {
     /// The tool.
     pub tool: String,
-    /// Its arguments.
+    /// The arguments.
     pub arguments: Value,
     /// Result of the tool, if it matters.
     pub result: Option<Value>,
@@ -40,7 +40,7 @@ pub struct ExpectedDecision {
 /// One test.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PolicyTest {
-    /// Its name.
+    /// The name.
     pub name: String,
     /// Calls before the tested call.
     pub given: Vec<PolicyTestCall>,

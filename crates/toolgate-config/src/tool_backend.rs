@@ -4,10 +4,11 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 
-use crate::config::{AgentConfig, Config, ToolConfig};
+use crate::agent_config::{AgentConfig, ToolConfig};
+use crate::config::Config;
 use crate::parse::http_tool::HttpTool;
-use crate::parse::upstream::{UndeclaredToolPolicy, UpstreamConfig};
 use crate::unusable_tool::UnusableTool;
+use crate::upstream_config::{UndeclaredToolPolicy, UpstreamConfig};
 use toolgate::agent::Agent;
 use toolgate::policy::Diagnostic;
 use toolgate::policy::source::RuleSet;

@@ -39,7 +39,7 @@ pub(crate) struct HookGate {
     /// Key of the ledger for naming calls without an id, so that every process gives a call the
     /// same name.
     call_id_key: Option<[u8; 32]>,
-    /// What can be cached for the next call, with the id of the ledger.
+    /// Metadata to cache for the next call, with the id of the ledger.
     cache_metadata: Option<(HookCacheMetadata, String)>,
 }
 

@@ -15,7 +15,7 @@ pub(crate) const MAX_EVENT_BYTES: u64 = 32 << 20;
 pub(crate) const EVENT_TOO_LARGE: &str = "the event is larger than 32 MiB";
 /// Longer strings are removed from an event that is too large.
 const MAX_SHORTENED_STRING_BYTES: usize = 1 << 10;
-/// How much of invalid JSON is searched for the members of an event.
+/// Number of bytes of invalid JSON that are searched for the members of an event.
 const MAX_SCANNED_BYTES: usize = 1 << 20;
 /// Limits for parsing a result. The size of the event is limited already, and the gate limits
 /// results.

@@ -1,5 +1,5 @@
-//! Minimal `tracing` subscriber that prints errors to standard error, for example a ledger row that
-//! could be neither stored nor spooled.
+//! Prints `tracing` errors to standard error, for example a ledger row that could be neither stored
+//! nor spooled.
 
 use std::fmt::{self, Write as _};
 use std::io::Write as _;

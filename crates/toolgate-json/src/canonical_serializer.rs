@@ -126,7 +126,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn odd_documents_have_the_same_spelling() {
+    fn unusual_documents_have_the_same_canonical_form() {
         let unusual = [
             r#"{}"#,
             r#"[]"#,
@@ -169,7 +169,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn anything_has_the_same_spelling_either_way(members in prop::collection::vec((".{0,4}", value()), 0..8)) {
+        fn values_have_the_same_canonical_form_either_way(members in prop::collection::vec((".{0,4}", value()), 0..8)) {
             // A `HashMap` serializes its members in any order, like a structure.
             let map: std::collections::HashMap<String, Value> = members.into_iter().collect();
             prop_assert_eq!(serialize_canonical(&map).unwrap(), to_canonical_bytes(&serde_json::to_value(&map).unwrap()));

@@ -153,7 +153,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_spelling_for_one_number() {
+    fn equal_numbers_have_one_canonical_form() {
         let cases = [
             ("0", "0"),
             ("-0", "0"),
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn out_of_range_and_junk_are_refused() {
+    fn out_of_range_and_invalid_numbers_are_refused() {
         for text in [
             "1e400",
             "-1e400",

@@ -58,7 +58,7 @@ pub(crate) fn strip_reserved_keys(mut meta: MetaObject) -> MetaObject {
     meta
 }
 
-/// Removes these keys and protocol keys from metadata of a result.
+/// Removes reserved keys and protocol keys from metadata of a result.
 ///
 /// Protocol keys describe the connection to the upstream, not the one to the client.
 pub(crate) fn strip_result_meta(meta: MetaObject) -> MetaObject {
@@ -67,7 +67,7 @@ pub(crate) fn strip_result_meta(meta: MetaObject) -> MetaObject {
     meta
 }
 
-/// Does the same for metadata of a notification.
+/// Removes reserved keys and protocol keys from metadata of a notification.
 pub(crate) fn strip_notification_meta(meta: NotificationMetaObject) -> NotificationMetaObject {
     NotificationMetaObject(strip_result_meta(meta.0))
 }

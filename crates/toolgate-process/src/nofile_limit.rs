@@ -31,15 +31,15 @@ pub fn previous_limit() -> Option<u64> {
     PREVIOUS_FILE_LIMIT.get().copied()
 }
 
-/// Returns how many of the wanted connections the limit permits, after the reserve.
-pub fn max_connections(wanted: usize) -> usize {
-    connections_within_limit(getrlimit(Resource::Nofile).current, wanted)
+/// Returns how many of the requested connections the limit permits, after the reserve.
+pub fn max_connections(requested: usize) -> usize {
+    connections_within_limit(getrlimit(Resource::Nofile).current, requested)
 }
 
-fn connections_within_limit(files: Option<u64>, wanted: usize) -> usize {
+fn connections_within_limit(files: Option<u64>, requested: usize) -> usize {
     let available =
         files.map_or(u64::MAX, |files| files.saturating_sub(RESERVED_FILES).max(files / 2));
-    usize::try_from(available).map_or(wanted, |available| available.min(wanted))
+    usize::try_from(available).map_or(requested, |available| available.min(requested))
 }
 
 #[cfg(test)]
@@ -47,7 +47,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn connections_leave_room_for_the_rest() {
+    fn connections_leave_the_reserved_files() {
         for (files, connections) in [
             (None, 16_384),
             (Some(1 << 20), 16_384),

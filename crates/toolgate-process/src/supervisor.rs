@@ -169,8 +169,9 @@ pub fn supervise(
 pub struct SpawnErrorPipe(File);
 
 impl SpawnErrorPipe {
-    /// Opens the pipe that `supervise` has created under this number, and closes all other files except
-    /// the standard streams.
+    /// Opens the pipe that `supervise` has created under this number.
+    ///
+    /// Closes all other files except the standard streams.
     pub fn open(number: &OsStr) -> Result<Self, String> {
         let number: i32 = number
             .to_str()

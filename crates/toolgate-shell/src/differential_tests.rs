@@ -263,8 +263,8 @@ impl BashTestbed {
         }
         let mut child = command.spawn().unwrap();
         let group = rustix::process::Pid::from_child(&child);
-        let begun = Instant::now();
-        while child.try_wait().unwrap().is_none() && begun.elapsed() < Duration::from_secs(2) {
+        let start = Instant::now();
+        while child.try_wait().unwrap().is_none() && start.elapsed() < Duration::from_secs(2) {
             std::thread::sleep(Duration::from_micros(300));
         }
         // Background processes get little time.

@@ -199,7 +199,8 @@ async fn measure_rows(directory: &Path, name: &str, tasks: usize, rows: usize) -
     time_in_parallel(&store, tasks * 4, tasks, commit_one_row).await;
     let (mut values, mut bares, mut floors, mut batch) = (Vec::new(), Vec::new(), Vec::new(), 0.0);
     let bytes = row(1, 1).to_canonical_bytes().unwrap().len();
-    let bare_sqlite = rusqlite::Connection::open(directory.join(format!("bare-{tasks}.db"))).unwrap();
+    let bare_sqlite =
+        rusqlite::Connection::open(directory.join(format!("bare-{tasks}.db"))).unwrap();
     bare_sqlite_rate(&bare_sqlite, bytes, tasks * 4, 4);
     for _ in 0..3 {
         // Only the store is measured, so the rows are prepared before.
@@ -262,7 +263,13 @@ async fn measure_claims(directory: &Path, tasks: usize, times: usize) -> BenchLi
     let note = format!(
         "a durable claim with one limit, {tasks} in parallel; floor: write and fdatasync of one claim"
     );
-    line(&format!("claim_latency_c{tasks}"), "µs", median(durations) / 1e3, median(floor) / 1e3, &note)
+    line(
+        &format!("claim_latency_c{tasks}"),
+        "µs",
+        median(durations) / 1e3,
+        median(floor) / 1e3,
+        &note,
+    )
 }
 
 fn line(name: &str, unit: &str, value: f64, floor: f64, note: &str) -> BenchLine {

@@ -174,12 +174,12 @@ async fn measure() -> Vec<BenchLine> {
     let mut by_size: Vec<Vec<f64>> = vec![Vec::new(); 4];
     let (mut peers, mut fresh, mut aged) = (Vec::new(), Vec::new(), Vec::new());
     for round in 0..ROUNDS {
-        for (index, [one, many]) in pairs.iter().enumerate() {
-            let (one, many) = (
-                time_calls(one, round * CALLS_PER_ROUND, CALLS_PER_ROUND).await,
+        for (index, [single, many]) in pairs.iter().enumerate() {
+            let (single, many) = (
+                time_calls(single, round * CALLS_PER_ROUND, CALLS_PER_ROUND).await,
                 time_calls(many, round * CALLS_PER_ROUND, CALLS_PER_ROUND).await,
             );
-            each[index].push((many - one) / ADDED_RULES as f64);
+            each[index].push((many - single) / ADDED_RULES as f64);
         }
         peers.push(time_cel_crate(CALLS_PER_ROUND));
         for (index, session) in sized.iter().enumerate() {

@@ -1,6 +1,6 @@
-//! Entry point of `toolgate-hook`: `toolgate hook` as a separate program.
+//! Runs `toolgate hook` as the separate program `toolgate-hook`.
 //!
-//! A coding agent starts it at every step, and a smaller program starts faster.
+//! A coding agent starts this program at every step, and a small program starts faster.
 
 use std::process::ExitCode;
 
@@ -18,14 +18,13 @@ struct HookCli {
 }
 
 fn main() -> ExitCode {
-    // Before anything is printed: a signal would end the hook, and clients take that for permission.
+    // First, because a signal would end the hook, and clients treat that as permission.
     toolgate_hook::block_limit_signals();
     // If this process was re-executed as a sandbox helper, this call does not return.
     toolgate_process::sandbox::run_as_helper_if_requested();
     match HookCli::try_parse() {
         Ok(HookCli { hook, store }) => toolgate_hook::run(&toolgate_hook::Args { store, ..hook }),
-        // An invalid command line must deny the call, and exit code 2 does. Other codes may allow
-        // it.
+        // An invalid command line must deny the call. Exit code 2 denies; other codes may allow.
         Err(error) => match error.print() {
             Ok(()) => ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2)),
             Err(_) => ExitCode::from(2),

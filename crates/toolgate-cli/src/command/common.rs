@@ -1,4 +1,4 @@
-//! Provides what the ledger commands share: filters, time parsing, tables and text output.
+//! Provides filters, time parsing, tables and text output for the commands.
 
 use std::io::{self, IsTerminal, Write};
 use std::path::Path;
@@ -241,10 +241,11 @@ fn parse_entity(text: &str) -> Result<(String, Value), String> {
 
 /// A table without lines.
 ///
-/// Columns in `cut` are shortened to fit the terminal, and dropped if there is no space at all.
+/// Columns in `cut_columns` are shortened to fit the terminal. If the terminal has no space, they
+/// are dropped.
 pub(crate) struct TextTable {
     head: Vec<String>,
-    /// Columns that may be cut, with their least width. The last entry is cut first.
+    /// Columns that may be cut, with their minimum width. The last entry is cut first.
     cut_columns: Vec<(usize, usize)>,
     rows: Vec<Vec<(String, Style)>>,
 }

@@ -1,12 +1,14 @@
 //! Implements `toolgate init`, `toolgate eject` and `toolgate trust`.
 
+mod file_change;
 mod managed_block;
+mod template;
 
+pub(super) use crate::command::init::file_change::{read_or_empty, write_atomically};
 pub(super) use crate::command::init::managed_block::template_tools;
 
 use std::fs;
 use std::io::{self, IsTerminal, Write};
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -15,7 +17,9 @@ use toolgate_store::SqliteStore;
 
 use crate::client_mcp_servers;
 use crate::command::common::{BOLD, DIM, GREEN, IgnoreWriteErrors, RED, format_count};
+use crate::command::init::file_change::apply_change;
 use crate::command::init::managed_block::MissingTools;
+use crate::command::init::template::render_template;
 use toolgate_hook::client_hooks::SupportedClient;
 use toolgate_hook::effective_config;
 use toolgate_hook::effective_config::{CONFIG_FILE_NAME, EffectiveConfig, UserStateDir};
@@ -209,7 +213,7 @@ pub(crate) fn init(args: &InitArgs, store: Option<&Path>) -> io::Result<ExitCode
             writeln!(out, "register a client with {BOLD}toolgate init --for claude-code{BOLD:#}")?
         }
     }
-    // Without this line the client has no tools, so it is repeated at the end of the output.
+    // Without this line the client has no tools, so the line is repeated at the end of the output.
     print_missing_import(&mut out, &config, missing_import.as_deref())?;
     Ok(ExitCode::SUCCESS)
 }
@@ -471,152 +475,4 @@ pub(super) fn find_parent_with_hooks(directory: &Path) -> Option<PathBuf> {
     };
     (parent != directory && SupportedClient::ALL_WITH_HOOKS.into_iter().any(is_hooked))
         .then_some(parent)
-}
-
-/// Reads a file, and returns an empty text if it does not exist.
-pub(crate) fn read_or_empty(path: &Path) -> io::Result<String> {
-    match fs::read_to_string(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(String::new()),
-        Err(error) => Err(with_path(path, &error)),
-        text => text,
-    }
-}
-
-/// Replaces a file atomically, and prints the difference. An empty file is removed.
-fn apply_change(
-    out: &mut impl Write,
-    path: &Path,
-    before: &str,
-    after: &str,
-    dry_run: bool,
-) -> io::Result<()> {
-    if before == after {
-        return writeln!(out, "{DIM}{} is unchanged{DIM:#}", path.display());
-    }
-    match (dry_run, after.is_empty()) {
-        (true, _) => {}
-        (false, true) => remove_file(path)?,
-        (false, false) => write_atomically(path, after)?,
-    }
-    let verb = match (dry_run, before.is_empty(), after.is_empty()) {
-        (true, true, _) => "would write",
-        (true, false, true) => "would remove",
-        (true, false, false) => "would change",
-        (false, true, _) => "wrote",
-        (false, false, true) => "removed",
-        (false, false, false) => "changed",
-    };
-    let diff = similar::TextDiff::from_lines(before, after);
-    writeln!(out, "{BOLD}{verb}{BOLD:#} {}", path.display())?;
-    // A long new file is not printed.
-    if !before.is_empty() || after.lines().count() <= 90 || dry_run {
-        for change in
-            diff.iter_all_changes().filter(|change| change.tag() != similar::ChangeTag::Equal)
-        {
-            match change.tag() {
-                similar::ChangeTag::Delete => write!(out, "  {RED}-{}{RED:#}", change.value())?,
-                _ => write!(out, "  {GREEN}+{}{GREEN:#}", change.value())?,
-            }
-            if !change.value().ends_with('\n') {
-                writeln!(out)?;
-            }
-        }
-    } else {
-        writeln!(out, "  {DIM}({} lines, commented){DIM:#}", after.lines().count())?;
-    }
-    Ok(())
-}
-
-/// Removes a file, and its directory if it is empty.
-fn remove_file(path: &Path) -> io::Result<()> {
-    fs::remove_file(path).map_err(|error| with_path(path, &error))?;
-    // A `hooks` directory has a parent that was created with it.
-    if let Some(directory) = path.parent()
-        && fs::remove_dir(directory).is_ok()
-        && directory.ends_with("hooks")
-        && let Some(grandparent) = directory.parent()
-    {
-        let _ = fs::remove_dir(grandparent);
-    }
-    Ok(())
-}
-
-/// Writes a file atomically.
-pub(crate) fn write_atomically(path: &Path, text: &str) -> io::Result<()> {
-    // A symbolic link stays, and its target is replaced.
-    let target = path.canonicalize().unwrap_or_else(|_| path.to_owned());
-    let write = || -> io::Result<()> {
-        if let Some(parent) = path.parent() {
-            fs::create_dir_all(parent)?;
-        }
-        let directory = target
-            .parent()
-            .filter(|parent| !parent.as_os_str().is_empty())
-            .unwrap_or(Path::new("."));
-        // The temporary name is random: a link at a predictable name would lead to another file.
-        let mut draft = tempfile::Builder::new()
-            .permissions(fs::Permissions::from_mode(0o666))
-            .tempfile_in(directory)?;
-        if let Ok(metadata) = fs::metadata(&target) {
-            draft.as_file().set_permissions(metadata.permissions())?;
-        }
-        draft.write_all(text.as_bytes())?;
-        draft.as_file().sync_all()?;
-        draft.persist(&target).map(drop).map_err(|error| error.error)
-    };
-    write().map_err(|error| with_path(path, &error))
-}
-
-/// Adds the path to an error.
-fn with_path(path: &Path, error: &io::Error) -> io::Error {
-    io::Error::new(error.kind(), format!("{}: {error}", path.display()))
-}
-
-/// Returns the configuration template of a client.
-const fn client_template(client: SupportedClient) -> &'static str {
-    match client {
-        SupportedClient::ClaudeDesktop => include_str!("init/server.toml"),
-        SupportedClient::ClaudeCode => include_str!("init/claude-code.toml"),
-        SupportedClient::Codex => include_str!("init/codex.toml"),
-        SupportedClient::Cursor => include_str!("init/cursor.toml"),
-        SupportedClient::Vscode => include_str!("init/vscode.toml"),
-    }
-}
-
-/// Renders a new configuration for a project, or for the user if `is_own`.
-fn render_template(
-    client: Option<SupportedClient>,
-    is_user_config: bool,
-    store: Option<&Path>,
-    import: Option<&Path>,
-) -> String {
-    let text = match client {
-        Some(client) => client_template(client),
-        None if import.is_some() => client_template(SupportedClient::ClaudeDesktop),
-        None => include_str!("init/bare.toml"),
-    };
-    // The user's own configuration needs no `toolgate trust`.
-    let audience = match is_user_config {
-        false => "the agent in this project. Run `toolgate trust` after every change.",
-        true => "your agents in all projects. Every change is in force at once.",
-    };
-    let text = text.replace("#WHOM#", audience);
-    let line = import.map_or_else(
-        || "# mcp_servers = [\".mcp.json\"]".to_owned(),
-        |path| format!("mcp_servers = [{}]", serde_json::json!(path)),
-    );
-    // A template for hooks has no line for servers, so one is added after `name` if there are any.
-    let text = match (text.contains("#IMPORT#"), import) {
-        (false, Some(_)) => {
-            text.replacen("\n# store", &format!("\n{line}  # for `toolgate serve`\n# store"), 1)
-        }
-        _ => text.replace("#IMPORT#", &line),
-    };
-    let Some(store) = store else { return text };
-    // The `store` line, even if it is commented out.
-    let line = |line: &str| match line.trim_start_matches("# ").starts_with("store = ") {
-        true => format!("store = {}\n", serde_json::json!(store)),
-        false => format!("{line}\n"),
-    };
-    text.lines().map(line).collect()
 }

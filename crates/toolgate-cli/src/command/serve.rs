@@ -115,8 +115,8 @@ async fn serve(
 ) -> io::Result<ExitCode> {
     // Signal handlers are installed before the start message is printed.
     let mut signals = TerminationSignals::new()?;
-    // If the parent ignored `SIGCHLD`, that is inherited, and the exit of child processes would be
-    // missed.
+    // This process may inherit an ignored `SIGCHLD`, and would then miss the exit of child
+    // processes.
     let _child_exits = signal(SignalKind::child())?;
     // A `SIGHUP` during the start must not end the process. It is handled once the gateway serves.
     let hangup = signal(SignalKind::hangup())?;

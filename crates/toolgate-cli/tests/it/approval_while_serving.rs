@@ -22,9 +22,12 @@ fn approval_is_answered_while_gateway_runs() {
          [[policy]]\nname = \"person\"\nrule = \"ask\"\ntools = [\"calc\"]\nwhen = \"true\"\nreason = \"A person decides.\"\n",
     );
     let gateway = ServeProcess::start(&project);
-    let code =
-        |result: &Value| result["_meta"]["toolgate/error"]["code"].as_str().unwrap_or("ok").to_owned();
-    for (session, verb, expected_code) in [("yes", "approve", "ok"), ("no", "deny", "approval_denied")] {
+    let code = |result: &Value| {
+        result["_meta"]["toolgate/error"]["code"].as_str().unwrap_or("ok").to_owned()
+    };
+    for (session, verb, expected_code) in
+        [("yes", "approve", "ok"), ("no", "deny", "approval_denied")]
+    {
         let first = call_calc(&gateway, session);
         assert_eq!(code(&first), "approval_required", "{first}");
         let id = first["_meta"]["toolgate/error"]["approval"]["id"].as_str().unwrap().to_owned();

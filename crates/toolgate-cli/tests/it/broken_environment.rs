@@ -58,18 +58,16 @@ fn hook_sets_exit_code_if_stdout_is_closed() {
     let rewrites =
         "\n[[hooks]]\nname = \"house\"\ncommand = \"./house.sh\"\ntools = [\"lookup\"]\n";
     let project = TestProject::with_config(&format!("{CONFIG}{rewrites}"));
-    project.write("project/house.sh", "#!/bin/sh\necho '{\"tool_input\": {\"id\": 8}}'\n");
-    std::fs::set_permissions(
-        project.path("project/house.sh"),
-        std::fs::Permissions::from_mode(0o755),
-    )
-    .unwrap();
+    project.write_script("project/house.sh", "#!/bin/sh\necho '{\"tool_input\": {\"id\": 8}}'\n");
     let hook_binary = format!("{} --config toolgate.toml", quoted_program_path("toolgate-hook"));
     let hook_verb = format!("{} hook --config toolgate.toml", quoted_program_path("toolgate"));
     let mut count = 0;
-    for (hook, closed) in
-        [(&hook_binary, ">&-"), (&hook_binary, "> /dev/null"), (&hook_verb, ">&-"), (&hook_verb, "> /dev/null")]
-    {
+    for (hook, closed) in [
+        (&hook_binary, ">&-"),
+        (&hook_binary, "> /dev/null"),
+        (&hook_verb, ">&-"),
+        (&hook_verb, "> /dev/null"),
+    ] {
         count += 1;
         let plain_event = |command: &str| {
             json!({"tool_name": "bash", "tool_input": {"command": format!("{command} {count}")}})
@@ -106,7 +104,8 @@ fn hook_sets_exit_code_if_stdout_is_closed() {
         assert_eq!(run_shell(&project, &format!("{hook} <&-"), "").0, 2);
     }
     // The hook must detect this without /proc, which the test hides if the system permits.
-    let with_hidden_proc = |line: &str| format!("unshare -rm sh -c \"mount -t tmpfs none /proc && {line}\"");
+    let with_hidden_proc =
+        |line: &str| format!("unshare -rm sh -c \"mount -t tmpfs none /proc && {line}\"");
     if run_shell(&project, &with_hidden_proc("true"), "").0 == 0 {
         for hook in [&hook_binary, &hook_verb] {
             let (exit_code, _, stderr) = run_shell(
@@ -236,10 +235,10 @@ fn symlink_target_of_own_file_is_protected() {
     symlink(project.path("dotfiles/mine.toml"), project.path(".config/toolgate/toolgate.toml"))
         .unwrap();
     symlink(project.path("kept"), project.path(".local/state/toolgate")).unwrap();
-    let ask = |id: &str, tool: &str, input: Value| {
+    let call = |id: &str, tool: &str, input: Value| {
         project.run_hook_with(&["hook"], &hook_event("PreToolUse", id, tool, input)).to_string()
     };
-    assert!(ask("t0", "Read", json!({"file_path": "/tmp/x"})).contains("allow"));
+    assert!(call("t0", "Read", json!({"file_path": "/tmp/x"})).contains("allow"));
     let at = |name: &str| project.path(name).display().to_string();
     for (n, (tool, input, code)) in [
         ("Write", json!({"file_path": at("dotfiles/mine.toml"), "content": ""}), "own_files"),
@@ -260,28 +259,28 @@ fn symlink_target_of_own_file_is_protected() {
     .into_iter()
     .enumerate()
     {
-        let answer = ask(&format!("t1{n}"), tool, input.clone());
+        let answer = call(&format!("t1{n}"), tool, input.clone());
         assert!(answer.contains(code), "{input}: {answer}");
     }
     assert_eq!(
-        ask("t2", "Write", json!({"file_path": at("dotfiles/another.toml"), "content": ""})),
+        call("t2", "Write", json!({"file_path": at("dotfiles/another.toml"), "content": ""})),
         "{}"
     );
     // A settings file that links to /dev/null does not protect /dev/null.
     project.write(".claude/nothing", "");
     symlink("/dev/null", project.path(".claude/settings.json")).unwrap();
-    assert_eq!(ask("t3", "Bash", json!({"command": "ls > /dev/null"})), "{}");
+    assert_eq!(call("t3", "Bash", json!({"command": "ls > /dev/null"})), "{}");
 }
 
 #[test]
 fn non_utf8_config_path_is_denied() {
     let project = TestProject::new();
-    let odd = project.path("project").join(std::ffi::OsStr::from_bytes(b"odd\xff"));
-    std::fs::create_dir(&odd).unwrap();
-    std::fs::write(odd.join("toolgate.toml"), CONFIG).unwrap();
+    let directory = project.path("project").join(std::ffi::OsStr::from_bytes(b"odd\xff"));
+    std::fs::create_dir(&directory).unwrap();
+    std::fs::write(directory.join("toolgate.toml"), CONFIG).unwrap();
     let mut command = std::process::Command::cargo_bin("toolgate-hook").unwrap();
     project.set_environment(&mut command);
-    command.current_dir(&odd);
+    command.current_dir(&directory);
     let output = Command::from_std(command)
         .args(["--config", "toolgate.toml"])
         .write_stdin(bash_event("t1", "ls"))

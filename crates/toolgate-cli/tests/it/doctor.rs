@@ -166,7 +166,8 @@ fn doctor_reports_hooks_blocked_by_managed_settings() {
         assert_eq!(code, i32::from(why.is_some()), "{files:?}: {report}");
         assert!(why.is_none_or(|why| report.contains(why)), "{files:?}: {report}");
     }
-    let (_, report) = run_doctor("claude-code", &[(all, "{\"allowManagedHooksOnly\": true, HOOKS")]);
+    let (_, report) =
+        run_doctor("claude-code", &[(all, "{\"allowManagedHooksOnly\": true, HOOKS")]);
     assert!(report.contains("MANAGED/managed-settings.json (claude-code)"), "{report}");
     // Other clients do not read the managed settings of Claude Code.
     assert_eq!(run_doctor("cursor", &[(all, on)]).0, 0);
@@ -320,7 +321,8 @@ fn new_ledger_requires_flag_and_empty_path() {
     let known_ledgers = project.read(".local/state/toolgate/ledgers.json");
     let output = project.masked_output(&["trust", "--new-ledger"], "");
     assert!(
-        output.starts_with("exit 2\n") && output.contains("ledger.db.state exists; move it away first"),
+        output.starts_with("exit 2\n")
+            && output.contains("ledger.db.state exists; move it away first"),
         "{output}"
     );
     assert!(!project.path(".local/state/toolgate/ledger.db").exists());

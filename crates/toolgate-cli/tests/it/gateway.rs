@@ -2,9 +2,12 @@
 //!
 //! The upstream is a second toolgate over standard streams.
 
+mod serve_process;
+
 use assert_cmd::cargo::CommandCargoExt;
 use serde_json::{Value, json};
 
+pub(crate) use self::serve_process::{ServeProcess, wait_until};
 use crate::hook::TestProject;
 
 pub(crate) const INNER_CONFIG: &str = "name = \"inner\"\nstore = \"inner.db\"\n[tools.calc]\nkind = \"builtin\"\n[tools.look]\nkind = \"http\"\neffect = \"read\"\nurl = \"https://api.example.com/\"\ndescription = \"Look it up.\"\n";
@@ -20,15 +23,10 @@ pub(crate) fn project_with_inner_upstream(extra_config: &str) -> TestProject {
         .to_owned();
     project.write("project/inner.toml", INNER_CONFIG);
     // `upstream accept` also pins the program of the upstream, and a small script is hashed faster.
-    project.write(
+    project.write_script(
         "project/inner",
         &format!("#!/bin/sh\nexec {toolgate} serve --stdio --config inner.toml\n"),
     );
-    std::fs::set_permissions(
-        project.path("project/inner"),
-        std::os::unix::fs::PermissionsExt::from_mode(0o755),
-    )
-    .unwrap();
     project.write(
         "project/toolgate.toml",
         &format!("store = \"ledger.db\"\n[upstreams.in]\ncommand = \"./inner\"\n{extra_config}"),
@@ -52,6 +50,14 @@ pub(crate) fn stdio_input(messages: &[Value]) -> String {
     [&hello, &ready].into_iter().chain(messages).map(|message| format!("{message}\n")).collect()
 }
 
+/// Returns the response to a request.
+fn response(messages: &[Value], id: u32) -> &Value {
+    messages
+        .iter()
+        .find(|message| message["id"] == json!(id))
+        .unwrap_or_else(|| panic!("{messages:?}"))
+}
+
 pub(crate) fn tools_call_request(id: u32, tool: &str, arguments: Value) -> Value {
     json!({"jsonrpc": "2.0", "id": id, "method": "tools/call", "params": {"name": tool, "arguments": arguments}})
 }
@@ -67,18 +73,12 @@ fn stdio_client_lists_and_calls_tools() {
             tools_call_request(3, "in_clac", json!({})),
         ],
     );
-    let result = |id: u32| {
-        messages
-            .iter()
-            .find(|message| message["id"] == json!(id))
-            .unwrap_or_else(|| panic!("{messages:?}"))["result"]
-            .clone()
-    };
+    let result = |id: u32| &response(&messages, id)["result"];
     let names: Vec<&str> = result(1)["tools"]
         .as_array()
         .unwrap()
         .iter()
-        .map(|tool| tool["name"].as_str().unwrap().to_owned().leak() as &str)
+        .map(|tool| tool["name"].as_str().unwrap())
         .collect();
     assert_eq!(names, ["in_calc", "in_look"]);
     assert_eq!(result(2)["structuredContent"], json!({"result": 0.3}));
@@ -184,10 +184,7 @@ fn quarantined_tool_creates_no_approval() {
     };
     let call = |tool: &str| {
         let messages = exchange_over_stdio(&project, &[tools_call_request(1, tool, json!({}))]);
-        let answer = messages
-            .iter()
-            .find(|message| message["id"] == json!(1))
-            .unwrap_or_else(|| panic!("{messages:?}"));
+        let answer = response(&messages, 1);
         let field = |name: &str| {
             answer["result"]["structuredContent"][name].as_str().unwrap_or_default().to_owned()
         };
@@ -230,10 +227,7 @@ fn rules_are_checked_against_pinned_schemas() {
         &project,
         &[tools_call_request(1, "in_calc", json!({"expresion": "1+1"}))],
     );
-    let answer = messages
-        .iter()
-        .find(|message| message["id"] == json!(1))
-        .unwrap_or_else(|| panic!("{messages:?}"));
+    let answer = response(&messages, 1);
     assert_eq!(answer["result"]["structuredContent"]["code"], "definition_changed", "{answer}");
     for verb in [&["upstream", "list"][..], &["doctor"][..]] {
         let output = project.masked_output(verb, "");
@@ -287,19 +281,13 @@ fn missing_variable_disables_only_its_upstream() {
             tools_call_request(3, "far_look", json!({})),
         ],
     );
-    let result = |id: u32| {
-        messages
-            .iter()
-            .find(|message| message["id"] == json!(id))
-            .unwrap_or_else(|| panic!("{messages:?}"))["result"]
-            .clone()
-    };
+    let result = |id: u32| &response(&messages, id)["result"];
     assert!(
         result(1)["tools"].as_array().unwrap().iter().any(|tool| tool["name"] == "far_look"),
         "the tools of the upstream are not listed: {messages:?}"
     );
     assert_eq!(result(2)["structuredContent"], json!({"result": 42}));
-    let error = result(3)["structuredContent"].clone();
+    let error = &result(3)["structuredContent"];
     assert_eq!(
         (&error["errorCategory"], &error["code"]),
         (&json!("TRANSIENT"), &json!("upstream_unavailable")),
@@ -350,77 +338,6 @@ fn missing_variable_disables_only_its_upstream() {
 }
 
 #[test]
-fn desktop_client_config_is_restored_on_eject() {
-    let project = TestProject::new();
-    let file = ".config/Claude/claude_desktop_config.json";
-    let before = "{\n  // mine\n  \"mcpServers\": {\n    \"notes\": {\n      \"command\": \"notes-server\",\n      \"env\": {\n        \"KEY\": \"k\"\n      }\n    }\n  },\n  \"theme\": \"dark\"\n}\n";
-    project.write(file, before);
-    assert_eq!(project.run(&["init", "--for", "claude-desktop", "--dry-run"], "").0, 0);
-    assert_eq!(project.read(file), before);
-    insta::assert_snapshot!(
-        "init_claude_desktop",
-        project.masked_output(&["init", "--for", "claude-desktop"], "")
-    );
-    let second_output = project.masked_output(&["init", "--for", "claude-desktop"], "");
-    assert!(second_output.contains("claude_desktop_config.json is unchanged"), "{second_output}");
-    let config = project.read("project/toolgate.toml");
-    assert!(config.contains("mcp_servers = [\"") && !config.contains("notes-server"), "{config}");
-    assert_eq!(project.run(&["lint"], "").0, 0);
-    assert_eq!(project.run(&["eject"], "").0, 0);
-    assert_eq!(project.read(file), before);
-}
-
-#[test]
-fn doctor_reports_desktop_servers_that_are_not_included() {
-    let project = TestProject::with_config("[tools.calc]\nkind = \"builtin\"\n");
-    project.write(
-        ".config/Claude/claude_desktop_config.json",
-        "{\"mcpServers\": {\"notes\": {\"command\": \"notes-server\"}}}\n",
-    );
-    let output = project.masked_output(&["init", "--for", "claude-desktop"], "");
-    let line = "mcp_servers = [\"HOME/.config/Claude/claude_desktop_config.json\"]";
-    let last = format!(
-        "add this line at the top of HOME/project/toolgate.toml to include the servers: {line}"
-    );
-    assert_eq!(output.lines().last(), Some(last.as_str()), "{output}");
-    assert_eq!(project.run(&["trust"], "").0, 0);
-    let why = format!(
-        "HOME/project/toolgate.toml does not read them\n                 add this at its top: {line}\n"
-    );
-    let doctor = project.masked_output(&["doctor"], "");
-    assert!(
-        doctor.starts_with("exit 1\n") && doctor.contains("✗ server") && doctor.contains(&why),
-        "{doctor}"
-    );
-    let read = line.replace("HOME", project.path("").to_str().unwrap().trim_end_matches('/'));
-    project.write(
-        "project/toolgate.toml",
-        &format!("{read}\n{}", project.read("project/toolgate.toml")),
-    );
-    assert_eq!(project.run(&["trust"], "").0, 0);
-    let doctor = project.masked_output(&["doctor"], "");
-    assert!(doctor.contains("✓ server"), "{doctor}");
-}
-
-#[test]
-fn init_import_includes_mcp_servers() {
-    let project = TestProject::new();
-    project.write("project/.mcp.json", "{\"mcpServers\": {\"Notes!\": {\"command\": \"${NOTES:-notes-server}\", \"args\": [\"--stdio\"]}, \"far\": {\"url\": \"https://example.com/mcp\"}}}");
-    let output = project.masked_output(&["init", "--import", ".mcp.json"], "");
-    assert!(output.starts_with("exit 0\n") && output.contains("toolgate upstream list"), "{output}");
-    let output = project.masked_output(&["init", "--import", "nowhere.json"], "");
-    assert!(output.starts_with("exit 2\n"), "{output}");
-    assert_eq!(project.run(&["lint"], "").0, 0);
-    for client in ["claude-code", "codex", "cursor", "vscode"] {
-        let other = TestProject::new();
-        other.write("project/.mcp.json", &project.read("project/.mcp.json"));
-        assert_eq!(other.run(&["init", "--for", client, "--import", ".mcp.json"], "").0, 0);
-        assert!(other.read("project/toolgate.toml").contains("\nmcp_servers = [\""), "{client}");
-        assert_eq!(other.run(&["lint"], "").0, 0, "{client}");
-    }
-}
-
-#[test]
 fn token_verb_prints_token_and_digest() {
     use sha2::{Digest, Sha256};
     let project = TestProject::new();
@@ -449,141 +366,14 @@ fn serve_refuses_invalid_config() {
     assert!(code == 2 && stderr.contains("no token is required"), "{stderr}");
 }
 
-/// A gateway process that ends when this value is dropped.
-pub(crate) struct ServeProcess {
-    pub(crate) child: std::process::Child,
-    pub(crate) url: String,
-    pub(crate) stderr_text: std::sync::Arc<std::sync::Mutex<String>>,
-}
-
-impl ServeProcess {
-    pub(crate) fn start(project: &TestProject) -> Self {
-        Self::start_with(project, &[], &[])
-    }
-
-    pub(crate) fn start_with(
-        project: &TestProject,
-        variables: &[(&str, &str)],
-        extra_args: &[&str],
-    ) -> Self {
-        let mut command = std::process::Command::cargo_bin("toolgate").unwrap();
-        project.set_environment(&mut command);
-        command
-            .args(["serve", "--config", "toolgate.toml", "--listen", "127.0.0.1:0"])
-            .args(extra_args)
-            .envs(variables.iter().copied());
-        Self::spawn(command.stderr(std::process::Stdio::piped()))
-    }
-
-    /// Starts a command, and reads the address from its first line.
-    pub(crate) fn spawn(command: &mut std::process::Command) -> Self {
-        use std::io::{BufRead, BufReader};
-        let mut child = command.stdout(std::process::Stdio::piped()).spawn().unwrap();
-        let mut line = String::new();
-        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
-        let stderr_text = std::sync::Arc::<std::sync::Mutex<String>>::default();
-        let (log, errors) = (std::sync::Arc::clone(&stderr_text), child.stderr.take());
-        std::thread::spawn(move || {
-            for line in errors
-                .into_iter()
-                .flat_map(|errors| BufReader::new(errors).lines())
-                .map_while(Result::ok)
-            {
-                log.lock().unwrap().push_str(&(line + "\n"));
-            }
-        });
-        let address = line
-            .split("http://")
-            .nth(1)
-            .unwrap_or_else(|| panic!("{line}"))
-            .split(['/', ' ', '\n'])
-            .next()
-            .unwrap();
-        Self { child, url: address.to_owned(), stderr_text }
-    }
-
-    pub(crate) fn signal(&self, name: &str) {
-        assert!(
-            std::process::Command::new("kill")
-                .args([name, &self.child.id().to_string()])
-                .status()
-                .unwrap()
-                .success()
-        );
-    }
-
-    /// Sends a request, and returns the stream of the response.
-    fn send(&self, path: &str, headers: &str, body: &Value) -> std::net::TcpStream {
-        use std::io::Write;
-        let body = body.to_string();
-        let mut stream = std::net::TcpStream::connect(&self.url).unwrap();
-        let kinds =
-            "content-type: application/json\r\naccept: application/json, text/event-stream\r\n";
-        let head = format!(
-            "POST {path} HTTP/1.1\r\nhost: {}\r\nconnection: close\r\n{kinds}{headers}",
-            self.url
-        );
-        stream
-            .write_all(format!("{head}content-length: {}\r\n\r\n{body}", body.len()).as_bytes())
-            .unwrap();
-        stream
-    }
-
-    /// Sends a request, and returns the body of the response.
-    pub(crate) fn post(&self, path: &str, headers: &str, body: &Value) -> String {
-        let mut response = String::new();
-        std::io::Read::read_to_string(&mut self.send(path, headers, body), &mut response).unwrap();
-        response.split_once("\r\n\r\n").unwrap().1.to_owned()
-    }
-
-    /// Starts a call of a tool without arguments.
-    pub(crate) fn start_call(&self, tool: &str) -> std::net::TcpStream {
-        let headers = format!(
-            "mcp-protocol-version: 2026-07-28\r\nmcp-method: tools/call\r\nmcp-name: {tool}\r\n"
-        );
-        let mut body = tools_call_request(1, tool, json!({}));
-        body["params"]["_meta"] = json!({"io.modelcontextprotocol/protocolVersion": "2026-07-28", "io.modelcontextprotocol/clientCapabilities": {}});
-        self.send("/mcp/default/s", &headers, &body)
-    }
-
-    /// Returns the decision of `/v1/calls/check` for a call without arguments.
-    pub(crate) fn check_call(&self, tool: &str, id: &str) -> String {
-        let body = self.post(
-            "/v1/calls/check",
-            "",
-            &json!({"id": id, "session": id, "tool": tool, "arguments": {}}),
-        );
-        serde_json::from_str::<Value>(&body).unwrap_or_else(|_| panic!("{body}"))["decision"]
-            .as_str()
-            .unwrap_or_default()
-            .to_owned()
-    }
-}
-
-impl Drop for ServeProcess {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-pub(crate) fn wait_until(condition: &str, mut is_met: impl FnMut() -> bool) {
-    for _ in 0..900 {
-        if is_met() {
-            return;
-        }
-        std::thread::sleep(std::time::Duration::from_millis(50));
-    }
-    panic!("timeout while waiting until {condition}");
-}
-
 #[test]
 fn gateway_reloads_config_on_sighup_and_on_change() {
     let project = TestProject::new();
     let config = |rule: &str| {
         format!("store = \"ledger.db\"\n[tools.pay]\nkind = \"client\"\npolicy = \"open\"\n{rule}")
     };
-    let deny_rule = "[[policy]]\nname = \"no\"\nrule = \"deny\"\ntools = [\"pay\"]\nreason = \"No.\"\n";
+    let deny_rule =
+        "[[policy]]\nname = \"no\"\nrule = \"deny\"\ntools = [\"pay\"]\nreason = \"No.\"\n";
     project.write("project/toolgate.toml", &config(""));
     let gateway = ServeProcess::start(&project);
     assert_eq!(gateway.check_call("pay", "a"), "allow");
@@ -611,76 +401,4 @@ fn gateway_reloads_config_on_sighup_and_on_change() {
     assert!(decides("allow"));
     project.write("project/more.toml", deny_rule);
     wait_until("the new file is detected", || decides("deny"));
-}
-
-#[test]
-fn gateway_tools_cannot_change_toolgate_files() {
-    let text = "type = \"string\"";
-    let project = TestProject::with_config(&format!(
-        "store = \"ledger.db\"\nname = \"coder\"\n[tools.write_note]\nkind = \"command\"\ncommand = \"tee\"\nargs = [\"{{/path}}\"]\npolicy = \"open\"\n\
-         input = {{ type = \"object\", properties = {{ path = {{ {text} }} }} }}\n\
-         [tools.read_note]\nkind = \"command\"\ncommand = \"cat\"\nargs = [\"{{/path}}\"]\neffect = \"read\"\n\
-         input = {{ type = \"object\", properties = {{ path = {{ {text} }} }} }}\n\
-         [tools.grep_notes]\nkind = \"command\"\ncommand = \"grep\"\nargs = [\"-r\", \"x\", \"{{/path}}\"]\neffect = \"read\"\n\
-         input = {{ type = \"object\", properties = {{ path = {{ {text} }} }} }}\n"
-    ));
-    let gateway = ServeProcess::start(&project);
-    for (tool, path, code) in [
-        ("grep_notes", project.path("project").display().to_string(), "own_state"),
-        ("grep_notes", "..".to_owned(), "own_state"),
-        ("write_note", project.path("project/toolgate.toml").display().to_string(), "own_files"),
-        ("write_note", "toolgate.toml".to_owned(), "own_files"),
-        ("read_note", project.path("project/ledger.db").display().to_string(), "own_state"),
-        (
-            "read_note",
-            project.path("project/ledger.db.state/keys/seal.key").display().to_string(),
-            "own_state",
-        ),
-    ] {
-        let body = gateway.post(
-            "/v1/calls/check",
-            "",
-            &json!({"id": path, "session": "s", "tool": tool, "arguments": {"path": path}}),
-        );
-        let answer: Value = serde_json::from_str(&body).unwrap_or_else(|_| panic!("{body}"));
-        assert_eq!(
-            (answer["decision"].as_str(), answer["error"]["code"].as_str()),
-            (Some("deny"), Some(code)),
-            "{tool} {path}: {body}"
-        );
-    }
-    let notes = json!({"id": "notes", "session": "notes", "tool": "grep_notes", "arguments": {"path": "notes"}});
-    assert!(gateway.post("/v1/calls/check", "", &notes).contains("\"allow\""));
-    // Text that only resembles a path of toolgate is allowed.
-    for (n, text) in [
-        "toolgate",
-        "repo:toolgate",
-        "toolgate/docs",
-        "config.toml",
-        "settings.json",
-        "hooks.json",
-        "state",
-        "team=state",
-    ]
-    .iter()
-    .enumerate()
-    {
-        for tool in ["read_note", "write_note"] {
-            let body = gateway.post(
-                "/v1/calls/check",
-                "",
-                &json!({"id": format!("{tool}{n}"), "session": format!("{tool}{n}"), "tool": tool, "arguments": {"path": text}}),
-            );
-            assert!(body.contains("\"allow\""), "{tool} {text}: {body}");
-        }
-    }
-    // A report may have a null result with an error.
-    let call = json!({"id": "read_note0", "session": "read_note0", "tool": "read_note", "arguments": {"path": "toolgate"}});
-    let report_with = |fields: Value| {
-        let mut report = call.clone();
-        report.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
-        gateway.post("/v1/calls/report", "", &report)
-    };
-    let body = report_with(json!({"result": null, "error": {"message": "it broke", "effects": "none"}}));
-    assert!(body.contains("client_tool_failed"), "{body}");
 }

@@ -234,11 +234,13 @@ fn existing_config_gains_and_loses_tools_of_client() {
                 && !output.contains("not in force"),
             "{client}: {output}"
         );
-        let both = project.read(CONFIG_FILE);
-        assert!(both.starts_with(&bare), "{client}: {both}");
+        let combined = project.read(CONFIG_FILE);
+        assert!(combined.starts_with(&bare), "{client}: {combined}");
         let output = project.masked_output(&["doctor"], "");
         assert!(
-            output.starts_with("exit 0\n") && !output.contains("✗ tools") && !output.contains("! tools"),
+            output.starts_with("exit 0\n")
+                && !output.contains("✗ tools")
+                && !output.contains("! tools"),
             "{client}: {output}"
         );
         let push = json!({"tool": shell, "arguments": {"command": "git push --force"}}).to_string();
@@ -247,12 +249,16 @@ fn existing_config_gains_and_loses_tools_of_client() {
         // A second `init` adds nothing.
         let second_output = project.masked_output(&["init", "--for", client], "");
         assert!(
-            second_output.starts_with("exit 0\nHOME/project/toolgate.toml exists and is unchanged\n"),
+            second_output
+                .starts_with("exit 0\nHOME/project/toolgate.toml exists and is unchanged\n"),
             "{client}: {second_output}"
         );
         let dry_run = project.masked_output(&["eject", "--dry-run"], "");
-        assert!(dry_run.contains("would change HOME/project/toolgate.toml\n"), "{client}: {dry_run}");
-        assert_eq!(project.read(CONFIG_FILE), both, "{client}");
+        assert!(
+            dry_run.contains("would change HOME/project/toolgate.toml\n"),
+            "{client}: {dry_run}"
+        );
+        assert_eq!(project.read(CONFIG_FILE), combined, "{client}");
         assert_eq!(project.run(&["eject"], "").0, 0, "{client}");
         assert_eq!(project.read(CONFIG_FILE), bare, "{client}");
         let output = project.masked_output(&["doctor"], "");
@@ -356,7 +362,12 @@ fn eject_keeps_block_that_user_changed() {
             "mode = \"observe\"\n",
             refusal("it was changed since"),
         ),
-        ("a rule about its tools", ("", ""), user_rule, refusal("the rest is not valid without it")),
+        (
+            "a rule about its tools",
+            ("", ""),
+            user_rule,
+            refusal("the rest is not valid without it"),
+        ),
     ] {
         let project = TestProject::new();
         assert_eq!(project.run(&["init"], "").0, 0);
@@ -386,7 +397,10 @@ fn eject_keeps_block_that_user_changed() {
     ] {
         let project = TestProject::with_config(text);
         let output = project.masked_output(&["init", "--for", "cursor"], "");
-        assert!(output.contains("it does not declare the shell tool of cursor"), "{text}: {output}");
+        assert!(
+            output.contains("it does not declare the shell tool of cursor"),
+            "{text}: {output}"
+        );
         assert!(
             output.contains("\n[tools.shell]\nkind = \"client\"\nshell = \"/command\"\n"),
             "{text}: {output}"

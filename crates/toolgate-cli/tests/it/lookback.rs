@@ -33,7 +33,8 @@ pub(crate) fn assert_replay_unchanged(
             "--",
             &key.session,
         ]);
-        let is_pruned = code == 2 && stderr.contains("were pruned; there is nothing to decide again");
+        let is_pruned =
+            code == 2 && stderr.contains("were pruned; there is nothing to decide again");
         assert!(
             code == 0 || is_pruned,
             "session `{}` is decided differently now, or not at all:\n{stdout}{stderr}",

@@ -1,7 +1,5 @@
 //! Tests that the processes of tools, hooks and upstreams end with their gateway.
 
-use std::os::unix::fs::PermissionsExt;
-
 use crate::gateway::{ServeProcess, wait_until};
 use crate::hook::TestProject;
 
@@ -25,15 +23,10 @@ fn killed_gateway_ends_tool_and_hook_programs() {
     let project = TestProject::new();
     let daemon =
         format!("setsid -f bash -c 'exec -a {mark} sleep 1000' < /dev/null > /dev/null 2>&1");
-    project.write(
+    project.write_script(
         "project/program",
         &format!("#!/bin/bash\n{daemon}\n(exec -a {mark} sleep 1000)\n:\n"),
     );
-    std::fs::set_permissions(
-        project.path("project/program"),
-        std::fs::Permissions::from_mode(0o755),
-    )
-    .unwrap();
     project.write(
         "project/toolgate.toml",
         "store = \"ledger.db\"\n[tools.slow]\nkind = \"command\"\ncommand = \"./program\"\neffect = \"read\"\n\
@@ -57,15 +50,9 @@ fn killed_gateway_ends_upstream_processes() {
     // session.
     let daemon =
         format!("setsid -f bash -c 'exec -a {mark} sleep 1000' < /dev/null > /dev/null 2>&1");
-    project.write(
-        "project/server",
+    project.write_script("project/server",
         &format!("#!/bin/bash\n(exec -a {mark} sleep 1000) &\n{daemon}\n[ -e brief ] && echo x >> brief && exit\nbash -c 'exec -a {mark} sleep 1000'\n"),
     );
-    std::fs::set_permissions(
-        project.path("project/server"),
-        std::fs::Permissions::from_mode(0o755),
-    )
-    .unwrap();
     project.write("project/toolgate.toml", "store = \"ledger.db\"\n[upstreams.wrapped]\ncommand = \"./server\"\nundeclared = \"read\"\n");
     let count = || count_processes(&mark);
     for signal in ["-KILL", "-TERM"] {
@@ -77,7 +64,8 @@ fn killed_gateway_ends_upstream_processes() {
     // An upstream that exits by itself leaves no process, and is restarted.
     project.write("project/brief", "");
     let gateway = start_gateway(&project);
-    let run_count = || std::fs::read_to_string(project.path("project/brief")).unwrap().lines().count();
+    let run_count =
+        || std::fs::read_to_string(project.path("project/brief")).unwrap().lines().count();
     wait_until("the upstream was restarted", || run_count() > 1);
     // Each run leaves two processes, and the next run starts after a delay. Only the processes of
     // the last run may still exist.
@@ -93,9 +81,15 @@ fn killed_gateway_ends_upstream_processes() {
         let parent = format!("__toolgate_child\0{}\0", gateway.child.id());
         command_line.windows(parent.len()).any(|part| part == parent.as_bytes())
     };
-    let supervisor = std::fs::read_dir("/proc").unwrap().flatten().find(is_supervisor).unwrap().file_name();
+    let supervisor =
+        std::fs::read_dir("/proc").unwrap().flatten().find(is_supervisor).unwrap().file_name();
     assert!(
-        std::process::Command::new("kill").arg("-KILL").arg(&supervisor).status().unwrap().success()
+        std::process::Command::new("kill")
+            .arg("-KILL")
+            .arg(&supervisor)
+            .status()
+            .unwrap()
+            .success()
     );
     let program = project.path("project/server").display().to_string();
     let is_upstream = |entry: &std::fs::DirEntry| {

@@ -3,6 +3,7 @@
 use assert_cmd::cargo::CommandCargoExt;
 use serde_json::{Value, json};
 
+use crate::gateway::ServeProcess;
 use crate::hook::{TestProject, decision};
 
 const CONFIG: &str = r#"
@@ -166,5 +167,100 @@ fn check_protects_own_files_from_subdirectory() {
             .unwrap();
         let stdout = String::from_utf8(output.stdout).unwrap();
         assert!(stdout.contains(OWN_FILES_REASON), "{verb}: {stdout}");
+    }
+}
+
+#[test]
+fn gateway_tools_cannot_change_toolgate_files() {
+    let text = "type = \"string\"";
+    let project = TestProject::with_config(&format!(
+        "store = \"ledger.db\"\nname = \"coder\"\n[tools.write_note]\nkind = \"command\"\ncommand = \"tee\"\nargs = [\"{{/path}}\"]\npolicy = \"open\"\n\
+         input = {{ type = \"object\", properties = {{ path = {{ {text} }} }} }}\n\
+         [tools.read_note]\nkind = \"command\"\ncommand = \"cat\"\nargs = [\"{{/path}}\"]\neffect = \"read\"\n\
+         input = {{ type = \"object\", properties = {{ path = {{ {text} }} }} }}\n\
+         [tools.grep_notes]\nkind = \"command\"\ncommand = \"grep\"\nargs = [\"-r\", \"x\", \"{{/path}}\"]\neffect = \"read\"\n\
+         input = {{ type = \"object\", properties = {{ path = {{ {text} }} }} }}\n"
+    ));
+    let gateway = ServeProcess::start(&project);
+    for (tool, path, code) in [
+        ("grep_notes", project.path("project").display().to_string(), "own_state"),
+        ("grep_notes", "..".to_owned(), "own_state"),
+        ("write_note", project.path("project/toolgate.toml").display().to_string(), "own_files"),
+        ("write_note", "toolgate.toml".to_owned(), "own_files"),
+        ("read_note", project.path("project/ledger.db").display().to_string(), "own_state"),
+        (
+            "read_note",
+            project.path("project/ledger.db.state/keys/seal.key").display().to_string(),
+            "own_state",
+        ),
+    ] {
+        let body = gateway.post(
+            "/v1/calls/check",
+            "",
+            &json!({"id": path, "session": "s", "tool": tool, "arguments": {"path": path}}),
+        );
+        let answer: Value = serde_json::from_str(&body).unwrap_or_else(|_| panic!("{body}"));
+        assert_eq!(
+            (answer["decision"].as_str(), answer["error"]["code"].as_str()),
+            (Some("deny"), Some(code)),
+            "{tool} {path}: {body}"
+        );
+    }
+    let notes = json!({"id": "notes", "session": "notes", "tool": "grep_notes", "arguments": {"path": "notes"}});
+    assert!(gateway.post("/v1/calls/check", "", &notes).contains("\"allow\""));
+    // Text that only resembles a path of toolgate is allowed.
+    for (n, text) in [
+        "toolgate",
+        "repo:toolgate",
+        "toolgate/docs",
+        "config.toml",
+        "settings.json",
+        "hooks.json",
+        "state",
+        "team=state",
+    ]
+    .iter()
+    .enumerate()
+    {
+        for tool in ["read_note", "write_note"] {
+            let body = gateway.post(
+                "/v1/calls/check",
+                "",
+                &json!({"id": format!("{tool}{n}"), "session": format!("{tool}{n}"), "tool": tool, "arguments": {"path": text}}),
+            );
+            assert!(body.contains("\"allow\""), "{tool} {text}: {body}");
+        }
+    }
+    // A report may have a null result with an error.
+    let call = json!({"id": "read_note0", "session": "read_note0", "tool": "read_note", "arguments": {"path": "toolgate"}});
+    let report_with = |fields: Value| {
+        let mut report = call.clone();
+        report.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+        gateway.post("/v1/calls/report", "", &report)
+    };
+    let body =
+        report_with(json!({"result": null, "error": {"message": "it broke", "effects": "none"}}));
+    assert!(body.contains("client_tool_failed"), "{body}");
+}
+
+#[test]
+fn paths_through_links_and_proc_ask() {
+    let project = TestProject::with_config(
+        "store = \"ledger.db\"\nname = \"coder\"\n[tools.write]\nkind = \"client\"\npolicy = \"open\"\n[tools.read]\nkind = \"client\"\neffect = \"read\"\n",
+    );
+    let long = "a=b, ".repeat(40) + "and so on";
+    for (tool, path, decision) in [
+        ("Write", "/proc/self/cwd/toolgate.toml", "ask"),
+        ("Write", "/proc/self/cwd/.claude/settings.json", "ask"),
+        ("Write", "/tmp/x/../project/toolgate.toml", "ask"),
+        ("Read", "/proc/self/fd/3/ledger.db", "ask"),
+        ("Write", "/proc/sys/kernel/x", "{}"),
+        ("Write", long.as_str(), "{}"),
+        ("Write", "src/main.rs", "{}"),
+    ] {
+        let event = json!({"hook_event_name": "PreToolUse", "session_id": "s", "tool_name": tool, "tool_use_id": path, "tool_input": {"file_path": path}});
+        let (_, stdout, stderr) =
+            project.run(&["hook", "--config", "toolgate.toml"], &event.to_string());
+        assert!(stdout.contains(decision), "{path}: {stdout}{stderr}");
     }
 }

@@ -68,7 +68,8 @@ impl SandboxFixture {
 async fn arguments_are_never_interpreted_by_shell() {
     let fixture = SandboxFixture::new();
     let echo = || CommandTool::new("/bin/echo").arg("--word={/word}").arg("{/n}");
-    let call_echo = |arguments: Value| async { fixture.session(echo()).call("run", arguments).await };
+    let call_echo =
+        |arguments: Value| async { fixture.session(echo()).call("run", arguments).await };
     let answer = call_echo(json!({"word": "$(id); rm -r / `x` \"", "n": 7})).await;
     assert_eq!(answer.outcome.success().unwrap().value, json!("--word=$(id); rm -r / `x` \" 7"));
     let negative = call_echo(json!({"word": "x", "n": -7})).await;
@@ -78,7 +79,8 @@ async fn arguments_are_never_interpreted_by_shell() {
     );
     let missing = call_echo(json!({"word": "x"})).await;
     assert_eq!(missing.outcome.error().map(|e| &*e.code), Some("invalid_arguments"));
-    let with_stdin = fixture.session(CommandTool::new("cat")).call("run", json!({"word": "ä"})).await;
+    let with_stdin =
+        fixture.session(CommandTool::new("cat")).call("run", json!({"word": "ä"})).await;
     assert_eq!(with_stdin.outcome.success().unwrap().value, json!({"word": "ä"}));
 }
 
@@ -109,7 +111,8 @@ async fn program_output_and_exit_become_call_result() {
     assert_eq!(fixture.run_script("echo '{\"a\": 1}'").await, "{\"a\":1}");
     assert_eq!(fixture.run_script("echo plain text").await, "plain text");
     assert!(
-        fixture.run_script("echo why >&2; exit 3")
+        fixture
+            .run_script("echo why >&2; exit 3")
             .await
             .starts_with("ERROR the program ended with exit code 3: why")
     );
@@ -128,21 +131,25 @@ async fn program_output_and_exit_become_call_result() {
     assert_eq!(fixture.run_script("env | grep -c SECRET_OF_THE_TEST; true").await, "0");
     // A program cannot imitate an error of the sandbox.
     assert!(
-        fixture.run_script("echo 'toolgate sandbox: no' >&2; exit 126")
+        fixture
+            .run_script("echo 'toolgate sandbox: no' >&2; exit 126")
             .await
             .contains("ended with exit code 126")
     );
     fixture.sandbox.read.push(fixture.path("nowhere"));
     assert!(fixture.run_script("true").await.starts_with("ERROR toolgate sandbox:"));
     fixture.sandbox.read.clear();
-    let (mark, started) = (format!("toolgate-late-{}", std::process::id()), fixture.path("mine/begun"));
+    let (mark, started) =
+        (format!("toolgate-late-{}", std::process::id()), fixture.path("mine/begun"));
     // On a busy machine the children start late.
     for seconds in [1, 4, 16] {
         fixture.seconds = seconds;
         // One child leaves the process group.
         let daemon = format!("setsid -f bash -c 'exec -a {mark} sleep 100'");
-        let script =
-            format!("{daemon}; (echo > {}; exec -a {mark} sleep 100) & sleep 60", started.display());
+        let script = format!(
+            "{daemon}; (echo > {}; exec -a {mark} sleep 100) & sleep 60",
+            started.display()
+        );
         assert!(fixture.run_script(&script).await.starts_with("ERROR"));
         if started.exists() {
             break;
@@ -154,17 +161,21 @@ async fn program_output_and_exit_become_call_result() {
     fixture.seconds = 60;
     let to_null = "< /dev/null > /dev/null 2>&1";
     assert_eq!(
-        fixture.run_script(&format!(
-            "setsid -f bash -c 'exec -a {mark} sleep 100' {to_null}; echo done"
-        ))
-        .await,
+        fixture
+            .run_script(&format!(
+                "setsid -f bash -c 'exec -a {mark} sleep 100' {to_null}; echo done"
+            ))
+            .await,
         "done"
     );
     wait_for_exit(&mark).await;
     assert_eq!(fixture.run_script("exec > >(sleep 0.3; cat); echo said").await, "said");
     assert_eq!(fixture.run_script("(sleep 0.3; echo later) & echo now").await, "now\nlater");
     assert!(
-        fixture.run_script("exec > /dev/null 2>&1; sleep 0.3; exit 3").await.contains("exit code 3")
+        fixture
+            .run_script("exec > /dev/null 2>&1; sleep 0.3; exit 3")
+            .await
+            .contains("exit code 3")
     );
 }
 
@@ -230,10 +241,11 @@ async fn sandboxed_program_cannot_escape() {
     let (mine, secret) = (mine.display(), secret.display());
     // Files in the sandbox are accessible.
     assert_eq!(
-        fixture.run_script(&format!(
-            "cat {mine}/in.txt; echo more > {mine}/out.txt; cat {mine}/out.txt"
-        ))
-        .await,
+        fixture
+            .run_script(&format!(
+                "cat {mine}/in.txt; echo more > {mine}/out.txt; cat {mine}/out.txt"
+            ))
+            .await,
         "insidemore"
     );
     let parent = std::process::id();
@@ -374,8 +386,8 @@ async fn inherited_file_descriptors_are_closed_in_sandbox() {
         Some("command_failed"),
         "{answer:?}"
     );
-    let session =
-        fixture.session_with_launcher(CommandTool::new("/bin/bash").arg("-c").arg("cat"), &launcher);
+    let session = fixture
+        .session_with_launcher(CommandTool::new("/bin/bash").arg("-c").arg("cat"), &launcher);
     assert_eq!(
         session.call("run", json!({"n": 7})).await.outcome.success().unwrap().value,
         json!({"n": 7})
@@ -418,7 +430,9 @@ async fn granted_network_allows_tcp_and_denies_unix_sockets() {
         "socket(S, AF_UNIX, SOCK_STREAM, 0) && connect(S, sockaddr_un(\"{}\")) or exit 1",
         socket.display()
     );
-    assert!(fixture.run_script(&format!("perl -MSocket -e '{connect}'")).await.starts_with("ERROR"));
+    assert!(
+        fixture.run_script(&format!("perl -MSocket -e '{connect}'")).await.starts_with("ERROR")
+    );
     let pair = "socketpair(A, B, AF_UNIX, SOCK_STREAM, 0) or exit 1; print \"paired\"";
     assert_eq!(fixture.run_script(&format!("perl -MSocket -e '{pair}'")).await, "paired");
 }

@@ -2,7 +2,6 @@
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::os::unix::fs::PermissionsExt;
 
 use assert_cmd::cargo::CommandCargoExt;
 use serde_json::{Value, json};
@@ -26,8 +25,8 @@ const SIGNER_PUBLIC_KEY: (&str, &str) =
 fn read_request(stream: &mut TcpStream) -> Option<(String, String)> {
     let (mut text, mut chunk) = (Vec::new(), [0; 4096]);
     loop {
-        let read = stream.read(&mut chunk).ok().filter(|read| *read > 0)?;
-        text.extend_from_slice(&chunk[..read]);
+        let length = stream.read(&mut chunk).ok().filter(|length| *length > 0)?;
+        text.extend_from_slice(&chunk[..length]);
         let all = String::from_utf8_lossy(&text).into_owned();
         let Some((head, body)) = all.split_once("\r\n\r\n") else { continue };
         let head = head.to_ascii_lowercase();
@@ -46,7 +45,8 @@ fn leaky_reply(head: &str, request: &Value) -> String {
     let answer = |status: &str, kind: &str, body: &str| {
         format!("HTTP/1.1 {status}\r\nconnection: close\r\ncontent-type: {kind}\r\n\r\n{body}")
     };
-    let json_answer = |status: &str, body: Value| answer(status, "application/json", &body.to_string());
+    let json_answer =
+        |status: &str, body: Value| answer(status, "application/json", &body.to_string());
     let result = |result: Value| {
         json_answer("200 OK", json!({"jsonrpc": "2.0", "id": request["id"], "result": result}))
     };
@@ -102,12 +102,7 @@ fn secret_is_absent_from_logs_answers_and_ledger() {
     let leaky_server = start_leaky_server();
     let project = TestProject::new();
     // This program prints its secret and exits.
-    project.write("project/teller", "#!/bin/sh\necho \"the key is $KEY\" >&2\nexit 1\n");
-    std::fs::set_permissions(
-        project.path("project/teller"),
-        std::fs::Permissions::from_mode(0o755),
-    )
-    .unwrap();
+    project.write_script("project/teller", "#!/bin/sh\necho \"the key is $KEY\" >&2\nexit 1\n");
     project.write("project/key", secret);
     let key = json!({"kty": "EC", "crv": "P-256", "alg": "ES256", "use": "sig", "kid": "one", "x": SIGNER_PUBLIC_KEY.0, "y": SIGNER_PUBLIC_KEY.1});
     project.write("project/keys.json", &json!({"keys": [key]}).to_string());
@@ -159,11 +154,15 @@ fn secret_is_absent_from_logs_answers_and_ledger() {
         }
     }
     assert!(answers.contains("is not enough"), "{answers}");
-    assert!(answers.contains("upstream_unavailable") && answers.contains("[redacted]"), "{answers}");
+    assert!(
+        answers.contains("upstream_unavailable") && answers.contains("[redacted]"),
+        "{answers}"
+    );
     wait_until("the output of `teller` was logged", || {
         gateway.stderr_text.lock().unwrap().contains("the key is")
     });
-    let is_failed_call = |line: &str| line.contains("upstream call failed") && line.contains("keyed");
+    let is_failed_call =
+        |line: &str| line.contains("upstream call failed") && line.contains("keyed");
     wait_until("the failed call of `keyed` was logged", || {
         gateway.stderr_text.lock().unwrap().lines().any(is_failed_call)
     });
@@ -211,9 +210,7 @@ fn rotated_secret_is_reloaded_and_both_are_redacted() {
     let inner = format!(
         "#!/bin/sh\necho \"$KEY\" >> seen\necho \"the key is $KEY\" >&2\nexec {toolgate} serve --stdio --config inner.toml\n"
     );
-    project.write("project/inner", &inner);
-    std::fs::set_permissions(project.path("project/inner"), std::fs::Permissions::from_mode(0o755))
-        .unwrap();
+    project.write_script("project/inner", &inner);
     project.write("project/inner.toml", crate::gateway::INNER_CONFIG);
     project.write("project/key", first);
     let config = "store = \"ledger.db\"\n[upstreams.in]\ncommand = \"./inner\"\nenv = { KEY = { file = \"key\" } }\nundeclared = \"read\"\n";
@@ -222,10 +219,13 @@ fn rotated_secret_is_reloaded_and_both_are_redacted() {
     let is_logged = |times: usize| {
         gateway.stderr_text.lock().unwrap().matches("the key is [redacted]").count() >= times
     };
-    let last_key = || project.read("project/seen").lines().next_back().unwrap_or_default().to_owned();
+    let last_key =
+        || project.read("project/seen").lines().next_back().unwrap_or_default().to_owned();
     wait_until("the upstream was started", || last_key() == first && is_logged(1));
     project.write("project/key", second);
-    wait_until("the upstream was started with the new key", || last_key() == second && is_logged(2));
+    wait_until("the upstream was started with the new key", || {
+        last_key() == second && is_logged(2)
+    });
     let logs = gateway.stderr_text.lock().unwrap().clone();
     assert!(!logs.contains("key-of-ours"), "{logs}");
 }

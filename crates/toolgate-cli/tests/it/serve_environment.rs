@@ -1,7 +1,6 @@
 //! Tests environment variables in the server files of other clients, and trusted root certificates.
 
 use std::io::{BufRead, BufReader, Read, Write};
-use std::os::unix::fs::PermissionsExt;
 use std::process::{Child, Stdio};
 use std::sync::{Arc, Mutex};
 
@@ -23,7 +22,10 @@ fn upstream_status(project: &TestProject, name: &str, variables: &[(&str, &str)]
     );
     let upstreams: Vec<Value> =
         serde_json::from_str(&stdout).unwrap_or_else(|_| panic!("{code} {stdout}{stderr}"));
-    upstreams.into_iter().find(|upstream| upstream["name"] == name).unwrap_or_else(|| panic!("{stdout}"))
+    upstreams
+        .into_iter()
+        .find(|upstream| upstream["name"] == name)
+        .unwrap_or_else(|| panic!("{stdout}"))
 }
 
 /// Starts a server that rejects every request with 401, and records the heads.
@@ -35,8 +37,11 @@ fn start_unauthorized_server() -> (String, Arc<Mutex<Vec<String>>>) {
     std::thread::spawn(move || {
         for mut stream in listener.incoming().flatten() {
             let mut head = [0; 8 << 10];
-            let read = stream.read(&mut head).unwrap_or(0);
-            recorded.lock().unwrap().push(String::from_utf8_lossy(&head[..read]).to_ascii_lowercase());
+            let length = stream.read(&mut head).unwrap_or(0);
+            recorded
+                .lock()
+                .unwrap()
+                .push(String::from_utf8_lossy(&head[..length]).to_ascii_lowercase());
             let _ = stream
                 .write_all(b"HTTP/1.1 401 No\r\ncontent-length: 0\r\nconnection: close\r\n\r\n");
         }
@@ -50,9 +55,7 @@ fn server_file_expands_environment_variables() {
     let (address, heads) = start_unauthorized_server();
     let project =
         TestProject::with_config("store = \"ledger.db\"\nmcp_servers = [\"servers.json\"]\n");
-    project.write("project/near", "#!/bin/sh\nprintf '%s %s' \"$1\" \"$TOKEN\" > seen\n");
-    std::fs::set_permissions(project.path("project/near"), std::fs::Permissions::from_mode(0o755))
-        .unwrap();
+    project.write_script("project/near", "#!/bin/sh\nprintf '%s %s' \"$1\" \"$TOKEN\" > seen\n");
     let servers = json!({"mcpServers": {
         "far": {"url": format!("http://{address}/${{ROOM}}/mcp"), "headers": {"X-Key": "${KEY}"}},
         "near": {"command": "${HERE:-.}/near", "args": ["${ROOM:-nowhere}"], "env": {"TOKEN": "${KEY}"}, "cwd": "${env:HERE:-.}"},

@@ -2,7 +2,6 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -24,7 +23,8 @@ fn gateway_reloads_config_if_stderr_is_full() {
     let config = |rule: &str| {
         format!("store = \"ledger.db\"\n[tools.pay]\nkind = \"client\"\npolicy = \"open\"\n{rule}")
     };
-    let deny_rule = "[[policy]]\nname = \"no\"\nrule = \"deny\"\ntools = [\"pay\"]\nreason = \"No.\"\n";
+    let deny_rule =
+        "[[policy]]\nname = \"no\"\nrule = \"deny\"\ntools = [\"pay\"]\nreason = \"No.\"\n";
     let project = TestProject::with_config(&config(""));
     let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
     let gateway = ServeProcess::spawn(serve_command(&project).stderr(full));
@@ -82,12 +82,7 @@ fn serve_command_with_ulimit(project: &TestProject, limits: &str) -> Command {
 
 /// Writes an upstream that records its limit of open files, and returns a configuration with it.
 fn config_with_counting_upstream(project: &TestProject) -> String {
-    project.write("project/counting", "#!/bin/sh\nulimit -n > files\nexec sleep 1000\n");
-    std::fs::set_permissions(
-        project.path("project/counting"),
-        std::fs::Permissions::from_mode(0o755),
-    )
-    .unwrap();
+    project.write_script("project/counting", "#!/bin/sh\nulimit -n > files\nexec sleep 1000\n");
     "store = \"ledger.db\"\n[tools.calc]\nkind = \"builtin\"\n[upstreams.counting]\ncommand = \"./counting\"\nundeclared = \"read\"\n"
         .to_owned()
 }

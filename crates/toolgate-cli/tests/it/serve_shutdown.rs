@@ -1,7 +1,6 @@
 //! Tests that a gateway finishes a running call when it is stopped.
 
 use std::io::{BufRead, BufReader, Write};
-use std::os::unix::fs::PermissionsExt;
 use std::process::Stdio;
 
 use assert_cmd::cargo::CommandCargoExt;
@@ -16,9 +15,7 @@ fn stdio_shutdown_answers_running_call() {
         "store = \"ledger.db\"\n[tools.slow]\nkind = \"command\"\ncommand = \"./slow\"\neffect = \"read\"\nsandbox = { write = [\"mine\"] }\n",
     );
     project.write("project/mine/begun.txt", "");
-    project.write("project/slow", "#!/bin/bash\n: > mine/begun\nsleep 1\necho finished\n");
-    std::fs::set_permissions(project.path("project/slow"), std::fs::Permissions::from_mode(0o755))
-        .unwrap();
+    project.write_script("project/slow", "#!/bin/bash\n: > mine/begun\nsleep 1\necho finished\n");
     let mut command = std::process::Command::cargo_bin("toolgate").unwrap();
     project.set_environment(&mut command);
     command.args(["serve", "--stdio", "--config", "toolgate.toml"]);

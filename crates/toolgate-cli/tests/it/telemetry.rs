@@ -81,8 +81,10 @@ impl OtlpCollector {
         for (_, body) in self.requests_for("metrics") {
             let resources =
                 ExportMetricsServiceRequest::decode(body.as_slice()).unwrap().resource_metrics;
-            for metric in
-                resources.into_iter().flat_map(|resource| resource.scope_metrics).flat_map(|scope| scope.metrics)
+            for metric in resources
+                .into_iter()
+                .flat_map(|resource| resource.scope_metrics)
+                .flat_map(|scope| scope.metrics)
             {
                 let points: Vec<_> = match metric.data.unwrap() {
                     Data::Gauge(gauge) => gauge
@@ -107,7 +109,10 @@ impl OtlpCollector {
                         .into_iter()
                         .map(|(name, value)| format!("{name}={value}"))
                         .collect();
-                    numbers.entry((metric.name.clone(), attributes.join(" "))).or_default().push(number);
+                    numbers
+                        .entry((metric.name.clone(), attributes.join(" ")))
+                        .or_default()
+                        .push(number);
                 }
             }
         }
@@ -118,7 +123,9 @@ impl OtlpCollector {
     fn spans(&self) -> Vec<(String, Span, BTreeMap<String, String>)> {
         let mut spans = Vec::new();
         for (_, body) in self.requests_for("traces") {
-            for resource in ExportTraceServiceRequest::decode(body.as_slice()).unwrap().resource_spans {
+            for resource in
+                ExportTraceServiceRequest::decode(body.as_slice()).unwrap().resource_spans
+            {
                 let service =
                     attribute_map(&resource.resource.unwrap().attributes)["service.name"].clone();
                 for span in resource.scope_spans.into_iter().flat_map(|scope| scope.spans) {
@@ -173,7 +180,9 @@ fn call_spans_join_trace_of_client() {
         &[traced_call, tools_call_request(3, "in_calc", json!({"expr": "not-to-be-told"}))],
     );
     assert!(
-        messages.iter().any(|message| message["result"]["structuredContent"] == json!({"result": 2})),
+        messages
+            .iter()
+            .any(|message| message["result"]["structuredContent"] == json!({"result": 2})),
         "{messages:?}"
     );
 
@@ -212,7 +221,11 @@ fn call_spans_join_trace_of_client() {
     let [(_, inner, _)] = inner.as_slice() else { panic!("{spans:#?}") };
     assert_eq!(inner.parent_span_id, span.span_id);
     // The canary has no span.
-    assert!(!spans.iter().any(|(_, _, attributes)| attributes["gen_ai.agent.name"] == "toolgate-canary"));
+    assert!(
+        !spans
+            .iter()
+            .any(|(_, _, attributes)| attributes["gen_ai.agent.name"] == "toolgate-canary")
+    );
     // A refused call has a span with its error.
     let [(_, span, attributes)] = other_spans.as_slice() else { panic!("{spans:#?}") };
     assert_eq!(
@@ -313,7 +326,9 @@ fn call_metrics_are_exported() {
         ("toolgate.canary.refused", String::new(), 1),
     ] {
         assert!(
-            numbers.get(&(name.to_owned(), attributes)).is_some_and(|values| values.contains(&number)),
+            numbers
+                .get(&(name.to_owned(), attributes))
+                .is_some_and(|values| values.contains(&number)),
             "{name}: {numbers:#?}"
         );
     }

@@ -88,7 +88,8 @@ fn existing_file_must_be_read_before_write() {
     let (verify_code, _, stderr) = project.run(&["audit", "verify", "--store", "ledger.db"], "");
     assert_eq!(verify_code, 0, "{stderr}");
     // The journals of ended processes are removed.
-    let journals = std::fs::read_dir(project.path("project/ledger.db.state/files")).unwrap().flatten();
+    let journals =
+        std::fs::read_dir(project.path("project/ledger.db.state/files")).unwrap().flatten();
     let journal_count: usize = journals
         .map(|root| {
             std::fs::read_dir(root.path())
@@ -139,15 +140,19 @@ fn unfinished_write_is_undone_after_kill_and_finished_stays() {
         .unwrap()
         .unwrap()
         .path();
-    for (call, expected) in [("01a10000-0000-7000-8000-000000000001", "one"), (succeeded, "half done")]
+    for (call, expected) in
+        [("01a10000-0000-7000-8000-000000000001", "one"), (succeeded, "half done")]
     {
         // A killed process leaves these files during a write.
         let journal = journals.join("left");
         std::fs::create_dir_all(&journal).unwrap();
         std::fs::write(journal.join("lock"), "").unwrap();
         let head = json!({"call": call, "path": "notes.txt", "old": 3, "new": 9, "made": []});
-        std::fs::write(journal.join(format!("{call}.000000.undo")), format!("{head}\nonehalf done"))
-            .unwrap();
+        std::fs::write(
+            journal.join(format!("{call}.000000.undo")),
+            format!("{head}\nonehalf done"),
+        )
+        .unwrap();
         project.write("project/workspace/notes.txt", "half done");
         assert_eq!(call_code(&project, "list_files", &json!({})), "ok");
         assert_eq!(notes(), expected, "{call}");

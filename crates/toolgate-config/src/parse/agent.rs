@@ -1,6 +1,7 @@
 //! Reads one agent of a configuration.
 
-use crate::config::{AgentConfig, ConfigReader, ToolConfig, read_rate_limit};
+use crate::agent_config::{AgentConfig, ToolConfig};
+use crate::config::{ConfigReader, read_rate_limit};
 use crate::parse::tool::read_tool;
 use toolgate::call::error::ErrorDialect;
 use toolgate::limits::{Budget, Limits};

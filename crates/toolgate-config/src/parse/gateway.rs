@@ -47,7 +47,7 @@ pub struct GatewayConfig {
 /// A collector for OTLP over HTTP.
 #[derive(Debug, Clone)]
 pub struct OtlpConfig {
-    /// Its URL, without `/v1/traces` or `/v1/metrics`.
+    /// The URL, without `/v1/traces` or `/v1/metrics`.
     pub endpoint: String,
     /// Headers of each request.
     pub headers: Vec<(String, SecretRef)>,

@@ -138,9 +138,9 @@ impl ConfigReader<'_> {
         }
         let headers = self.read_references(table, "headers");
         for (name, _) in &headers {
-            let legal = !name.is_empty()
+            let is_valid = !name.is_empty()
                 && name.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_".contains(&b));
-            if !legal
+            if !is_valid
                 || ["host", "content-length", "transfer-encoding", "connection"]
                     .contains(&name.to_ascii_lowercase().as_str())
             {

@@ -4,8 +4,8 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use crate::parse::upstream::{Credentials, UpstreamConfig, UpstreamTransport};
 use crate::secret_ref::{SecretRef, with_and_without_scheme};
+use crate::upstream_config::{Credentials, UpstreamConfig, UpstreamTransport};
 use toolgate::provenance::decode_percent;
 
 impl UpstreamConfig {

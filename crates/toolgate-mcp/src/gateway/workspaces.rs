@@ -67,7 +67,7 @@ impl Workspaces {
                 path.display()
             )));
         }
-        // Without a state directory there is no journal, so no change could be undone.
+        // Without a state directory, changes have no journal and cannot be undone.
         let Some(state_dir) = state_dir else { return Ok(None) };
         // The path may name another directory by now.
         let metadata = std::fs::metadata(&root)?;

@@ -329,7 +329,7 @@ pub(crate) fn retry_after_ms(headers: &HeaderMap) -> Option<u64> {
     headers.get(RETRY_AFTER)?.to_str().ok().and_then(parse_retry_after_ms)
 }
 
-/// Reads at most `most` bytes of a body, and returns whether there are more.
+/// Reads at most `max_bytes` of a body, and returns whether the body has more.
 async fn read_limited(
     mut answer: reqwest::Response,
     max_bytes: usize,

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use rmcp::model::{ErrorCode, Tool};
+use rmcp::model::{ErrorCode, Prompt, Resource, ResourceTemplate, ServerCapabilities, Tool};
 use rmcp::service::Peer;
 use rmcp::{RoleClient, ServiceError};
 use toolgate_config::RemoteToolSpec;
@@ -13,9 +13,26 @@ use crate::gateway::lock;
 use crate::upstream::notifications::read_pages;
 use crate::upstream::remote_tool::{TransportErrorKind, is_revision_mismatch};
 use crate::upstream::scan_shadowing::ToolNameIndex;
-use crate::upstream::supervisor::{UpstreamCatalog, UpstreamStatus, UpstreamSupervisor, is_modern};
+use crate::upstream::supervisor::{UpstreamStatus, UpstreamSupervisor, is_modern};
 
-/// Why listing failed.
+/// The tools, prompts and resources that an upstream offers.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(crate) struct UpstreamCatalog {
+    /// The accepted tools.
+    pub(crate) tools: Vec<Tool>,
+    /// The prompts.
+    pub(crate) prompts: Vec<Prompt>,
+    /// The resources.
+    pub(crate) resources: Vec<Resource>,
+    /// The resource templates.
+    pub(crate) templates: Vec<ResourceTemplate>,
+    /// The server capabilities.
+    pub(crate) capabilities: ServerCapabilities,
+    /// The server instructions.
+    pub(crate) instructions: Option<String>,
+}
+
+/// Reason why a listing failed.
 pub(crate) enum ListError {
     /// The upstream responded with an error, so the connection works.
     Refused(String),

@@ -115,7 +115,7 @@ impl ClientHandler for UpstreamClientHandler {
         &self,
         context: RequestContext<RoleClient>,
     ) -> Result<ListRootsResult, ErrorData> {
-        // Outside of a call there is no client, so there are no roots.
+        // Outside of a call, no client can answer, so the upstream gets an empty list.
         self.ask_client(&context, UpstreamEvent::Roots)
             .await
             .or_else(|_| Ok(ListRootsResult::default()))

@@ -1,4 +1,4 @@
-//! Timing rules for an upstream: reconnect backoff, circuit breaker, health checks, rate limits.
+//! Decides about reconnect backoff, circuit breaker, health checks and rate limits of an upstream.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -38,7 +38,7 @@ pub(crate) fn reconnect_backoff(tries: u32) -> Duration {
 
 /// Returns whether a health check is due.
 ///
-/// A busy upstream is checked less often, but not never.
+/// A busy upstream is checked less often.
 pub(crate) fn is_health_check_due(skipped: &mut u32, is_busy: bool) -> bool {
     let is_due = !is_busy || *skipped >= MAX_SKIPPED_HEALTH_CHECKS;
     *skipped = if is_due { 0 } else { *skipped + 1 };
@@ -100,7 +100,8 @@ impl ListChangedLimiter {
 /// Records that an upstream rejected a request in a way that its protocol revision rules out.
 pub(crate) struct RevisionSuspicion {
     since: Instant,
-    /// A listing in the same revision succeeded since, so the rejection was meant.
+    /// A listing in the same revision succeeded since, so the upstream meant the
+    /// rejection.
     is_revision_confirmed: bool,
 }
 
@@ -124,7 +125,7 @@ pub(crate) struct CircuitBreaker {
     state: Mutex<BreakerState>,
 }
 
-/// When the breaker is open.
+/// Times and flags of the open state.
 #[derive(Default)]
 struct BreakerState {
     open_until: Option<Instant>,
@@ -201,7 +202,7 @@ impl UpstreamSupervisor {
         self.slots.available_permits() < self.upstream.max_concurrency
     }
 
-    /// Stops the upstream once no call is in progress, or after `patience`.
+    /// Stops the upstream once no call is in progress, or after `timeout`.
     pub(crate) async fn stop_when_idle(&self, timeout: Duration) {
         let slot_count = u32::try_from(self.upstream.max_concurrency).unwrap_or(u32::MAX);
         let idle = async {
@@ -229,7 +230,7 @@ impl UpstreamSupervisor {
     /// Returns since when the breaker is open, for how long at most, and whether it may close
     /// early.
     ///
-    /// Returns `None` if the upstream is not connected: then that is the error to report.
+    /// Returns `None` if the upstream is not connected, because callers report that error instead.
     pub(crate) fn circuit_open(&self) -> Option<(Timestamp, Duration, bool)> {
         let (left, can_close_early) = self.breaker.open_time()?;
         self.connection()?;

@@ -12,6 +12,7 @@ mod notifications;
 mod oauth;
 mod pins;
 mod remote_tool;
+mod request_guards;
 mod result_value;
 mod scan_poisoning;
 mod scan_shadowing;
@@ -173,7 +174,7 @@ impl Upstreams {
     /// Builds the upstreams of a new configuration, reusing unchanged ones so that their calls go
     /// on.
     ///
-    /// New upstreams are awaited until `enough` completes.
+    /// New upstreams are awaited until `start_deadline` completes.
     pub(crate) async fn reload(
         &self,
         config: &Config,

@@ -1,4 +1,4 @@
-//! Handles everything beside calls: paged lists, notifications, and resource subscriptions.
+//! Reads paged lists, dispatches notifications, and keeps resource subscriptions open.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -313,7 +313,7 @@ impl UpstreamSupervisor {
         let _permit = permit
             .map_err(|_| ServiceError::McpError(full()))?
             .map_err(|_| ServiceError::TransportClosed)?;
-        // A request of the upstream may now belong to this question instead of to the only call.
+        // A request of the upstream may now belong to this request instead of to the only call.
         let _unrouted = self.routes.add_unrouted();
         let result = tokio::time::timeout(timeout, request)
             .await
@@ -369,10 +369,11 @@ impl UpstreamSupervisor {
         }
     }
 
-    /// Subscribes to a resource or unsubscribes, as `wanted` says when its turn comes.
+    /// Subscribes to a resource, or unsubscribes if `is_wanted` returns false.
     ///
-    /// The request continues if the caller stops waiting. If `promised`, the subscription is kept
-    /// while the upstream is down.
+    /// `is_wanted` is called when the subscription lock is free. The request continues if the
+    /// caller stops waiting. If `is_acknowledged`, the client already has the confirmation, so the
+    /// subscription is kept while the upstream is down.
     pub(crate) async fn update_subscription(
         self: &Arc<Self>,
         uri: String,

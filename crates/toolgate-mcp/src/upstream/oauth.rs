@@ -123,7 +123,7 @@ impl ProtectedResourceMetadata {
         let issuers = string_array_field(&metadata, "authorization_servers");
         if !issuers
             .iter()
-            .any(|metadata_url| metadata_url.trim_end_matches('/') == issuer.trim_end_matches('/'))
+            .any(|server| server.trim_end_matches('/') == issuer.trim_end_matches('/'))
         {
             return Err(format!(
                 "the upstream accepts tokens of `{}`, not of the issuer `{issuer}`",

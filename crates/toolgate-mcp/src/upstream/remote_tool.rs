@@ -4,25 +4,23 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use rmcp::RoleClient;
 use rmcp::model::{
-    CallToolRequest, CallToolRequestParams, CallToolResult, CancelledNotification,
-    CancelledNotificationParam, ClientCapabilities, ClientRequest, InputRequiredResult,
-    InputResponses, ProtocolVersion, RequestId, RequestMetaObject, ServerResult,
+    CallToolRequest, CallToolRequestParams, CallToolResult, ClientCapabilities, ClientRequest,
+    InputRequiredResult, InputResponses, ProtocolVersion, RequestMetaObject, ServerResult,
 };
-use rmcp::service::{Peer, PeerRequestOptions};
+use rmcp::service::PeerRequestOptions;
 use serde_json::{Value, json};
 use tokio::sync::SemaphorePermit;
-use tokio_util::sync::CancellationToken;
 use toolgate::{CallEffects, CheckedArguments, Failure, Handler, Permit, Timestamp, ToolContext};
 use toolgate_json::Digest;
 
 use crate::mcp_convert;
 use crate::upstream::callbacks::{CallChannel, OpenQuestionCounter, ReplySender, UpstreamEvent};
 use crate::upstream::client_handler::client_info;
+use crate::upstream::request_guards::{DirectRequestGuard, RmcpRequestGuard};
 use crate::upstream::result_value::{is_error_in_success, result_text, result_value};
 use crate::upstream::supervisor::{
-    ActiveConnection, UpstreamFailure, UpstreamStatus, UpstreamSupervisor, is_modern,
+    ActiveConnection, UpstreamStatus, UpstreamSupervisor, is_modern,
 };
 use crate::upstream::transport::direct_http::{DirectCallEvent, DirectCallParams, DirectClient};
 
@@ -422,66 +420,6 @@ struct CallInputs<'g> {
     /// The client's answers to the upstream's last request for input.
     responses: Option<InputResponses>,
     state: Option<String>,
-}
-
-/// A request on the fast path. An abandoned request counts as a failure of the upstream, unless the
-/// caller cancelled it.
-struct DirectRequestGuard<'u> {
-    link: &'u UpstreamSupervisor,
-    /// The generation of the connection.
-    generation: u64,
-    is_done: bool,
-    cancelled: &'u CancellationToken,
-}
-
-impl Drop for DirectRequestGuard<'_> {
-    fn drop(&mut self) {
-        if !self.is_done && !self.cancelled.is_cancelled() {
-            self.link.on_failure(self.generation, UpstreamFailure::Timeout);
-        }
-    }
-}
-
-/// A request through rmcp. Dropping it before the response sends a cancellation.
-struct RmcpRequestGuard {
-    peer: Peer<RoleClient>,
-    link: Arc<UpstreamSupervisor>,
-    /// The generation of the connection.
-    generation: u64,
-    id: RequestId,
-    /// The route for messages about the request, if there is one.
-    route: Option<u64>,
-    is_done: bool,
-    /// Cancelled if the client disconnected, which is not the upstream's fault.
-    cancelled: CancellationToken,
-    /// Open questions to the client. Waiting for them is not the upstream's fault.
-    open_questions: OpenQuestionCounter,
-}
-
-impl Drop for RmcpRequestGuard {
-    fn drop(&mut self) {
-        if self.is_done && self.route.is_none() {
-            return;
-        }
-        let (peer, supervisor, id) = (self.peer.clone(), Arc::clone(&self.link), self.id.clone());
-        let (route, is_done, generation) = (self.route, self.is_done, self.generation);
-        let is_upstream_fault = !self.cancelled.is_cancelled() && !self.open_questions.has_open();
-        tokio::spawn(async move {
-            if let Some(route) = route {
-                supervisor.routes.remove(&id, route).await;
-            }
-            if !is_done {
-                if is_upstream_fault {
-                    supervisor.on_failure(generation, UpstreamFailure::Timeout);
-                }
-                let params = CancelledNotificationParam::new(
-                    Some(id),
-                    Some("the caller no longer waits for the response".to_owned()),
-                );
-                let _ = peer.send_notification(CancelledNotification::new(params).into()).await;
-            }
-        });
-    }
 }
 
 #[async_trait]

@@ -8,10 +8,7 @@ use std::time::Duration;
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
 use rmcp::RoleClient;
-use rmcp::model::{
-    LoggingLevel, ProgressToken, Prompt, ProtocolVersion, RequestId, Resource, ResourceTemplate,
-    ServerCapabilities, Tool,
-};
+use rmcp::model::{LoggingLevel, ProgressToken, ProtocolVersion, RequestId};
 use rmcp::service::Peer;
 use serde::Serialize;
 use tokio::sync::{Notify, Semaphore, watch};
@@ -23,6 +20,7 @@ use toolgate_config::{Credentials, UpstreamConfig, UpstreamTransport};
 use super::pins::{Pins, QuarantinedTool};
 use crate::gateway::lock;
 use crate::upstream::callbacks::{ClientSender, RequestRoutes};
+use crate::upstream::catalog::UpstreamCatalog;
 use crate::upstream::client_handler::UpstreamClientHandler;
 use crate::upstream::notifications::SubscribedUris;
 use crate::upstream::transport::direct_http::DirectClient;
@@ -83,23 +81,6 @@ pub struct UpstreamHealth {
     pub tools: usize,
     /// The quarantined tools.
     pub held: Vec<QuarantinedTool>,
-}
-
-/// The tools, prompts and resources that an upstream offers.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub(crate) struct UpstreamCatalog {
-    /// The accepted tools.
-    pub(crate) tools: Vec<Tool>,
-    /// The prompts.
-    pub(crate) prompts: Vec<Prompt>,
-    /// The resources.
-    pub(crate) resources: Vec<Resource>,
-    /// The resource templates.
-    pub(crate) templates: Vec<ResourceTemplate>,
-    /// The server capabilities.
-    pub(crate) capabilities: ServerCapabilities,
-    /// The server instructions.
-    pub(crate) instructions: Option<String>,
 }
 
 /// The current connection.
@@ -442,7 +423,7 @@ impl UpstreamSupervisor {
         self.connection().map(|connection| connection.peer.clone())
     }
 
-    /// The current connection.
+    /// Returns the current connection.
     pub(crate) fn connection(&self) -> Option<Arc<ActiveConnection>> {
         lock(&self.connection).clone()
     }

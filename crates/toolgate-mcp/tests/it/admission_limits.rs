@@ -7,12 +7,13 @@ use futures_util::future::join_all;
 use reqwest::Method;
 use serde_json::{Value, json};
 use tokio::sync::Semaphore;
-use toolgate_store::{Ledger, RowFilter};
 
 use crate::mid_call_messages::{gateway_with_slow_server, slow_server_requests};
 use crate::resumable_sessions::{ResumableTestSession, read_stream};
-use crate::support::{TestGateway, count_lines, last_message, wait_until};
-use crate::tls_and_authentication::{ACCEPT_JSON_OR_EVENTS, http_client};
+use crate::support::{
+    ACCEPT_JSON_OR_EVENTS, CALC_TOOL_CONFIG, TestGateway, count_lines, count_rows, http_client,
+    last_message, wait_until,
+};
 use crate::upstream_faults::write_script;
 
 #[tokio::test(flavor = "multi_thread")]

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::support::{TestGateway, fixture_config, token_digest};
+use crate::support::{TestGateway, fixture_config, http_client, token_config};
 
 pub(crate) const APPROVAL_RULES: &str = "[tools.count]\nkind = \"mcp\"\nupstream = \"fix\"\neffect = \"write\"\n\
     [[policy]]\nname = \"person\"\nrule = \"ask\"\ntools = [\"count\"]\nwhen = \"true\"\nreason = \"A person decides.\"\n";
@@ -234,7 +234,7 @@ async fn decision_api_approval_is_bound_to_arguments() {
     let config = "[tools.pay]\nkind = \"client\"\ninput = { type = \"object\", properties = { amount = { type = \"number\" } }, required = [\"amount\"] }\n\
         [[policy]]\nname = \"person\"\nrule = \"ask\"\ntools = [\"pay\"]\nwhen = \"true\"\nreason = \"A person decides.\"\n";
     let gate = TestGateway::open(config).await;
-    let http = reqwest::Client::builder().no_proxy().build().unwrap();
+    let http = http_client();
     let post = async |verb: &str, body: &Value| -> (u16, Value) {
         let answer =
             http.post(format!("{}/v1/calls/{verb}", gate.url)).json(body).send().await.unwrap();

@@ -10,7 +10,7 @@ use tokio::sync::mpsc;
 use crate::legacy_upstreams::{
     http_response, initialize_result, json_rpc_result, read_request, serve_connections,
 };
-use crate::support::{TestGateway, fixture_config, wait_until};
+use crate::support::{CALC_TOOL_CONFIG, TestGateway, fixture_config, wait_until};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn unrequested_input_is_ignored() {
@@ -130,7 +130,7 @@ async fn reload_cannot_remove_token_of_public_listener() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn unknown_tool_names_are_not_metric_labels() {
-    let gate = TestGateway::open("[tools.calc]\nkind = \"builtin\"\n").await;
+    let gate = TestGateway::open(CALC_TOOL_CONFIG).await;
     for number in 0..20 {
         gate.client().call(&format!("made_up_{number}"), json!({})).await;
     }
@@ -245,7 +245,7 @@ impl AskingSseServer {
     async fn handle_connection(self: Arc<Self>, mut stream: TcpStream) {
         let Some((head, request)) = read_request(&mut stream).await else { return };
         if head.starts_with("get ") {
-            let (sender, mut response) = mpsc::unbounded_channel();
+            let (sender, mut receiver) = mpsc::unbounded_channel();
             *self.stream.lock().unwrap() = Some(sender);
             let mut next = Some(http_response(
                 "200 OK",
@@ -256,7 +256,7 @@ impl AskingSseServer {
                 if stream.write_all(text.as_bytes()).await.is_err() {
                     return;
                 }
-                next = response.recv().await;
+                next = receiver.recv().await;
             }
             return;
         }

@@ -2,8 +2,8 @@
 
 use serde_json::{Value, json};
 
-use crate::support::{TestGateway, fixture_path, wait_until};
-use crate::tls_and_authentication::{LegacyHttpClient, http_client};
+use crate::legacy_http_client::LegacyHttpClient;
+use crate::support::{TestGateway, fixture_path, http_client, wait_until};
 
 /// Opens a gateway whose fixture logs requests to the file `log`. Options select the revision.
 async fn gateway_with_logging_fixture(options: &str) -> (TestGateway, tempfile::TempDir) {

@@ -7,12 +7,14 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use tokio::io::AsyncWriteExt;
 
+use crate::approvals::APPROVAL_RULES;
+use crate::legacy_http_client::LegacyHttpClient;
 use crate::legacy_upstreams::{
     discover_result, http_response, json_rpc_result, modern_result, read_request, serve_connections,
 };
-use crate::security::token_digest;
-use crate::support::{TestGateway, fixture_config, fixture_path, wait_until};
-use crate::tls_and_authentication::{LegacyHttpClient, http_client};
+use crate::support::{
+    TestGateway, fixture_config, fixture_path, http_client, token_config, wait_until,
+};
 
 /// Returns the id of the approval that a refused call needs.
 fn approval_id(result: &Value) -> &str {

@@ -205,9 +205,9 @@ async fn poisoned_tool_descriptions_are_quarantined() {
         tools,
         ["refuse", "refuse_in_buckets", "refuse_in_text", "sign", "spoof", "two_tongues", "write"]
     );
-    let held: Vec<String> =
+    let quarantined: Vec<String> =
         gate.gateway.health()[0].held.iter().map(|change| change.tool.clone()).collect();
-    assert_eq!(held, ["poisoned", "unseen"]);
+    assert_eq!(quarantined, ["poisoned", "unseen"]);
     gate.shut_down().await;
 }
 

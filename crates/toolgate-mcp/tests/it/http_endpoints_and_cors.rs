@@ -3,9 +3,10 @@
 use reqwest::Method;
 use serde_json::{Value, json};
 
-use crate::security::{signing_key, token_digest};
-use crate::support::TestGateway;
-use crate::tls_and_authentication::{ACCEPT_JSON_OR_EVENTS, http_client};
+use crate::jwt_keys::signing_key;
+use crate::support::{
+    ACCEPT_JSON_OR_EVENTS, CALC_TOOL_CONFIG, TestGateway, http_client, token_config,
+};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn unauthorized_answer_names_resource_metadata_of_path() {
@@ -56,21 +57,22 @@ async fn unauthorized_answer_names_resource_metadata_of_path() {
         assert_eq!(refused.status().as_u16(), 401, "{called_url}");
         // A client derives this path from the URL that it calls (RFC 9728 §3.1).
         let called = url::Url::parse(&called_url).unwrap();
-        let place = format!("/.well-known/oauth-protected-resource{}", called.path());
+        let metadata_path = format!("/.well-known/oauth-protected-resource{}", called.path());
         let challenge = refused.headers()["www-authenticate"].to_str().unwrap();
         assert_eq!(
             challenge,
             format!(
-                "Bearer resource_metadata=\"{}{place}\"",
+                "Bearer resource_metadata=\"{}{metadata_path}\"",
                 called.origin().ascii_serialization()
             )
         );
-        let fetch = async |place: &str| {
-            let answer = http_client().get(format!("{}{place}", gate.url)).send().await.unwrap();
+        let fetch = async |metadata_path: &str| {
+            let answer =
+                http_client().get(format!("{}{metadata_path}", gate.url)).send().await.unwrap();
             (answer.status().as_u16(), answer.json::<Value>().await.unwrap())
         };
         // The token is valid for the whole resource, whatever path the client calls.
-        let (status, metadata) = fetch(&place).await;
+        let (status, metadata) = fetch(&metadata_path).await;
         assert_eq!((status, &metadata["resource"]), (200, &json!(expected_resource)), "{metadata}");
         assert_eq!(
             metadata["authorization_servers"],

@@ -1,12 +1,15 @@
 //! Tests which signed tokens are accepted, and which keys verify them.
 
 use jsonwebtoken::{Algorithm, EncodingKey, Header};
-use serde_json::json;
+use serde_json::{Value, json};
 
-use crate::security::{CALC_TOOL_CONFIG, base64url, call_calc, signed_jwt, signing_key};
-use crate::support::TestGateway;
+use crate::security::call_calc;
+use crate::support::{CALC_TOOL_CONFIG, TestGateway};
 
 include!("keys.rs");
+
+/// The private key that `signing_key` returns for the id `one`.
+pub(crate) const FIRST_PRIVATE_KEY_PEM: &str = FIRST_KEY.0;
 
 /// Returns a private key, and the public key as a JSON Web Key.
 pub(crate) fn signing_key(kid: &str) -> (EncodingKey, Value) {

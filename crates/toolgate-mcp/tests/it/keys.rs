@@ -1,5 +1,4 @@
-// Keys of P-256 that were made for these tests and open nothing else: the private key, and the two
-// halves of the public one.
+// P-256 keys that only the tests use: the private key, and the two coordinates of the public key.
 const FIRST_KEY: (&str, &str, &str) = (
     "-----BEGIN PRIVATE KEY-----\nMIGHAgEAMBMGByqGSM49AgEGCCqGSM49AwEHBG0wawIBAQQgfcD7yzgZcjBRkRXg\n8TseOgs/5xTvk9SaS65fZ96w16WhRANCAARgeDbi1GK5+QwN3HJ5so81wO3MufUT\n901uBeqKbbcGEBxTGDAd9ug9R4wz/e1iL+ty2B9KsQsYLe+fpF3kscx/\n-----END PRIVATE KEY-----",
     "YHg24tRiufkMDdxyebKPNcDtzLn1E_dNbgXqim23BhA",

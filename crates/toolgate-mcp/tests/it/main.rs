@@ -1,4 +1,4 @@
-//! The gateway, tried from outside.
+//! Tests the gateway through its public interfaces.
 
 #![expect(
     clippy::unwrap_used,
@@ -32,6 +32,7 @@ mod request_smuggling;
 mod resource_subscriptions;
 mod resources;
 mod resumable_sessions;
+mod scripted_server;
 mod secret_rotation;
 mod security;
 mod shutdown;

@@ -1,4 +1,4 @@
-//! Tokens by client credentials from an issuer that says itself where it gives them.
+//! Tests access tokens from an issuer whose metadata is discovered.
 
 use std::sync::{Arc, Mutex};
 
@@ -11,10 +11,10 @@ use crate::legacy_upstreams::{
 };
 use crate::support::TestGateway;
 
-/// What the issuer gives.
+/// The token that the issuer returns.
 const ISSUED_TOKEN: &str = "token-of-the-issuer";
 
-/// One request: its head, and its body as it came.
+/// Reads one request. Returns its head in lower case, and its body.
 async fn read_request(stream: &mut TcpStream) -> Option<(String, String)> {
     let (mut text, mut chunk) = (Vec::new(), [0; 4096]);
     loop {
@@ -34,7 +34,7 @@ async fn read_request(stream: &mut TcpStream) -> Option<(String, String)> {
     }
 }
 
-/// What an upstream and an issuer at one address say of themselves: `OWN` stands for that address.
+/// The metadata of an upstream and an issuer at one address. `OWN` stands for the address.
 #[derive(Clone)]
 struct FakeIssuerMetadata {
     resource: Option<Value>,
@@ -42,32 +42,32 @@ struct FakeIssuerMetadata {
     challenge: &'static str,
 }
 
-/// An upstream that wants a token, and the issuer of it.
+/// Starts an upstream that requires a token, and its issuer, at one address.
 async fn start_issuer_and_upstream(
-    says: FakeIssuerMetadata,
-    asked_for: Arc<Mutex<Vec<(String, String)>>>,
+    metadata: FakeIssuerMetadata,
+    token_requests: Arc<Mutex<Vec<(String, String)>>>,
 ) -> String {
-    let own: Arc<Mutex<String>> = Arc::default();
-    let known = Arc::clone(&own);
+    let base_url: Arc<Mutex<String>> = Arc::default();
+    let shared_url = Arc::clone(&base_url);
     let address = serve_connections(move |mut stream| {
-        let (says, asked_for, own) = (says.clone(), Arc::clone(&asked_for), known.lock().unwrap().clone());
+        let (metadata, token_requests, base_url) = (metadata.clone(), Arc::clone(&token_requests), shared_url.lock().unwrap().clone());
         async move {
             let Some((head, body)) = read_request(&mut stream).await else { return };
             let message: Value = serde_json::from_str(&body).unwrap_or_default();
-            let about_itself = |response: &Value| http_response("200 OK", "application/json", &response.to_string().replace("OWN", &own));
+            let metadata_response = |document: &Value| http_response("200 OK", "application/json", &document.to_string().replace("OWN", &base_url));
             let path = head.split_whitespace().nth(1).unwrap_or_default().to_owned();
             let response = match (path.as_str(), message["method"].as_str().unwrap_or_default()) {
-                ("/.well-known/oauth-protected-resource/mcp", _) => match &says.resource {
-                    Some(resource) => about_itself(resource),
+                ("/.well-known/oauth-protected-resource/mcp", _) => match &metadata.resource {
+                    Some(resource) => metadata_response(resource),
                     None => http_response("404 No", "text/plain", ""),
                 },
-                ("/.well-known/oauth-authorization-server/tenant", _) => about_itself(&says.issuer),
+                ("/.well-known/oauth-authorization-server/tenant", _) => metadata_response(&metadata.issuer),
                 ("/token", _) => {
-                    asked_for.lock().unwrap().push((head, body));
+                    token_requests.lock().unwrap().push((head, body));
                     http_response("200 OK", "application/json", &json!({"access_token": ISSUED_TOKEN, "token_type": "Bearer"}).to_string())
                 }
                 ("/mcp", _) if !head.contains(&format!("authorization: bearer {ISSUED_TOKEN}")) => {
-                    let challenge = says.challenge.replace("OWN", &own);
+                    let challenge = metadata.challenge.replace("OWN", &base_url);
                     format!("HTTP/1.1 401 No\r\nconnection: close\r\nwww-authenticate: {challenge}\r\ncontent-length: 0\r\n\r\n")
                 }
                 ("/mcp", "server/discover") => http_response("404 No", "text/html", "<p>"),
@@ -100,7 +100,7 @@ async fn start_issuer_and_upstream(
         }
     })
     .await;
-    *own.lock().unwrap() = format!("http://{address}");
+    *base_url.lock().unwrap() = format!("http://{address}");
     format!("http://{address}")
 }
 
@@ -114,10 +114,10 @@ fn default_issuer_metadata() -> FakeIssuerMetadata {
     }
 }
 
-fn config(own: &str, more: &str) -> String {
+fn config(base_url: &str, extra: &str) -> String {
     format!(
-        "[upstreams.far]\nurl = \"{own}/mcp\"\nundeclared = \"read\"\n\
-         oauth = {{ issuer = \"{own}/tenant\", client_id = \"me\", client_secret = \"s3cr3t-of-mine\"{more} }}\n"
+        "[upstreams.far]\nurl = \"{base_url}/mcp\"\nundeclared = \"read\"\n\
+         oauth = {{ issuer = \"{base_url}/tenant\", client_id = \"me\", client_secret = \"s3cr3t-of-mine\"{extra} }}\n"
     )
 }
 
@@ -128,34 +128,41 @@ async fn token_endpoint_and_scope_are_discovered() {
         issuer: json!({"issuer": "OWN/tenant", "token_endpoint": "OWN/token", "token_endpoint_auth_methods_supported": ["client_secret_post"]}),
         ..default_issuer_metadata()
     };
-    let silent = FakeIssuerMetadata { resource: None, ..default_issuer_metadata() };
-    let narrow = FakeIssuerMetadata {
+    let without_metadata = FakeIssuerMetadata { resource: None, ..default_issuer_metadata() };
+    let challenged = FakeIssuerMetadata {
         challenge: "Bearer scope=\"only this\", resource_metadata=\"http://evil.example/x\"",
         ..default_issuer_metadata()
     };
-    for (name, says, more, head, scope, form) in [
-        ("as usual", default_issuer_metadata(), "", Some(basic), Some("scope=a+b"), None),
+    for (name, metadata, extra, head, scope, form) in [
+        ("defaults", default_issuer_metadata(), "", Some(basic), Some("scope=a+b"), None),
         (
-            "said here",
+            "configured scope",
             default_issuer_metadata(),
             ", scope = \"mine\"",
             Some(basic),
             Some("scope=mine"),
             None,
         ),
-        ("said in the refusal", narrow, "", Some(basic), Some("scope=only+this"), None),
-        ("in the form", by_form, "", None, Some("scope=a+b"), Some("client_secret=s3cr3t-of-mine")),
-        ("it says nothing of itself", silent, "", Some(basic), None, None),
+        ("scope in the challenge", challenged, "", Some(basic), Some("scope=only+this"), None),
+        (
+            "secret in the form",
+            by_form,
+            "",
+            None,
+            Some("scope=a+b"),
+            Some("client_secret=s3cr3t-of-mine"),
+        ),
+        ("no resource metadata", without_metadata, "", Some(basic), None, None),
     ] {
-        let asked_for: Arc<Mutex<Vec<(String, String)>>> = Arc::default();
-        let own = start_issuer_and_upstream(says, Arc::clone(&asked_for)).await;
-        let gate = TestGateway::open(&config(&own, more)).await;
+        let token_requests: Arc<Mutex<Vec<(String, String)>>> = Arc::default();
+        let base_url = start_issuer_and_upstream(metadata, Arc::clone(&token_requests)).await;
+        let gate = TestGateway::open(&config(&base_url, extra)).await;
         assert_eq!(gate.client().call_code("far_talk", json!({})).await, "ok", "{name}");
         gate.shut_down().await;
-        let (said, body) = asked_for.lock().unwrap()[0].clone();
+        let (request_head, body) = token_requests.lock().unwrap()[0].clone();
         let resource = format!(
             "resource={}",
-            url::form_urlencoded::byte_serialize(format!("{own}/mcp").as_bytes())
+            url::form_urlencoded::byte_serialize(format!("{base_url}/mcp").as_bytes())
                 .collect::<String>()
         );
         assert!(
@@ -166,20 +173,24 @@ async fn token_endpoint_and_scope_are_discovered() {
         assert!(scope.is_none_or(|scope| body.contains(scope)), "{name}: {body}");
         assert_eq!(body.contains("client_secret="), form.is_some(), "{name}: {body}");
         assert!(form.is_none_or(|form| body.contains(form)), "{name}: {body}");
-        assert_eq!(said.contains("authorization: basic"), head.is_some(), "{name}: {said}");
+        assert_eq!(
+            request_head.contains("authorization: basic"),
+            head.is_some(),
+            "{name}: {request_head}"
+        );
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn fetched_token_is_redacted_in_failures() {
-    let own = start_issuer_and_upstream(default_issuer_metadata(), Arc::default()).await;
-    let gate = TestGateway::open(&config(&own, "")).await;
+    let base_url = start_issuer_and_upstream(default_issuer_metadata(), Arc::default()).await;
+    let gate = TestGateway::open(&config(&base_url, "")).await;
     for how in ["fails", "breaks"] {
-        let said = gate.client().in_session(how).call("far_talk", json!({"how": how})).await;
-        let upstream = said["_meta"]["toolgate/error"]["upstream"].to_string();
+        let result = gate.client().in_session(how).call("far_talk", json!({"how": how})).await;
+        let upstream = result["_meta"]["toolgate/error"]["upstream"].to_string();
         assert!(
-            upstream.contains("[redacted]") && !said.to_string().contains(ISSUED_TOKEN),
-            "{said}"
+            upstream.contains("[redacted]") && !result.to_string().contains(ISSUED_TOKEN),
+            "{result}"
         );
         let rows = gate.gateway.runtime().session("default", "local", how).rows().await.unwrap();
         assert_eq!(rows.len(), 1);
@@ -195,9 +206,9 @@ async fn client_secret_is_sent_only_to_matching_issuer() {
     };
     let issuer = |named: &str, methods: Value| json!({"issuer": named, "token_endpoint": "OWN/token", "token_endpoint_auth_methods_supported": methods});
     let basic = json!(["client_secret_basic"]);
-    for (name, says, why) in [
+    for (name, metadata, reason) in [
         (
-            "another's name",
+            "other resource",
             FakeIssuerMetadata {
                 resource: resource("https://evil.example/mcp", "OWN/tenant"),
                 ..default_issuer_metadata()
@@ -205,7 +216,7 @@ async fn client_secret_is_sent_only_to_matching_issuer() {
             "names another resource",
         ),
         (
-            "another's issuer",
+            "other issuer in the resource metadata",
             FakeIssuerMetadata {
                 resource: resource("OWN/mcp", "https://evil.example"),
                 ..default_issuer_metadata()
@@ -213,7 +224,7 @@ async fn client_secret_is_sent_only_to_matching_issuer() {
             "accepts tokens of `https://evil.example`",
         ),
         (
-            "an issuer that is another",
+            "other issuer in the issuer metadata",
             FakeIssuerMetadata {
                 issuer: issuer("https://evil.example", basic.clone()),
                 ..default_issuer_metadata()
@@ -221,7 +232,7 @@ async fn client_secret_is_sent_only_to_matching_issuer() {
             "another issuer: `https://evil.example`",
         ),
         (
-            "an issuer that wants no secret",
+            "no client secrets",
             FakeIssuerMetadata {
                 issuer: issuer("OWN/tenant", json!(["private_key_jwt"])),
                 ..default_issuer_metadata()
@@ -229,22 +240,22 @@ async fn client_secret_is_sent_only_to_matching_issuer() {
             "does not support client secrets",
         ),
         (
-            "an issuer that says nothing",
+            "no issuer metadata",
             FakeIssuerMetadata { issuer: json!([]), ..default_issuer_metadata() },
             "cannot find the metadata",
         ),
     ] {
-        let asked_for: Arc<Mutex<Vec<(String, String)>>> = Arc::default();
-        let own = start_issuer_and_upstream(says, Arc::clone(&asked_for)).await;
-        let gate = TestGateway::open(&config(&own, "")).await;
+        let token_requests: Arc<Mutex<Vec<(String, String)>>> = Arc::default();
+        let base_url = start_issuer_and_upstream(metadata, Arc::clone(&token_requests)).await;
+        let gate = TestGateway::open(&config(&base_url, "")).await;
         let health = gate.gateway.health();
-        let said = format!("{:?}", health[0].status);
+        let status = format!("{:?}", health[0].status);
         assert!(
-            said.contains("cannot get an access token") && said.contains(why),
-            "{name}: {said}"
+            status.contains("cannot get an access token") && status.contains(reason),
+            "{name}: {status}"
         );
-        assert!(!said.contains("s3cr3t-of-mine"), "{name}: {said}");
-        assert!(asked_for.lock().unwrap().is_empty(), "{name}");
+        assert!(!status.contains("s3cr3t-of-mine"), "{name}: {status}");
+        assert!(token_requests.lock().unwrap().is_empty(), "{name}");
         gate.shut_down().await;
     }
 }

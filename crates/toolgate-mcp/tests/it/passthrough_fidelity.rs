@@ -1,4 +1,4 @@
-//! What is as it was on the other side: metadata, shapes, pictures and resources.
+//! Tests that metadata, schemas, images and resources pass the gateway unchanged.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -11,17 +11,17 @@ use rmcp::{ErrorData, RoleServer, ServerHandler};
 use serde_json::{Value, json};
 use tokio::io::AsyncWriteExt;
 
+use crate::legacy_http_client::LegacyHttpClient;
 use crate::legacy_upstreams::{
     http_response, initialize_result, json_rpc_result, read_request, serve_connections,
 };
-use crate::support::{TestGateway, fixture_config, start_mcp_server};
-use crate::tls_and_authentication::{LegacyHttpClient, http_client};
+use crate::support::{TestGateway, fixture_config, http_client, start_mcp_server};
 
-/// A picture of one red dot, as the fixture has it.
+/// The image of one red dot that the fixture returns.
 const RED_DOT_PNG: &str =
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR42mP4z8AAAAMBAQD3A0FDAAAAAElFTkSuQmCC";
 
-/// A server that says which metadata it was sent.
+/// A server that returns the metadata that it received.
 struct MetadataEchoServer {
     modern: bool,
 }
@@ -105,27 +105,26 @@ async fn upstream_gets_metadata_without_toolgate_keys() {
             .await
             .call_method("tools/call", call(2))
             .await;
-        for said in [newer, older] {
-            let seen = &said["result"]["structuredContent"]["seen"];
-            assert_eq!(seen["own"], json!({"a": [1, "b"]}), "{modern}: {said}");
+        for answer in [newer, older] {
+            let seen = &answer["result"]["structuredContent"]["seen"];
+            assert_eq!(seen["own"], json!({"a": [1, "b"]}), "{modern}: {answer}");
             assert!(
                 seen.as_object().unwrap().keys().all(|key| !key.starts_with("toolgate/")),
-                "{modern}: {said}"
+                "{modern}: {answer}"
             );
         }
-        // From which level on something is wanted to be heard, one of 2026-07-28 is told with every
-        // request.
+        // A modern upstream receives the log level with every request.
         let prompt = json!({"name": "look", "_meta": {"own": 1, "io.modelcontextprotocol/logLevel": "debug"}});
-        let said = gate.client().in_session("s").call_method("prompts/get", prompt).await.1;
-        let seen = said["result"]["messages"][0]["content"]["text"]
+        let answer = gate.client().in_session("s").call_method("prompts/get", prompt).await.1;
+        let seen = answer["result"]["messages"][0]["content"]["text"]
             .as_str()
-            .unwrap_or_else(|| panic!("{said}"));
+            .unwrap_or_else(|| panic!("{answer}"));
         let seen: Value = serde_json::from_str(seen).unwrap();
         let level = if modern { json!("debug") } else { Value::Null };
         assert_eq!(
             (&seen["own"], &seen["io.modelcontextprotocol/logLevel"]),
             (&json!(1), &level),
-            "{modern}: {said}"
+            "{modern}: {answer}"
         );
         gate.shut_down().await;
     }
@@ -184,7 +183,7 @@ async fn images_and_resources_in_results_are_unchanged() {
     let mut older = LegacyHttpClient::connect(&http_client(), &gate.url, json!({})).await;
     let newer = gate.client().in_session("s");
     let embedded = "This is an embedded resource content.";
-    for (tool, given) in [
+    for (tool, expected) in [
         (
             "test_image_content",
             [("/content/0/data", RED_DOT_PNG), ("/content/0/mimeType", "image/png")],
@@ -204,12 +203,12 @@ async fn images_and_resources_in_results_are_unchanged() {
             ],
         ),
     ] {
-        let of_older =
+        let older_result =
             older.call_method("tools/call", json!({"name": tool, "arguments": {}})).await["result"]
                 .clone();
-        for said in [newer.call(tool, json!({})).await, of_older] {
-            for (place, given) in given {
-                assert_eq!(said.pointer(place), Some(&json!(given)), "{tool}: {said}");
+        for result in [newer.call(tool, json!({})).await, older_result] {
+            for (pointer, expected) in expected {
+                assert_eq!(result.pointer(pointer), Some(&json!(expected)), "{tool}: {result}");
             }
         }
     }

@@ -1,15 +1,14 @@
-//! What is said badly, and what is said beside.
+//! Tests malformed requests and arguments, and the rows that they get.
 
 use serde_json::{Value, json};
 use tokio::io::{AsyncWriteExt, DuplexStream, WriteHalf};
-use tokio::net::TcpStream;
 
-use crate::legacy_upstreams::{
-    http_response, json_rpc_result, read_request, serve_connections, start_tool_server,
+use crate::support::{
+    ACCEPT_JSON_OR_EVENTS, CALC_TOOL_CONFIG, ClientLines, TestGateway, count_rows, find_rows,
+    http_client, last_message,
 };
-use crate::support::{ClientLines, TestGateway, fixture_config, last_message};
 
-/// Arguments that are no good, and what the gate says of them.
+/// Returns invalid arguments, each with a part of the expected error.
 fn bad_arguments() -> Vec<(String, &'static str)> {
     vec![
         (r#"{"expression": "1", "expression": "2"}"#.to_owned(), "given twice"),
@@ -28,33 +27,42 @@ fn calc_call(arguments: &str, meta: &str) -> String {
     )
 }
 
-/// A client of an earlier revision on streams, which has said hello.
+/// Connects a client of an earlier revision on streams, with a completed handshake.
 pub(crate) async fn connect_legacy_stream(
     gate: &TestGateway,
 ) -> (WriteHalf<DuplexStream>, ClientLines) {
-    let (_, mut ask, mut answers) = gate.connect_streams(None);
-    let hello = json!({"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}});
-    ask.write_all(
-        format!("{hello}\n{}\n", json!({"jsonrpc": "2.0", "method": "notifications/initialized"}))
+    let (_, mut writer, mut answers) = gate.connect_streams(None);
+    let initialize = json!({"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}});
+    writer
+        .write_all(
+            format!(
+                "{initialize}\n{}\n",
+                json!({"jsonrpc": "2.0", "method": "notifications/initialized"})
+            )
             .as_bytes(),
-    )
-    .await
-    .unwrap();
+        )
+        .await
+        .unwrap();
     answers.next_line().await.unwrap().unwrap();
-    (ask, answers)
+    (writer, answers)
+}
+
+/// Returns the next message of a client on streams.
+pub(crate) async fn next_message(lines: &mut ClientLines) -> Value {
+    serde_json::from_str(&lines.next_line().await.unwrap().unwrap()).unwrap()
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn bad_arguments_are_refused_and_recorded() {
     let gate = TestGateway::open(CALC_TOOL_CONFIG).await;
-    let http = reqwest::Client::builder().no_proxy().build().unwrap();
+    let http = http_client();
     let meta = r#","_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientInfo":{"name":"t","version":"1"},"io.modelcontextprotocol/clientCapabilities":{}}"#;
-    let (mut ask, mut answers) = connect_legacy_stream(&gate).await;
+    let (mut writer, mut answers) = connect_legacy_stream(&gate).await;
     let cases = bad_arguments();
-    for (arguments, why) in &cases {
+    for (arguments, part) in &cases {
         let answer = http
             .post(format!("{}/mcp", gate.url))
-            .header("accept", "application/json, text/event-stream")
+            .header("accept", ACCEPT_JSON_OR_EVENTS)
             .header("content-type", "application/json")
             .header("mcp-protocol-version", "2026-07-28")
             .header("mcp-method", "tools/call")
@@ -64,57 +72,55 @@ async fn bad_arguments_are_refused_and_recorded() {
             .await
             .unwrap();
         let over_http = last_message(&answer.text().await.unwrap());
-        ask.write_all(format!("{}\n", calc_call(arguments, "")).as_bytes()).await.unwrap();
-        let over_streams: Value =
-            serde_json::from_str(&answers.next_line().await.unwrap().unwrap()).unwrap();
-        for said in [over_http, over_streams] {
-            assert_eq!(said["id"], json!(7), "{arguments}: {said}");
-            let error = &said["result"]["_meta"]["toolgate/error"];
+        writer.write_all(format!("{}\n", calc_call(arguments, "")).as_bytes()).await.unwrap();
+        let over_streams: Value = next_message(&mut answers).await;
+        for message in [over_http, over_streams] {
+            assert_eq!(message["id"], json!(7), "{arguments}: {message}");
+            let error = &message["result"]["_meta"]["toolgate/error"];
             let code =
                 if arguments.contains("[[") { "payload_too_large" } else { "invalid_arguments" };
-            assert_eq!(error["code"], code, "{arguments}: {said}");
+            assert_eq!(error["code"], code, "{arguments}: {message}");
             assert!(
-                error["message"].as_str().unwrap().contains(why) && error["callId"].is_string(),
-                "{arguments}: {said}"
+                error["message"].as_str().unwrap().contains(part) && error["callId"].is_string(),
+                "{arguments}: {message}"
             );
         }
     }
-    // Nothing is nothing, and no bad argument.
-    ask.write_all(format!("{}\n", calc_call("null", "")).as_bytes()).await.unwrap();
-    let said = answers.next_line().await.unwrap().unwrap();
-    assert!(said.contains("requires `expression`"), "{said}");
-    // What is no message at all is answered under its name, as far as it has one.
+    // `null` counts as no arguments.
+    writer.write_all(format!("{}\n", calc_call("null", "")).as_bytes()).await.unwrap();
+    let message = answers.next_line().await.unwrap().unwrap();
+    assert!(message.contains("requires `expression`"), "{message}");
+    // A malformed message is answered with its id, if it has one.
     for (line, id) in [(r#"{"id": 9, "a": 1, "a": 2}"#, json!(9)), ("{", Value::Null)] {
-        ask.write_all(format!("{line}\n").as_bytes()).await.unwrap();
-        let said: Value =
-            serde_json::from_str(&answers.next_line().await.unwrap().unwrap()).unwrap();
+        writer.write_all(format!("{line}\n").as_bytes()).await.unwrap();
+        let message: Value = next_message(&mut answers).await;
         assert_eq!(
-            (&said["id"], said.get("id").is_some(), &said["error"]["code"]),
+            (&message["id"], message.get("id").is_some(), &message["error"]["code"]),
             (&id, true, &json!(-32700)),
-            "{said}"
+            "{message}"
         );
     }
-    drop((ask, answers));
-    let refused = toolgate_store::RowFilter { tool: Some("calc".to_owned()), ..Default::default() };
-    let rows = toolgate_store::Ledger::open(gate.home.path().join("ledger.db"))
-        .unwrap()
-        .find(&refused)
-        .unwrap()
-        .len();
-    assert_eq!(rows, 2 * cases.len() + 1);
+    drop((writer, answers));
+    assert_eq!(count_rows(&gate, "calc"), 2 * cases.len() + 1);
     gate.shut_down().await;
 }
 
+/// Checks that no row of a tool is oversized.
+fn assert_small_rows(gate: &TestGateway, tool: &str) {
+    let rows = find_rows(gate, tool);
+    assert!(rows.iter().all(|entry| entry.row.to_canonical_bytes().unwrap().len() < 10_000));
+}
+
 #[tokio::test(flavor = "multi_thread")]
-async fn recognizable_call_is_recorded_in_malformed_request() {
+async fn malformed_decision_api_request_is_recorded() {
     let gate = TestGateway::open(&format!(
         "{CALC_TOOL_CONFIG}[tools.mine]\nkind = \"client\"\npolicy = \"open\"\n"
     ))
     .await;
-    let http = reqwest::Client::builder().no_proxy().build().unwrap();
+    let http = http_client();
     let decide = async |verb: &str, body: &str| {
         let url = format!("{}/v1/calls/{verb}", gate.url);
-        let answer = http
+        let response = http
             .post(url)
             .header("content-type", "application/json")
             .body(body.to_owned())
@@ -122,28 +128,28 @@ async fn recognizable_call_is_recorded_in_malformed_request() {
             .await
             .unwrap();
         (
-            answer.status().as_u16(),
-            serde_json::from_str::<Value>(&answer.text().await.unwrap()).unwrap(),
+            response.status().as_u16(),
+            serde_json::from_str::<Value>(&response.text().await.unwrap()).unwrap(),
         )
     };
-    // What the gate can say it says, for a pass or a report.
-    let (status, said) = decide(
+    // Bad arguments get a decision instead of status 400, in a check and in a report.
+    let (status, answer) = decide(
         "check",
         r#"{"id": "1", "session": "s", "tool": "mine", "arguments": {"x": 1, "x": 2}}"#,
     )
     .await;
     assert_eq!(
-        (status, &said["decision"], &said["error"]["code"]),
+        (status, &answer["decision"], &answer["error"]["code"]),
         (200, &json!("deny"), &json!("invalid_arguments")),
-        "{said}"
+        "{answer}"
     );
-    let (status, said) = decide(
+    let (status, answer) = decide(
         "report",
         r#"{"id": "1", "session": "s", "tool": "mine", "arguments": {"x": 1e999}, "result": null}"#,
     )
     .await;
-    assert_eq!((status, &said["outcome"]["code"]), (200, &json!("not_admitted")), "{said}");
-    let wrong = [
+    assert_eq!((status, &answer["outcome"]["code"]), (200, &json!("not_admitted")), "{answer}");
+    let malformed = [
         ("check", r#"{"id": "2", "session": "s", "tool": "mine", "turn": 1, "turn": 2}"#),
         ("check", r#"{"id": "2", "session": "s", "tool": "mine", "turn": "x"}"#),
         ("check", r#"{"id": "2", "tool": "mine"}"#),
@@ -153,24 +159,25 @@ async fn recognizable_call_is_recorded_in_malformed_request() {
         ("check", r#"{"id": "2", "session": "s", "tool": "mine", "result": 1}"#),
         ("report", r#"{"id": "2", "session": "s", "tool": "mine"}"#),
     ];
-    for (verb, body) in wrong {
-        let (status, said) = decide(verb, body).await;
+    for (verb, body) in malformed {
+        let (status, answer) = decide(verb, body).await;
         assert_eq!(
-            (status, &said["code"], &said["errorCategory"]),
+            (status, &answer["code"], &answer["errorCategory"]),
             (400, &json!("invalid_request"), &json!("VALIDATION")),
-            "{body}: {said}"
+            "{body}: {answer}"
         );
         assert!(
-            said["error"].is_string() && said["callId"].is_string() && said["receipt"].is_object(),
-            "{body}: {said}"
+            answer["error"].is_string()
+                && answer["callId"].is_string()
+                && answer["receipt"].is_object(),
+            "{body}: {answer}"
         );
     }
-    assert_eq!(count_rows(&gate, "mine"), 2 + wrong.len());
-    // What stands where something else must is neither told nor written down, and of what is, as
-    // much as somebody reads.
+    assert_eq!(count_rows(&gate, "mine"), 2 + malformed.len());
+    // Invalid values are neither returned nor recorded, and errors are short.
     let secret = "card 4111 1111 1111 1111 declined";
     let long = "k".repeat(5_000);
-    for (body, why) in [
+    for (body, part) in [
         (json!({"id": "2", "session": "s", "tool": "mine", "error": secret}), "`error` must be"),
         (
             json!({"id": "2", "session": "s", "tool": "mine", "error": {"message": "no", "effects": secret}}),
@@ -189,57 +196,61 @@ async fn recognizable_call_is_recorded_in_malformed_request() {
             "unknown field `argument`; known fields: `id`, `tool`, ",
         ),
     ] {
-        let (status, said) = decide("report", &body.to_string()).await;
-        let words = said["error"].as_str().unwrap_or_default();
+        let (status, answer) = decide("report", &body.to_string()).await;
+        let message = answer["error"].as_str().unwrap_or_default();
         assert!(
             status == 400
-                && words.contains(why)
-                && words.len() <= 300
-                && said["callId"].is_string(),
-            "{body}: {said}"
+                && message.contains(part)
+                && message.len() <= 300
+                && answer["callId"].is_string(),
+            "{body}: {answer}"
         );
-        assert!(!said.to_string().contains(secret), "{body}: {said}");
+        assert!(!answer.to_string().contains(secret), "{body}: {answer}");
     }
-    let wanted = toolgate_store::RowFilter { tool: Some("mine".to_owned()), ..Default::default() };
-    let rows = toolgate_store::Ledger::open(gate.ledger_path()).unwrap().find(&wanted).unwrap();
-    assert_eq!(rows.len(), 7 + wrong.len());
-    // So much of it stands in no time, length of time or digest by chance.
-    assert!(rows.iter().all(|one| !format!("{:?}", one.row).contains("4111 1111")));
-    // What is no call has none.
+    let rows = find_rows(&gate, "mine");
+    assert_eq!(rows.len(), 7 + malformed.len());
+    // A timestamp, duration or digest cannot contain these digits by chance.
+    assert!(rows.iter().all(|entry| !format!("{:?}", entry.row).contains("4111 1111")));
+    // A request without a tool has no row.
     for body in
         ["{", "[]", r#"{"id": "3"}"#, r#"{"tool": 7}"#, r#"{"tool": "mine", "tool": "calc"}"#]
     {
-        let (status, said) = decide("check", body).await;
-        assert_eq!((status, &said["callId"]), (400, &Value::Null), "{body}: {said}");
+        let (status, answer) = decide("check", body).await;
+        assert_eq!((status, &answer["callId"]), (400, &Value::Null), "{body}: {answer}");
     }
-    assert_eq!(count_rows(&gate, "mine"), 7 + wrong.len());
-    // The same over MCP: what cannot be read, what the headers contradict, and what is no word of
-    // toolgate's.
-    let own = r#""io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientInfo":{"name":"t","version":"1"},"io.modelcontextprotocol/clientCapabilities":{}"#;
-    let twice = calc_call("{}", &format!(r#","_meta":{{{own},"a":1,"a":2}}"#));
-    let plain = calc_call("{}", &format!(r#","_meta":{{{own}}}"#));
-    let turn = calc_call("{}", &format!(r#","_meta":{{{own},"toolgate/turn":"x"}}"#));
+    assert_eq!(count_rows(&gate, "mine"), 7 + malformed.len());
+    gate.shut_down().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn call_in_malformed_http_request_is_recorded() {
+    let gate = TestGateway::open(CALC_TOOL_CONFIG).await;
+    let http = http_client();
+    // The requests are unparsable, contradict their headers, or have an invalid value.
+    let meta = r#""io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientInfo":{"name":"t","version":"1"},"io.modelcontextprotocol/clientCapabilities":{}"#;
+    let twice = calc_call("{}", &format!(r#","_meta":{{{meta},"a":1,"a":2}}"#));
+    let plain = calc_call("{}", &format!(r#","_meta":{{{meta}}}"#));
+    let turn = calc_call("{}", &format!(r#","_meta":{{{meta},"toolgate/turn":"x"}}"#));
     for (body, name, code) in
         [(&twice, "calc", -32700), (&plain, "other", -32020), (&turn, "calc", -32602)]
     {
         let before = count_rows(&gate, "calc");
         let request = http
             .post(format!("{}/mcp", gate.url))
-            .header("accept", "application/json, text/event-stream")
+            .header("accept", ACCEPT_JSON_OR_EVENTS)
             .header("content-type", "application/json")
             .header("mcp-protocol-version", "2026-07-28")
             .header("mcp-method", "tools/call")
             .header("mcp-name", name);
-        let said =
+        let answer =
             last_message(&request.body(body.clone()).send().await.unwrap().text().await.unwrap());
-        assert_eq!(said["error"]["code"], json!(code), "{said}");
-        assert_eq!(count_rows(&gate, "calc"), before + 1, "{said}");
+        assert_eq!(answer["error"]["code"], json!(code), "{answer}");
+        assert_eq!(count_rows(&gate, "calc"), before + 1, "{answer}");
     }
-    // In a session of an older client it is told in the stream that nobody knows the revision.
+    // A client with a session receives the error about its unknown revision in the stream.
     let post = async |session: Option<&str>, version: &str, body: String| {
-        let request = http
-            .post(format!("{}/mcp", gate.url))
-            .header("accept", "application/json, text/event-stream");
+        let request =
+            http.post(format!("{}/mcp", gate.url)).header("accept", ACCEPT_JSON_OR_EVENTS);
         let request = request
             .header("content-type", "application/json")
             .header("mcp-protocol-version", version)
@@ -249,39 +260,45 @@ async fn recognizable_call_is_recorded_in_malformed_request() {
             .fold(request, |request, session| request.header("mcp-session-id", session));
         request.send().await.unwrap()
     };
-    let about = json!({"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}});
-    let hello = json!({"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": about});
-    let greeted = post(None, "2025-06-18", hello.to_string()).await;
-    let session = greeted.headers()["mcp-session-id"].to_str().unwrap().to_owned();
+    let params = json!({"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}});
+    let initialize = json!({"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": params});
+    let response = post(None, "2025-06-18", initialize.to_string()).await;
+    let session = response.headers()["mcp-session-id"].to_str().unwrap().to_owned();
     for (version, code) in [("1999-01-01", json!(-32022)), ("2025-06-18", Value::Null)] {
         let before = count_rows(&gate, "calc");
         let body = calc_call(
             "{}",
             &format!(r#","_meta":{{"io.modelcontextprotocol/protocolVersion":"{version}"}}"#),
         );
-        let said = last_message(&post(Some(&session), version, body).await.text().await.unwrap());
-        assert_eq!((&said["id"], &said["error"]["code"]), (&json!(7), &code), "{said}");
-        assert_eq!(count_rows(&gate, "calc"), before + 1, "{said}");
+        let answer = last_message(&post(Some(&session), version, body).await.text().await.unwrap());
+        assert_eq!((&answer["id"], &answer["error"]["code"]), (&json!(7), &code), "{answer}");
+        assert_eq!(count_rows(&gate, "calc"), before + 1, "{answer}");
     }
-    let (mut ask, mut answers) = connect_legacy_stream(&gate).await;
+    assert_small_rows(&gate, "calc");
+    gate.shut_down().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn call_in_malformed_stdio_request_is_recorded() {
+    let gate = TestGateway::open(CALC_TOOL_CONFIG).await;
+    let (mut writer, mut answers) = connect_legacy_stream(&gate).await;
     let before = count_rows(&gate, "calc");
     for line in [
         calc_call("{}", r#","_meta":{"a":1,"a":2}"#),
         calc_call("{}", r#","_meta":{"toolgate/turn":"x"}"#),
         calc_call("{}", r#","inputResponses":7"#),
     ] {
-        ask.write_all(format!("{line}\n").as_bytes()).await.unwrap();
-        let said: Value =
-            serde_json::from_str(&answers.next_line().await.unwrap().unwrap()).unwrap();
-        let told = &said["error"]["data"];
+        writer.write_all(format!("{line}\n").as_bytes()).await.unwrap();
+        let answer: Value = next_message(&mut answers).await;
+        let data = &answer["error"]["data"];
         assert_eq!(
-            (&said["id"], &told["code"], told["callId"].is_string()),
+            (&answer["id"], &data["code"], data["callId"].is_string()),
             (&json!(7), &json!("invalid_request"), true),
-            "{line}: {said}"
+            "{line}: {answer}"
         );
     }
     assert_eq!(count_rows(&gate, "calc"), before + 3);
-    // What is refused before the door has seen it has its row, too, and is told as it was.
+    // A call that the protocol library rejects has its row too.
     let long = "9".repeat(100_000);
     for (version, code) in [("2099-01-01", -32022), ("2026-07-28", -32602), (long.as_str(), -32022)]
     {
@@ -289,40 +306,37 @@ async fn recognizable_call_is_recorded_in_malformed_request() {
             "{}",
             &format!(r#","_meta":{{"io.modelcontextprotocol/protocolVersion":"{version}"}}"#),
         );
-        ask.write_all(format!("{line}\n").as_bytes()).await.unwrap();
-        let said: Value =
-            serde_json::from_str(&answers.next_line().await.unwrap().unwrap()).unwrap();
+        writer.write_all(format!("{line}\n").as_bytes()).await.unwrap();
+        let answer: Value = next_message(&mut answers).await;
         assert_eq!(
-            (&said["id"], &said["error"]["code"]),
+            (&answer["id"], &answer["error"]["code"]),
             (&json!(7), &json!(code)),
-            "{line}: {said}"
+            "{line}: {answer}"
         );
     }
     assert_eq!(count_rows(&gate, "calc"), before + 6);
-    // So has one that comes before the greeting.
-    let (_, mut early, mut told) = gate.connect_streams(None);
-    early.write_all(format!("{}\n", calc_call("{}", "")).as_bytes()).await.unwrap();
-    let said: Value = serde_json::from_str(&told.next_line().await.unwrap().unwrap()).unwrap();
-    assert_eq!((&said["id"], &said["error"]["code"]), (&json!(7), &json!(-32602)), "{said}");
+    // A call before the handshake has its row too.
+    let (_, mut early_writer, mut early_answers) = gate.connect_streams(None);
+    early_writer.write_all(format!("{}\n", calc_call("{}", "")).as_bytes()).await.unwrap();
+    let answer: Value = next_message(&mut early_answers).await;
+    assert_eq!((&answer["id"], &answer["error"]["code"]), (&json!(7), &json!(-32602)), "{answer}");
     assert_eq!(count_rows(&gate, "calc"), before + 7);
-    drop((early, told));
-    let wanted = toolgate_store::RowFilter { tool: Some("calc".to_owned()), ..Default::default() };
-    let rows = toolgate_store::Ledger::open(gate.ledger_path()).unwrap().find(&wanted).unwrap();
-    assert!(rows.iter().all(|one| one.row.to_canonical_bytes().unwrap().len() < 10_000));
-    drop((ask, answers));
+    drop((early_writer, early_answers));
+    assert_small_rows(&gate, "calc");
+    drop((writer, answers));
     gate.shut_down().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn stdio_keeps_numbers_of_any_size() {
     let gate = TestGateway::open(CALC_TOOL_CONFIG).await;
-    let (mut ask, mut answers) = connect_legacy_stream(&gate).await;
+    let (mut writer, mut answers) = connect_legacy_stream(&gate).await;
     for number in ["18446744073709551616", "-9223372036854775809", "9007199254740993"] {
         let call = calc_call(&format!(r#"{{"expression": {number}}}"#), "");
-        ask.write_all(format!("{call}\n").as_bytes()).await.unwrap();
-        let said = answers.next_line().await.unwrap().unwrap();
-        assert!(said.contains("invalid_arguments") && said.contains("callId"), "{number}: {said}");
+        writer.write_all(format!("{call}\n").as_bytes()).await.unwrap();
+        let line = answers.next_line().await.unwrap().unwrap();
+        assert!(line.contains("invalid_arguments") && line.contains("callId"), "{number}: {line}");
     }
-    drop((ask, answers));
+    drop((writer, answers));
     gate.shut_down().await;
 }

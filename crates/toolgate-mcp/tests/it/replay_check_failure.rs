@@ -1,4 +1,4 @@
-//! A test whose calls would be decided otherwise now fails when it ends.
+//! Tests that a test fails if the replay of its calls gives another decision.
 
 use serde_json::json;
 

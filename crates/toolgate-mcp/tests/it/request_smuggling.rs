@@ -1,20 +1,19 @@
-//! A request behind a request whose length is said in two ways is never heard.
+//! Tests that a request with two lengths cannot hide a second request.
 
 use serde_json::json;
 
 use crate::security::send_raw;
-use crate::support::TestGateway;
+use crate::support::{CALC_TOOL_CONFIG, TestGateway};
 
-/// A call in a session of its own, by the headers that say how long it is and the body as that
-/// says.
+/// Builds a call in its own session. `frame` returns the length headers and the framed body.
 fn framed_call(
     gate: &TestGateway,
     session: &str,
-    framed: impl Fn(&str) -> (String, String),
+    frame: impl Fn(&str) -> (String, String),
 ) -> String {
     let meta = json!({"io.modelcontextprotocol/protocolVersion": "2026-07-28", "io.modelcontextprotocol/clientInfo": {"name": "t", "version": "1"}, "io.modelcontextprotocol/clientCapabilities": {}});
     let body = json!({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "calc", "arguments": {"expression": "1"}, "_meta": meta}});
-    let (length, body) = framed(&body.to_string());
+    let (length, body) = frame(&body.to_string());
     let host = gate.url.trim_start_matches("http://");
     format!(
         "POST /mcp HTTP/1.1\r\nhost: {host}\r\naccept: application/json, text/event-stream\r\ncontent-type: application/json\r\n\
@@ -24,7 +23,7 @@ fn framed_call(
 
 #[tokio::test(flavor = "multi_thread")]
 async fn request_with_two_lengths_smuggles_nothing() {
-    let gate = TestGateway::open("[tools.calc]\nkind = \"builtin\"\n").await;
+    let gate = TestGateway::open(CALC_TOOL_CONFIG).await;
     let last = |session: &str| {
         framed_call(&gate, session, |body| {
             (format!("content-length: {}\r\nconnection: close\r\n", body.len()), body.to_owned())
@@ -34,8 +33,8 @@ async fn request_with_two_lengths_smuggles_nothing() {
     let rows = async |session: &str| {
         gate.gateway.runtime().session("default", "local", session).rows().await.unwrap().len()
     };
-    for (n, (lengths, is_heard)) in [
-        // As a test of this test: one behind another is heard.
+    for (n, (lengths, is_answered)) in [
+        // The control case: the gateway answers both of two correctly framed requests.
         ("transfer-encoding: chunked\r\n", true),
         ("content-length: 4\r\ntransfer-encoding: chunked\r\n", false),
         ("transfer-encoding: chunked\r\ncontent-length: 4\r\n", false),
@@ -45,19 +44,19 @@ async fn request_with_two_lengths_smuggles_nothing() {
     .into_iter()
     .enumerate()
     {
-        let (first, behind) = (format!("first{n}"), format!("behind{n}"));
+        let (first, second) = (format!("first{n}"), format!("second{n}"));
         let request =
-            framed_call(&gate, &first, |body| (lengths.to_owned(), chunked(body))) + &last(&behind);
-        // Until it hangs up.
+            framed_call(&gate, &first, |body| (lengths.to_owned(), chunked(body))) + &last(&second);
+        // The gateway closes the connection after the last answer.
         let answer = send_raw(&gate, request.as_bytes()).await;
         assert_eq!(
             answer.matches("HTTP/1.1 200").count(),
-            1 + usize::from(is_heard),
+            1 + usize::from(is_answered),
             "{lengths}: {answer}"
         );
         assert_eq!(
-            (rows(&first).await, rows(&behind).await),
-            (1, usize::from(is_heard)),
+            (rows(&first).await, rows(&second).await),
+            (1, usize::from(is_answered)),
             "{lengths}"
         );
     }

@@ -1,43 +1,40 @@
-//! Resources and prompts of upstreams, each in a room of its own.
+//! Tests that resources and prompts of several upstreams stay separate.
 
-use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use serde_json::{Value, json};
-use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, DuplexStream, Lines, WriteHalf};
-use tokio::net::TcpStream;
+use tokio::io::AsyncWriteExt;
 use toolgate::SessionKey;
 use toolgate::store::PauseTarget;
 
 use crate::legacy_upstreams::{
     http_response, initialize_result, json_rpc_result, read_request, serve_connections,
 };
-use crate::support::{
-    ClientLines, TestGateway, fixture_path, kill_processes_with_number, wait_until,
-};
+use crate::stream_clients::ListenStreamClient;
+use crate::support::{TestGateway, wait_until};
 
-/// Serves one prompt and one resource until it is told to be gone; what it was asked for is noted.
+/// Starts a server with one prompt and one resource, which records its requests until `is_gone` is
+/// set.
 pub(crate) async fn start_resource_server(
     name: &'static str,
-    gone: Arc<AtomicBool>,
-    asked_for: Arc<Mutex<Vec<Value>>>,
+    is_gone: Arc<AtomicBool>,
+    requests: Arc<Mutex<Vec<Value>>>,
 ) -> String {
     serve_connections(move |mut stream| {
-        let (gone, asked_for) = (Arc::clone(&gone), Arc::clone(&asked_for));
+        let (is_gone, requests) = (Arc::clone(&is_gone), Arc::clone(&requests));
         async move {
             let Some((head, request)) = read_request(&mut stream).await else { return };
-            if gone.load(Ordering::SeqCst) {
+            if is_gone.load(Ordering::SeqCst) {
                 return;
             }
-            let mut about = initialize_result();
-            about["capabilities"] = json!({"prompts": {}, "resources": {"subscribe": true}});
-            asked_for.lock().unwrap().push(request.clone());
+            let mut initialized = initialize_result();
+            initialized["capabilities"] = json!({"prompts": {}, "resources": {"subscribe": true}});
+            requests.lock().unwrap().push(request.clone());
             let response = match request["method"].as_str().unwrap_or_default() {
                 "server/discover" => http_response("404 No", "text/html", "<p>"),
                 "" if head.starts_with("get ") => http_response("405 No", "text/plain", ""),
-                "initialize" => json_rpc_result(&request, about),
+                "initialize" => json_rpc_result(&request, initialized),
                 "ping" | "resources/subscribe" | "resources/unsubscribe" => json_rpc_result(&request, json!({})),
                 "prompts/list" => json_rpc_result(&request, json!({"prompts": [{"name": "hello"}]})),
                 "resources/list" => json_rpc_result(&request, json!({"resources": [{"uri": "note://a", "name": "a"}]})),
@@ -56,14 +53,14 @@ pub(crate) async fn start_resource_server(
     .await
 }
 
-pub(crate) fn upstream_config(name: &str, address: &str, more: &str) -> String {
-    format!("[upstreams.{name}]\nurl = \"http://{address}/mcp\"\nundeclared = \"read\"\n{more}\n")
+pub(crate) fn upstream_config(name: &str, address: &str, extra: &str) -> String {
+    format!("[upstreams.{name}]\nurl = \"http://{address}/mcp\"\nundeclared = \"read\"\n{extra}\n")
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn equal_uris_of_two_upstreams_stay_distinct() {
-    let (gone, asked_for) = (Arc::<AtomicBool>::default(), Arc::default());
-    let x = start_resource_server("x", Arc::clone(&gone), Arc::clone(&asked_for)).await;
+    let (is_gone, requests) = (Arc::<AtomicBool>::default(), Arc::default());
+    let x = start_resource_server("x", Arc::clone(&is_gone), Arc::clone(&requests)).await;
     let y = start_resource_server("y", Arc::default(), Arc::default()).await;
     let gate =
         TestGateway::open(&(upstream_config("x", &x, "") + &upstream_config("y", &y, ""))).await;
@@ -73,7 +70,7 @@ async fn equal_uris_of_two_upstreams_stay_distinct() {
         .as_array()
         .unwrap()
         .iter()
-        .map(|one| one["uri"].as_str().unwrap())
+        .map(|resource| resource["uri"].as_str().unwrap())
         .collect();
     assert_eq!(names, ["toolgate://x/note://a", "toolgate://y/note://a"]);
     let templates = client.call_method("resources/templates/list", json!({})).await.1;
@@ -97,7 +94,7 @@ async fn equal_uris_of_two_upstreams_stay_distinct() {
             "{read}"
         );
     }
-    for (uri, why) in [
+    for (uri, message) in [
         (
             "note://a",
             "several upstreams have `note://a`; ask for one of them: `toolgate://x/note://a`, `toolgate://y/note://a`",
@@ -107,23 +104,26 @@ async fn equal_uris_of_two_upstreams_stay_distinct() {
         ("toolgate://x", "there is no resource `toolgate://x`"),
     ] {
         let refused = read(uri).await;
-        assert_eq!(refused["error"]["message"], why, "{refused}");
+        assert_eq!(refused["error"]["message"], message, "{refused}");
     }
     let meta = json!({"own": {"a": 1}, "toolgate/receipt": "forged"});
-    let got = client.call_method("prompts/get", json!({"name": "x_hello", "_meta": meta})).await.1;
-    assert_eq!(got["result"]["messages"][0]["content"]["text"], "x", "{got}");
-    let seen: Vec<Value> = asked_for.lock().unwrap().clone();
+    let answer =
+        client.call_method("prompts/get", json!({"name": "x_hello", "_meta": meta})).await.1;
+    assert_eq!(answer["result"]["messages"][0]["content"]["text"], "x", "{answer}");
+    let seen: Vec<Value> = requests.lock().unwrap().clone();
     let seen =
-        &seen.iter().find(|asked| asked["method"] == "prompts/get").unwrap()["params"]["_meta"];
+        &seen.iter().find(|request| request["method"] == "prompts/get").unwrap()["params"]["_meta"];
     assert_eq!(
         (&seen["own"], &seen["toolgate/receipt"]),
         (&json!({"a": 1}), &Value::Null),
         "{seen:?}"
     );
-    // One that is gone is not stood in for by another, and takes nothing from it.
-    gone.store(true, Ordering::SeqCst);
-    wait_until("it is away", async || read("toolgate://x/note://a").await.get("error").is_some())
-        .await;
+    // A lost upstream is not replaced by another one, and does not affect the others.
+    is_gone.store(true, Ordering::SeqCst);
+    wait_until("the upstream is down", async || {
+        read("toolgate://x/note://a").await.get("error").is_some()
+    })
+    .await;
     assert_eq!(read("toolgate://y/note://a").await["result"]["contents"][0]["text"], "y");
     gate.shut_down().await;
 }
@@ -150,12 +150,12 @@ async fn uris_are_unchanged_without_prefix() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn pause_also_stops_prompts_resources_and_completions() {
-    let asked_for: Arc<Mutex<Vec<Value>>> = Arc::default();
-    let x = start_resource_server("x", Arc::default(), Arc::clone(&asked_for)).await;
+    let received: Arc<Mutex<Vec<Value>>> = Arc::default();
+    let x = start_resource_server("x", Arc::default(), Arc::clone(&received)).await;
     let gate = TestGateway::open(&upstream_config("x", &x, "")).await;
     let runtime = gate.gateway.runtime();
     let client = gate.client().in_session("s");
-    let wanted = [
+    let requests = [
         ("prompts/list", json!({})),
         ("prompts/get", json!({"name": "x_hello"})),
         ("resources/list", json!({})),
@@ -168,12 +168,14 @@ async fn pause_also_stops_prompts_resources_and_completions() {
         PauseTarget::Session(SessionKey::new("default", "local", "s")),
     ] {
         runtime.pause(target.clone(), "a token is out").await.unwrap();
-        let completes = json!({"ref": {"type": "ref/prompt", "name": "x_hello"}, "argument": {"name": "a", "value": ""}});
-        for (method, params) in wanted.iter().cloned().chain([("completion/complete", completes)]) {
+        let completion = json!({"ref": {"type": "ref/prompt", "name": "x_hello"}, "argument": {"name": "a", "value": ""}});
+        for (method, params) in
+            requests.iter().cloned().chain([("completion/complete", completion)])
+        {
             let refused = client.call_method(method, params).await.1;
-            let told = &refused["error"]["data"];
+            let data = &refused["error"]["data"];
             assert_eq!(
-                (&told["code"], &told["errorCategory"]),
+                (&data["code"], &data["errorCategory"]),
                 (&json!("paused"), &json!("PERMISSION")),
                 "{target:?} {method}: {refused}"
             );
@@ -184,23 +186,20 @@ async fn pause_also_stops_prompts_resources_and_completions() {
         }
         runtime.unpause(target).await.unwrap();
     }
-    let reached =
-        |asked: &Value| asked["method"] == "prompts/get" || asked["method"] == "resources/read";
-    assert!(!asked_for.lock().unwrap().iter().any(reached), "it was asked all the same");
-    for (method, params) in wanted {
-        let said = client.call_method(method, params).await.1;
-        assert!(said.get("result").is_some(), "{method}: {said}");
+    let is_forwarded = |request: &Value| {
+        request["method"] == "prompts/get" || request["method"] == "resources/read"
+    };
+    assert!(!received.lock().unwrap().iter().any(is_forwarded), "a request reached the upstream");
+    for (method, params) in requests {
+        let answer = client.call_method(method, params).await.1;
+        assert!(answer.get("result").is_some(), "{method}: {answer}");
     }
-    // Who listens is told so, and hears nothing else.
-    let mut listening =
-        ListenStreamClient::open(&gate, "", json!({"toolsListChanged": true})).await;
-    assert_eq!(
-        listening.next_message().await["method"],
-        "notifications/subscriptions/acknowledged"
-    );
+    // A client with a subscription receives the error, and nothing else.
+    let mut stream = ListenStreamClient::open(&gate, "", json!({"toolsListChanged": true})).await;
+    assert_eq!(stream.next_message().await["method"], "notifications/subscriptions/acknowledged");
     runtime.pause(PauseTarget::Principal("local".into()), "a token is out").await.unwrap();
     gate.reload(&upstream_config("x", &x, "timeout = \"20s\"")).await.unwrap();
-    let said = listening.next_message().await;
-    assert_eq!(said["error"]["data"]["code"], "paused", "{said}");
+    let answer = stream.next_message().await;
+    assert_eq!(answer["error"]["data"]["code"], "paused", "{answer}");
     gate.shut_down().await;
 }

@@ -1,19 +1,19 @@
-//! A client of an earlier revision that is away when its answer comes, and comes back for it.
+//! Tests that a client of an earlier revision can disconnect and resume the stream of its answer.
 
 use std::time::{Duration, Instant};
 
 use reqwest::{Method, RequestBuilder, Response};
 use serde_json::{Value, json};
-use toolgate_store::{Ledger, RowFilter};
 
-use crate::support::{TestGateway, fixture_config, wait_until};
-use crate::tls_and_authentication::{ACCEPT_JSON_OR_EVENTS, http_client};
+use crate::support::{
+    ACCEPT_JSON_OR_EVENTS, TestGateway, count_rows, fixture_config, http_client, wait_until,
+};
 
 const STREAM_TIMEOUT_CONFIG: &str = "[gateway]\nstream_timeout = \"1s\"\n";
 const SLEEP_TOOL_CONFIG: &str =
     "[tools.sleep]\nkind = \"mcp\"\nupstream = \"fix\"\neffect = \"write\"\npolicy = \"open\"\n";
 
-/// A client of some revision that has sessions.
+/// A client with a session of a given revision.
 pub(crate) struct ResumableTestSession {
     http: reqwest::Client,
     url: String,
@@ -21,7 +21,7 @@ pub(crate) struct ResumableTestSession {
     version: &'static str,
 }
 
-/// What was heard in a stream: the messages, and the name of the last event.
+/// The messages of a stream, and the id of its last event.
 #[derive(Debug, Default)]
 pub(crate) struct StreamTranscript {
     messages: Vec<Value>,
@@ -37,16 +37,17 @@ impl StreamTranscript {
 impl ResumableTestSession {
     pub(crate) async fn connect(base: &str, version: &'static str) -> Self {
         let (http, url) = (http_client(), format!("{base}/mcp"));
-        let about = json!({"protocolVersion": version, "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}});
-        let hello = json!({"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": about});
-        let greeted = http
+        let params = json!({"protocolVersion": version, "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}});
+        let initialize =
+            json!({"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": params});
+        let response = http
             .post(&url)
             .header("accept", ACCEPT_JSON_OR_EVENTS)
-            .json(&hello)
+            .json(&initialize)
             .send()
             .await
             .unwrap();
-        let id = greeted.headers()["mcp-session-id"].to_str().unwrap().to_owned();
+        let id = response.headers()["mcp-session-id"].to_str().unwrap().to_owned();
         let session = Self { http, url, id, version };
         let ready = json!({"jsonrpc": "2.0", "method": "notifications/initialized"});
         assert!(
@@ -79,12 +80,12 @@ impl ResumableTestSession {
     }
 }
 
-/// Listens to a stream until it ends, or until something was said in it, and hangs up.
+/// Reads a stream until the stream ends or `is_enough` is true, and then disconnects.
 pub(crate) async fn read_stream(
     mut answer: Response,
-    enough: impl Fn(&StreamTranscript) -> bool,
+    is_enough: impl Fn(&StreamTranscript) -> bool,
 ) -> StreamTranscript {
-    let (mut heard, mut text) = (StreamTranscript::default(), String::new());
+    let (mut transcript, mut text) = (StreamTranscript::default(), String::new());
     while let Some(chunk) =
         tokio::time::timeout(Duration::from_secs(60), answer.chunk()).await.unwrap().unwrap()
     {
@@ -92,18 +93,18 @@ pub(crate) async fn read_stream(
         while let Some(end) = text.find('\n') {
             let line: String = text.drain(..=end).collect();
             if let Some(id) = line.strip_prefix("id:") {
-                heard.last_event_id = Some(id.trim().to_owned());
+                transcript.last_event_id = Some(id.trim().to_owned());
             }
-            heard.messages.extend(
+            transcript.messages.extend(
                 line.strip_prefix("data:")
                     .and_then(|data| serde_json::from_str::<Value>(data.trim()).ok()),
             );
         }
-        if enough(&heard) {
-            return heard;
+        if is_enough(&transcript) {
+            return transcript;
         }
     }
-    heard
+    transcript
 }
 
 fn read_to_end(_: &StreamTranscript) -> bool {
@@ -116,33 +117,33 @@ async fn answer_is_kept_for_client_after_stream_timeout() {
         TestGateway::open(&fixture_config(&format!("{SLEEP_TOOL_CONFIG}{STREAM_TIMEOUT_CONFIG}")))
             .await;
     let session = ResumableTestSession::connect(&gate.url, "2025-11-25").await;
-    let begun = Instant::now();
-    let sent_away =
-        read_stream(session.call("sleep", json!({"ms": 4_000})).await, read_to_end).await;
+    let start = Instant::now();
+    let first = read_stream(session.call("sleep", json!({"ms": 4_000})).await, read_to_end).await;
     assert!(
-        sent_away.answer().is_none() && begun.elapsed() < Duration::from_millis(4_000),
-        "{sent_away:?}"
+        first.answer().is_none() && start.elapsed() < Duration::from_millis(4_000),
+        "{first:?}"
     );
-    let last = sent_away.last_event_id.unwrap();
-    // Who comes back too early is sent away once more, and knows what to come back with.
+    let last = first.last_event_id.unwrap();
+    // A client that resumes too early is disconnected again, with a new event id.
     let early = read_stream(session.resume_stream(&last).await, read_to_end).await;
     assert!(early.answer().is_none(), "{early:?}");
     let last = early.last_event_id.unwrap();
-    // The answer comes while nobody listens.
-    wait_until("it is over", async || count_rows(&gate, "sleep") == 1).await;
+    // The answer arrives while the client is disconnected.
+    wait_until("the call has ended", async || count_rows(&gate, "sleep") == 1).await;
     tokio::time::sleep(Duration::from_millis(300)).await;
-    // However often: an answer may be lost on its way.
+    // The stream can be resumed repeatedly, because an answer may be lost on its way.
     for _ in 0..2 {
-        let heard = read_stream(session.resume_stream(&last).await, read_to_end).await;
-        let answer = heard.answer().unwrap_or_else(|| panic!("it is lost: {heard:?}"));
+        let transcript = read_stream(session.resume_stream(&last).await, read_to_end).await;
+        let answer =
+            transcript.answer().unwrap_or_else(|| panic!("the answer is lost: {transcript:?}"));
         assert_eq!(
             (&answer["id"], &answer["result"]["content"][0]["text"]),
             (&json!(7), &json!("Slept for 4000 milliseconds."))
         );
-        assert_eq!(heard.messages.len(), 1, "{heard:?}");
+        assert_eq!(transcript.messages.len(), 1, "{transcript:?}");
     }
     assert_eq!(count_rows(&gate, "sleep"), 1);
-    // Another session has its own answers, and a session that was ended has none.
+    // Another session and an ended session cannot resume the stream.
     let other = ResumableTestSession::connect(&gate.url, "2025-11-25").await;
     assert!(read_stream(other.resume_stream(&last).await, read_to_end).await.answer().is_none());
     assert!(session.http_request(Method::DELETE).send().await.unwrap().status().is_success());
@@ -157,9 +158,9 @@ async fn stream_timeout_does_not_apply_to_older_revisions() {
             .await;
     for version in ["2025-06-18", "2025-03-26"] {
         let session = ResumableTestSession::connect(&gate.url, version).await;
-        let heard =
+        let transcript =
             read_stream(session.call("sleep", json!({"ms": 1_500})).await, read_to_end).await;
-        assert!(heard.answer().is_some(), "{version}: {heard:?}");
+        assert!(transcript.answer().is_some(), "{version}: {transcript:?}");
     }
     gate.shut_down().await;
 }
@@ -168,13 +169,15 @@ async fn stream_timeout_does_not_apply_to_older_revisions() {
 async fn answer_is_kept_for_client_after_connection_loss() {
     let gate = TestGateway::open(&fixture_config("undeclared = \"read\"\n")).await;
     let session = ResumableTestSession::connect(&gate.url, "2025-11-25").await;
-    // It hangs up after the first word, and what is said next waits, in its order.
-    let first = read_stream(session.call("test_tool_with_progress", json!({})).await, |heard| {
-        !heard.messages.is_empty()
-    })
-    .await;
+    // The client disconnects after the first message, and the next messages are kept in order.
+    let first =
+        read_stream(session.call("test_tool_with_progress", json!({})).await, |transcript| {
+            !transcript.messages.is_empty()
+        })
+        .await;
     assert!(first.answer().is_none(), "{first:?}");
-    wait_until("it is over", async || count_rows(&gate, "test_tool_with_progress") == 1).await;
+    wait_until("the call has ended", async || count_rows(&gate, "test_tool_with_progress") == 1)
+        .await;
     tokio::time::sleep(Duration::from_millis(300)).await;
     let rest =
         read_stream(session.resume_stream(&first.last_event_id.unwrap()).await, read_to_end).await;
@@ -182,17 +185,19 @@ async fn answer_is_kept_for_client_after_connection_loss() {
         .messages
         .iter()
         .chain(&rest.messages)
-        .filter_map(|m| m["params"]["progress"].as_f64())
+        .filter_map(|message| message["params"]["progress"].as_f64())
         .collect();
     assert_eq!(progress, [0.0, 50.0, 100.0], "{rest:?}");
     assert!(rest.answer().is_some(), "{rest:?}");
-    // Who is there again before the answer hears it when it comes.
+    // A client that resumes before the answer receives the answer when it comes.
     let call = session.call("sleep", json!({"ms": 1_000})).await;
-    let last =
-        read_stream(call, |heard| heard.last_event_id.is_some()).await.last_event_id.unwrap();
+    let last = read_stream(call, |transcript| transcript.last_event_id.is_some())
+        .await
+        .last_event_id
+        .unwrap();
     tokio::time::sleep(Duration::from_millis(200)).await;
-    let heard = read_stream(session.resume_stream(&last).await, read_to_end).await;
-    assert!(heard.answer().is_some(), "{heard:?}");
+    let transcript = read_stream(session.resume_stream(&last).await, read_to_end).await;
+    assert!(transcript.answer().is_some(), "{transcript:?}");
     gate.shut_down().await;
 }
 
@@ -200,18 +205,19 @@ async fn answer_is_kept_for_client_after_connection_loss() {
 async fn slow_answer_can_be_replayed() {
     let gate = TestGateway::open(&fixture_config("undeclared = \"read\"\n")).await;
     let session = ResumableTestSession::connect(&gate.url, "2025-06-18").await;
-    for (ms, again) in [(1_200, true), (10, false)] {
-        let heard = read_stream(session.call("sleep", json!({"ms": ms})).await, read_to_end).await;
-        assert!(heard.answer().is_some(), "{heard:?}");
-        // What is heard last is the answer: who has not heard it has heard what came first.
-        let first = heard
+    for (ms, is_replayed) in [(1_200, true), (10, false)] {
+        let transcript =
+            read_stream(session.call("sleep", json!({"ms": ms})).await, read_to_end).await;
+        assert!(transcript.answer().is_some(), "{transcript:?}");
+        // The last event is the answer, and the first event of the request has the number 0.
+        let first = transcript
             .last_event_id
             .unwrap()
             .split_once('/')
             .map(|(_, request)| format!("0/{request}"))
             .unwrap();
-        let back = read_stream(session.resume_stream(&first).await, read_to_end).await;
-        assert_eq!(back.answer().is_some(), again, "{ms}: {back:?}");
+        let resumed = read_stream(session.resume_stream(&first).await, read_to_end).await;
+        assert_eq!(resumed.answer().is_some(), is_replayed, "{ms}: {resumed:?}");
     }
     gate.shut_down().await;
 }
@@ -223,19 +229,19 @@ async fn call_keeps_permit_while_client_is_away() {
     ))
     .await;
     let session = ResumableTestSession::connect(&gate.url, "2025-11-25").await;
-    let ask = |id: u64| {
+    let start_call = |id: u64| {
         let call = json!({"jsonrpc": "2.0", "id": id, "method": "tools/call", "params": {"name": "sleep", "arguments": {"ms": 3_000 + id}}});
         session.http_request(Method::POST).json(&call).send()
     };
-    let (one, two) = (
-        read_stream(ask(1).await.unwrap(), read_to_end),
-        read_stream(ask(2).await.unwrap(), read_to_end),
+    let (first, second) = (
+        read_stream(start_call(1).await.unwrap(), read_to_end),
+        read_stream(start_call(2).await.unwrap(), read_to_end),
     );
-    let (one, two) = tokio::join!(one, two);
-    assert!(one.answer().is_none() && two.answer().is_none(), "{one:?} {two:?}");
-    assert_eq!(ask(3).await.unwrap().status(), 503);
-    wait_until("both are over", async || count_rows(&gate, "sleep") >= 2).await;
-    let three = read_stream(ask(4).await.unwrap(), read_to_end).await;
-    assert!(three.last_event_id.is_some(), "{three:?}");
+    let (first, second) = tokio::join!(first, second);
+    assert!(first.answer().is_none() && second.answer().is_none(), "{first:?} {second:?}");
+    assert_eq!(start_call(3).await.unwrap().status(), 503);
+    wait_until("both calls have ended", async || count_rows(&gate, "sleep") >= 2).await;
+    let third = read_stream(start_call(4).await.unwrap(), read_to_end).await;
+    assert!(third.last_event_id.is_some(), "{third:?}");
     gate.shut_down().await;
 }

@@ -1,4 +1,4 @@
-//! A secret of an upstream that changes while it is in use.
+//! Tests that a rotated secret of an upstream is used and redacted.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -20,15 +20,16 @@ async fn rotated_secret_is_used_and_old_one_stays_redacted() {
     let home = tempfile::tempdir().unwrap();
     let key = home.path().join("key");
     std::fs::write(&key, format!("{FIRST_UPSTREAM_KEY}\n")).unwrap();
-    // It says with which key it was called, at once or later.
+    // The server returns the key of the call, at once or later.
     let (keys, waiting, go) = (
         Arc::<Mutex<Vec<String>>>::default(),
         Arc::new(AtomicUsize::new(0)),
         Arc::new(Notify::new()),
     );
-    let (noted, waits, gone) = (Arc::clone(&keys), Arc::clone(&waiting), Arc::clone(&go));
+    let (shared_keys, shared_waiting, shared_go) =
+        (Arc::clone(&keys), Arc::clone(&waiting), Arc::clone(&go));
     let address = serve_connections(move |mut stream| {
-        let (keys, waiting, go) = (Arc::clone(&noted), Arc::clone(&waits), Arc::clone(&gone));
+        let (keys, waiting, go) = (Arc::clone(&shared_keys), Arc::clone(&shared_waiting), Arc::clone(&shared_go));
         async move {
             let Some((head, request)) = read_request(&mut stream).await else { return };
             let key = head.lines().find_map(|line| line.strip_prefix("authorization: bearer ")).unwrap_or_default().to_owned();
@@ -66,8 +67,8 @@ async fn rotated_secret_is_used_and_old_one_stays_redacted() {
     let late = client.in_session("late");
     let late =
         tokio::spawn(async move { late.call("talk", json!({"how": "late"})).await.to_string() });
-    wait_until("one is under way", async || waiting.load(Ordering::SeqCst) == 1).await;
-    // What is the same is left as it is.
+    wait_until("the slow call runs", async || waiting.load(Ordering::SeqCst) == 1).await;
+    // A reload without changes keeps the upstream.
     gate.reload(&text).await.unwrap();
     std::fs::write(&key, format!("{SECOND_UPSTREAM_KEY}\n")).unwrap();
     gate.reload(&text).await.unwrap();
@@ -76,11 +77,11 @@ async fn rotated_secret_is_used_and_old_one_stays_redacted() {
         *keys.lock().unwrap(),
         [FIRST_UPSTREAM_KEY, FIRST_UPSTREAM_KEY, SECOND_UPSTREAM_KEY]
     );
-    // It is over now, and says the key that it was called with.
+    // The slow call ends now, and returns its old key.
     go.notify_one();
     let late = late.await.unwrap();
-    for said in [before, late, after] {
-        assert!(said.contains("no use for [redacted]") && !said.contains("key-of-ours"), "{said}");
+    for text in [before, late, after] {
+        assert!(text.contains("no use for [redacted]") && !text.contains("key-of-ours"), "{text}");
     }
     let health = serde_json::to_string(&gate.gateway.health()).unwrap();
     assert!(!health.contains("key-of-ours"), "{health}");

@@ -3,14 +3,15 @@
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use jsonwebtoken::{Algorithm, EncodingKey, Header};
 use serde_json::{Value, json};
-use sha2::{Digest, Sha256};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use crate::support::{McpTestClient, TestGateway, fixture_config};
-use crate::tls_and_authentication::LegacyHttpClient;
+use crate::legacy_http_client::LegacyHttpClient;
+use crate::support::{
+    ACCEPT_JSON_OR_EVENTS, CALC_TOOL_CONFIG, McpTestClient, TestGateway, fixture_config,
+    http_client, token_config, token_digest,
+};
 
 /// Sends raw bytes to the gateway. Returns the response until the connection closes.
 pub(crate) async fn send_raw(gate: &TestGateway, request: &[u8]) -> String {
@@ -251,7 +252,7 @@ async fn malformed_requests_are_rejected() {
 #[tokio::test(flavor = "multi_thread")]
 async fn headers_must_match_body() {
     let gate = TestGateway::open(CALC_TOOL_CONFIG).await;
-    let http = reqwest::Client::builder().no_proxy().build().unwrap();
+    let http = http_client();
     let meta = json!({"io.modelcontextprotocol/protocolVersion": "2026-07-28", "io.modelcontextprotocol/clientInfo": {"name": "t", "version": "1"}, "io.modelcontextprotocol/clientCapabilities": {}});
     let body = json!({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "calc", "arguments": {"expression": "1"}, "_meta": meta}});
     for (version, method, name, status) in [
@@ -260,9 +261,8 @@ async fn headers_must_match_body() {
         ("2026-07-28", "tools/call", "other", 400),
         ("2025-06-18", "tools/call", "calc", 400),
     ] {
-        let request = http
-            .post(format!("{}/mcp", gate.url))
-            .header("accept", "application/json, text/event-stream");
+        let request =
+            http.post(format!("{}/mcp", gate.url)).header("accept", ACCEPT_JSON_OR_EVENTS);
         let request = request
             .header("mcp-protocol-version", version)
             .header("mcp-method", method)
@@ -288,11 +288,11 @@ async fn legacy_session_belongs_to_its_principal() {
     ]
     .concat();
     let gate = TestGateway::open(&format!("{remaining}{}", token_config("ann", "ann-token"))).await;
-    let http = reqwest::Client::builder().no_proxy().build().unwrap();
+    let http = http_client();
     let post = |token: &str, session: Option<&str>, body: Value| {
         let mut request = http
             .post(format!("{}/mcp", gate.url))
-            .header("accept", "application/json, text/event-stream")
+            .header("accept", ACCEPT_JSON_OR_EVENTS)
             .bearer_auth(token)
             .json(&body);
         if let Some(session) = session {
@@ -349,9 +349,9 @@ async fn legacy_session_belongs_to_its_principal() {
 #[tokio::test(flavor = "multi_thread")]
 async fn delete_with_unsupported_revision_keeps_session() {
     let gate = TestGateway::open(CALC_TOOL_CONFIG).await;
-    let http = reqwest::Client::builder().no_proxy().build().unwrap();
+    let http = http_client();
     let url = format!("{}/mcp", gate.url);
-    let accept = "application/json, text/event-stream";
+    let accept = ACCEPT_JSON_OR_EVENTS;
     let initialize = json!({"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}});
     let response = http.post(&url).header("accept", accept).json(&initialize).send().await.unwrap();
     let session = response.headers()["mcp-session-id"].to_str().unwrap().to_owned();

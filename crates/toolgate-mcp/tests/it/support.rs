@@ -18,7 +18,7 @@ use tokio::task::JoinHandle;
 use toolgate::Store;
 use toolgate_config::Config;
 use toolgate_mcp::{Gateway, GatewayOptions, HttpListener, UpstreamOptions};
-use toolgate_store::{Ledger, RowFilter, SqliteStore};
+use toolgate_store::{Ledger, LedgerEntry, RowFilter, SqliteStore};
 
 /// The lines that a client on streams receives.
 pub(crate) type ClientLines = Lines<BufReader<ReadHalf<DuplexStream>>>;
@@ -208,7 +208,7 @@ impl McpTestClient {
         let mut request = self
             .http
             .post(&self.url)
-            .header("accept", "application/json, text/event-stream")
+            .header("accept", ACCEPT_JSON_OR_EVENTS)
             .header("mcp-protocol-version", "2026-07-28")
             .header("mcp-method", method);
         if let Some(name) = params.get("name").or_else(|| params.get("uri")).and_then(Value::as_str)
@@ -271,8 +271,13 @@ pub(crate) fn token_digest(token: &str) -> String {
 
 /// Counts the rows of a tool in the ledger.
 pub(crate) fn count_rows(gate: &TestGateway, tool: &str) -> usize {
+    find_rows(gate, tool).len()
+}
+
+/// Returns the rows of a tool in the ledger.
+pub(crate) fn find_rows(gate: &TestGateway, tool: &str) -> Vec<LedgerEntry> {
     let filter = RowFilter { tool: Some(tool.to_owned()), ..Default::default() };
-    Ledger::open(gate.ledger_path()).unwrap().find(&filter).unwrap().len()
+    Ledger::open(gate.ledger_path()).unwrap().find(&filter).unwrap()
 }
 
 /// Returns the last message of an answer: the body, or the last event of a stream.

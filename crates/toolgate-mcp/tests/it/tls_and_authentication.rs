@@ -1,5 +1,4 @@
-//! How clients come in, and what goes along with them: certificates, keys that are turned,
-//! questions in the middle of a call, and tokens that are for one upstream and no other.
+//! Tests TLS, token keys, approvals during calls, session timeouts, and upstream tokens.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -7,24 +6,22 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use jsonwebtoken::{Algorithm, EncodingKey, Header};
-use reqwest::{Method, RequestBuilder, Response};
 use serde_json::{Value, json};
-use sha2::{Digest, Sha256};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
-use tokio::sync::mpsc;
 use toolgate_mcp::UpstreamStatus;
 
+use crate::jwt_keys::{FIRST_PRIVATE_KEY_PEM, signed_jwt, signing_key};
+use crate::legacy_http_client::LegacyHttpClient;
 use crate::legacy_upstreams::{
     http_response, initialize_result, json_rpc_result, read_request, serve_connections,
 };
-use crate::security::token_digest;
-use crate::support::{McpTestClient, TestGateway, fixture_config, wait_until};
+use crate::support::{
+    CALC_TOOL_CONFIG, McpTestClient, TestGateway, fixture_config, http_client, token_config,
+    wait_until,
+};
 
-include!("keys.rs");
-
-/// Of the key `FIRST_KEY`, for `localhost`, by itself.
+/// A self-signed certificate for `localhost`, with the first test key.
 const TLS_CERTIFICATE_PEM: &str = "-----BEGIN CERTIFICATE-----\nMIIBcjCCARmgAwIBAgIBATAKBggqhkjOPQQDAjAUMRIwEAYDVQQDDAlsb2NhbGhv\nc3QwIBcNMjAwMTAxMDAwMDAwWhgPMjEyMDAxMDEwMDAwMDBaMBQxEjAQBgNVBAMM\nCWxvY2FsaG9zdDBZMBMGByqGSM49AgEGCCqGSM49AwEHA0IABGB4NuLUYrn5DA3c\ncnmyjzXA7cy59RP3TW4F6opttwYQHFMYMB326D1HjDP97WIv63LYH0qxCxgt75+k\nXeSxzH+jWjBYMAwGA1UdEwEB/wQCMAAwFAYDVR0RBA0wC4IJbG9jYWxob3N0MBMG\nA1UdJQQMMAoGCCsGAQUFBwMBMB0GA1UdDgQWBBQ4nnKCNU5WcGedtnAAh43JbM52\najAKBggqhkjOPQQDAgNHADBEAiBXOnP5MqZR+kv7h5gaFS0UldH1FXRM5jYBSx5B\npBciWQIgFT22YDFcTKL/gAdmZ+CuQfm6xYLKoPT+MrX1ugAZSXk=\n-----END CERTIFICATE-----\n";
 
 fn result_code(result: &Value) -> &str {
@@ -36,7 +33,7 @@ async fn gateway_with_certificate_serves_tls_only() {
     let home = tempfile::tempdir().unwrap();
     let (certificate, key) = (home.path().join("certificate.pem"), home.path().join("key.pem"));
     std::fs::write(&certificate, TLS_CERTIFICATE_PEM).unwrap();
-    std::fs::write(&key, FIRST_KEY.0).unwrap();
+    std::fs::write(&key, FIRST_PRIVATE_KEY_PEM).unwrap();
     let tls = |certificate: &Path| {
         format!(
             "{CALC_TOOL_CONFIG}[gateway.tls]\ncertificate = {}\nkey = {}\n",
@@ -55,36 +52,37 @@ async fn gateway_with_certificate_serves_tls_only() {
         .build()
         .unwrap();
     let mut older = LegacyHttpClient::connect(&http, &base, json!({})).await;
-    let said = older
+    let answer = older
         .call_method("tools/call", json!({"name": "calc", "arguments": {"expression": "6*7"}}))
         .await;
-    assert_eq!(said["result"]["isError"], json!(false), "{said}");
-    // In the open nothing is said.
+    assert_eq!(answer["result"]["isError"], json!(false), "{answer}");
+    // The port answers no request without TLS.
     let mut stream = TcpStream::connect(address).await.unwrap();
     stream
         .write_all(b"GET /healthz HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
         .await
         .unwrap();
-    let mut heard = Vec::new();
-    let _ = tokio::time::timeout(Duration::from_secs(60), stream.read_to_end(&mut heard))
+    let mut received = Vec::new();
+    let _ = tokio::time::timeout(Duration::from_secs(60), stream.read_to_end(&mut received))
         .await
         .unwrap();
-    assert!(!String::from_utf8_lossy(&heard).contains("HTTP"), "{heard:?}");
-    // Who vouches for itself is not believed, and it is told why.
-    let other = TestGateway::open(&format!(
+    assert!(!String::from_utf8_lossy(&received).contains("HTTP"), "{received:?}");
+    // A self-signed certificate is not trusted, and the status names the reason.
+    let second_gate = TestGateway::open(&format!(
         "[upstreams.far]\nurl = \"{base}/mcp\"\nundeclared = \"read\"\n"
     ))
     .await;
-    match other.gateway.health()[0].status.clone() {
-        UpstreamStatus::Down { why, .. } => {
+    match second_gate.gateway.health()[0].status.clone() {
+        UpstreamStatus::Down { why: reason, .. } => {
             assert!(
-                why.starts_with(&format!("cannot reach {base}: ")) && why.contains("certificate"),
-                "{why}"
+                reason.starts_with(&format!("cannot reach {base}: "))
+                    && reason.contains("certificate"),
+                "{reason}"
             );
         }
         status => panic!("{status:?}"),
     }
-    other.shut_down().await;
+    second_gate.shut_down().await;
     gate.shut_down().await;
     let error = TestGateway::try_open(&tls(&home.path().join("nowhere.pem")))
         .await
@@ -94,23 +92,7 @@ async fn gateway_with_certificate_serves_tls_only() {
     assert!(error.contains("nowhere.pem"), "{error}");
 }
 
-fn key_pair(kid: &str) -> (&'static str, &'static str, &'static str) {
-    if kid == "one" { FIRST_KEY } else { SECOND_KEY }
-}
-
-fn signed_token(kid: &str) -> String {
-    let mut header = Header::new(Algorithm::ES256);
-    header.kid = Some(kid.to_owned());
-    let claims = json!({"iss": "i", "aud": "a", "sub": "ann", "exp": toolgate::Timestamp::now().as_second() + 600});
-    jsonwebtoken::encode(
-        &header,
-        &claims,
-        &EncodingKey::from_ec_pem(key_pair(kid).0.as_bytes()).unwrap(),
-    )
-    .unwrap()
-}
-
-/// Who signs tokens, and publishes one key; or is away.
+/// A server that publishes one key, or is unavailable.
 struct TestJwksServer {
     address: String,
     key: Arc<Mutex<Option<&'static str>>>,
@@ -119,32 +101,31 @@ struct TestJwksServer {
 
 impl TestJwksServer {
     async fn start() -> Self {
-        let (key, asked) = (Arc::new(Mutex::new(Some("one"))), Arc::new(AtomicUsize::new(0)));
-        let (has, count) = (Arc::clone(&key), Arc::clone(&asked));
+        let (key, requests) = (Arc::new(Mutex::new(Some("one"))), Arc::new(AtomicUsize::new(0)));
+        let (published, counter) = (Arc::clone(&key), Arc::clone(&requests));
         let address = serve_connections(move |mut stream| {
-            let (has, count) = (Arc::clone(&has), Arc::clone(&count));
+            let (published, counter) = (Arc::clone(&published), Arc::clone(&counter));
             async move {
                 if read_request(&mut stream).await.is_none() {
                     return;
                 }
-                count.fetch_add(1, Ordering::SeqCst);
-                let kid: Option<&'static str> = *has.lock().unwrap();
-                let said = kid.map_or_else(
+                counter.fetch_add(1, Ordering::SeqCst);
+                let kid: Option<&'static str> = *published.lock().unwrap();
+                let response = kid.map_or_else(
                     || http_response("503 Away", "text/plain", ""),
                     |kid| {
-                        let (_, x, y) = key_pair(kid);
-                        let key = json!({"kty": "EC", "crv": "P-256", "alg": "ES256", "use": "sig", "kid": kid, "x": x, "y": y});
-                        http_response("200 OK", "application/json", &json!({"keys": [key]}).to_string())
+                        let keys = json!({"keys": [signing_key(kid).1]});
+                        http_response("200 OK", "application/json", &keys.to_string())
                     },
                 );
-                let _ = stream.write_all(said.as_bytes()).await;
+                let _ = stream.write_all(response.as_bytes()).await;
             }
         })
         .await;
-        Self { address, key, requests: asked }
+        Self { address, key, requests }
     }
 
-    /// A gateway that believes it.
+    /// Opens a gateway that trusts the keys of this server.
     async fn open_gateway(&self) -> TestGateway {
         let keys = format!("keys = \"http://{}/keys\"", self.address);
         TestGateway::open(&format!(
@@ -158,32 +139,37 @@ impl TestJwksServer {
     }
 }
 
-/// Half a minute: so long nobody is asked for keys again. Whoever comes meanwhile with an unknown
-/// one is one of hundreds.
+/// The gateway fetches keys at most once in 30 s, because unknown key ids can come from hundreds of
+/// clients.
 #[tokio::test(flavor = "multi_thread")]
 async fn unknown_key_ids_fetch_keys_once_and_keep_known_keys() {
-    let (turns, leaves) = (TestJwksServer::start().await, TestJwksServer::start().await);
-    let (one, other) = (turns.open_gateway().await, leaves.open_gateway().await);
-    let (at_one, at_other) = (one.client(), other.client());
-    let enters = async |client: &McpTestClient, kid: &str| {
-        client.with_token(&signed_token(kid)).call_method("tools/list", json!({})).await.0 == 200
+    let (rotating, failing) = (TestJwksServer::start().await, TestJwksServer::start().await);
+    let (rotating_gate, failing_gate) =
+        (rotating.open_gateway().await, failing.open_gateway().await);
+    let (rotating_client, failing_client) = (rotating_gate.client(), failing_gate.client());
+    let is_accepted = async |client: &McpTestClient, kid: &str| {
+        let claims = json!({"iss": "i", "aud": "a", "sub": "ann", "exp": toolgate::Timestamp::now().as_second() + 600});
+        let client = client.with_token(&signed_jwt(kid, &claims));
+        client.call_method("tools/list", json!({})).await.0 == 200
     };
-    assert!(enters(&at_one, "one").await && enters(&at_other, "one").await);
-    *turns.key.lock().unwrap() = Some("two");
-    *leaves.key.lock().unwrap() = None;
-    assert!(!enters(&at_one, "two").await, "it was asked a moment ago");
-    wait_until("the new key is known", async || enters(&at_one, "two").await).await;
-    assert!(!enters(&at_one, "one").await, "it is not published any more");
-    assert_eq!(turns.request_count(), 2);
-    // Who is asked in vain takes nothing away.
-    wait_until("the other one is asked in vain", async || {
-        assert!(!enters(&at_other, "two").await);
-        leaves.request_count() == 2
+    assert!(
+        is_accepted(&rotating_client, "one").await && is_accepted(&failing_client, "one").await
+    );
+    *rotating.key.lock().unwrap() = Some("two");
+    *failing.key.lock().unwrap() = None;
+    assert!(!is_accepted(&rotating_client, "two").await, "keys were fetched a moment ago");
+    wait_until("the new key is known", async || is_accepted(&rotating_client, "two").await).await;
+    assert!(!is_accepted(&rotating_client, "one").await, "the old key is not published any more");
+    assert_eq!(rotating.request_count(), 2);
+    // A failed fetch removes no known key.
+    wait_until("the other fetch fails", async || {
+        assert!(!is_accepted(&failing_client, "two").await);
+        failing.request_count() == 2
     })
     .await;
-    assert!(enters(&at_other, "one").await);
-    one.shut_down().await;
-    other.shut_down().await;
+    assert!(is_accepted(&failing_client, "one").await);
+    rotating_gate.shut_down().await;
+    failing_gate.shut_down().await;
 }
 
 const APPROVAL_RULES: &str = "[tools.echo]\nkind = \"mcp\"\nupstream = \"fix\"\neffect = \"write\"\n\
@@ -196,38 +182,42 @@ async fn legacy_client_is_asked_during_its_call() {
         LegacyHttpClient::connect(&http_client(), &gate.url, json!({"elicitation": {}})).await;
     let yes = json!({"action": "accept", "content": {"approve": true}});
     let no = json!({"action": "decline"});
-    for (text, said, wanted) in [
-        ("said yes", &yes, "ok"),
-        // What was approved was that call, and once.
-        ("said yes, and more", &no, "approval_denied"),
-        ("said yes", &no, "approval_denied"),
+    for (text, answer, expected) in [
+        ("approved", &yes, "ok"),
+        // The approval was for the other call, and for one use.
+        ("another call", &no, "approval_denied"),
+        ("approved", &no, "approval_denied"),
         (
-            "said no by saying yes",
+            "accepted with false",
             &json!({"action": "accept", "content": {"approve": false}}),
             "approval_denied",
         ),
-        ("said nothing in it", &json!({"action": "accept", "content": {}}), "approval_denied"),
+        (
+            "accepted without content",
+            &json!({"action": "accept", "content": {}}),
+            "approval_denied",
+        ),
     ] {
-        let result = older.call_with_approval("echo", &json!({"text": text}), said).await;
-        assert_eq!(result_code(&result), wanted, "{text}: {result}");
-        assert_eq!(result["structuredContent"]["text"] == text, wanted == "ok", "{result}");
+        let result = older.call_with_approval("echo", &json!({"text": text}), answer).await;
+        assert_eq!(result_code(&result), expected, "{text}: {result}");
+        assert_eq!(result["structuredContent"]["text"] == text, expected == "ok", "{result}");
     }
-    // Who closes the question has refused nothing.
-    let closed = older
+    // A cancelled question denies nothing.
+    let cancelled = older
         .call_with_approval("echo", &json!({"text": "closed"}), &json!({"action": "cancel"}))
         .await;
-    assert_eq!(result_code(&closed), "approval_required", "{closed}");
-    let id = closed["_meta"]["toolgate/error"]["approval"]["id"].as_str().unwrap();
+    assert_eq!(result_code(&cancelled), "approval_required", "{cancelled}");
+    let id = cancelled["_meta"]["toolgate/error"]["approval"]["id"].as_str().unwrap();
     assert!(gate.gateway.runtime().answer_approval(id, true, "lead").await.unwrap());
     let call = json!({"name": "echo", "arguments": {"text": "closed"}});
     assert_eq!(result_code(&older.call_method("tools/call", call.clone()).await["result"]), "ok");
-    // Who cannot ask anybody is not asked.
-    let mut alone = LegacyHttpClient::connect(&http_client(), &gate.url, json!({})).await;
+    // A client without elicitation is not asked.
+    let mut plain_client = LegacyHttpClient::connect(&http_client(), &gate.url, json!({})).await;
     assert_eq!(
-        result_code(&alone.call_method("tools/call", call).await["result"]),
+        result_code(&plain_client.call_method("tools/call", call).await["result"]),
         "approval_required"
     );
-    drop((older, alone));
+    drop((older, plain_client));
     gate.shut_down().await;
 }
 
@@ -242,9 +232,10 @@ async fn default_session_ends_after_idle_timeout() {
     assert_eq!(client.call_code("count", json!({})).await, "prerequisite_missing");
     assert_eq!(named.call_code("echo", json!({"text": "x"})).await, "ok");
     assert_eq!(named.call_code("count", json!({})).await, "ok");
-    // On a machine with much to do two calls may be too far apart: then they are made again.
+    // On a busy machine, the pause between two calls may exceed the timeout. Then both are
+    // repeated.
     let mut tries = 0;
-    wait_until("one goes on where the other has ended", async || {
+    wait_until("the second call uses the session of the first", async || {
         tries += 1;
         assert_eq!(client.call_code("echo", json!({"text": tries.to_string()})).await, "ok");
         client.call_code("count", json!({})).await == "ok"
@@ -252,7 +243,7 @@ async fn default_session_ends_after_idle_timeout() {
     .await;
     tokio::time::sleep(Duration::from_millis(2_500)).await;
     assert_eq!(client.call_code("count", json!({})).await, "prerequisite_missing");
-    // One that has a name is what it was.
+    // A named session has no idle timeout.
     assert_eq!(named.call_code("count", json!({})).await, "ok");
     gate.shut_down().await;
 }
@@ -265,16 +256,16 @@ async fn default_session_stays_open_during_call() {
            [gateway]\nsession_idle_timeout = \"1s\"\n";
     let gate = TestGateway::open(&config).await;
     let client = gate.client();
-    // On a machine with much to do the second call may come too late: then both are made again.
-    let mut told = String::new();
-    for more in 0..5 {
-        assert_eq!(client.call_code("sleep", json!({"ms": 1_100 + more})).await, "ok");
-        told = client.call_code("count", json!({})).await;
-        if told == "ok" {
+    // On a busy machine, the second call may come too late. Then both are repeated.
+    let mut code = String::new();
+    for extra_ms in 0..5 {
+        assert_eq!(client.call_code("sleep", json!({"ms": 1_100 + extra_ms})).await, "ok");
+        code = client.call_code("count", json!({})).await;
+        if code == "ok" {
             break;
         }
     }
-    assert_eq!(told, "ok", "what the long call has proved is lost");
+    assert_eq!(code, "ok", "the evidence of the long call is lost");
     gate.shut_down().await;
 }
 
@@ -286,10 +277,10 @@ async fn late_approval_is_accepted_after_idle_timeout() {
     .await;
     let client = gate.client().with_capabilities(json!({"elicitation": {}}));
     let mut call = json!({"name": "echo", "arguments": {"text": "x"}});
-    let asked = client.call_method("tools/call", call.clone()).await.1;
-    assert_eq!(asked["result"]["resultType"], "input_required", "{asked}");
+    let suspended = client.call_method("tools/call", call.clone()).await.1;
+    assert_eq!(suspended["result"]["resultType"], "input_required", "{suspended}");
     tokio::time::sleep(Duration::from_millis(700)).await;
-    call["requestState"] = asked["result"]["requestState"].clone();
+    call["requestState"] = suspended["result"]["requestState"].clone();
     call["inputResponses"] =
         json!({"toolgate_approval": {"action": "accept", "content": {"approve": true}}});
     let done = client.call_method("tools/call", call).await.1;
@@ -297,23 +288,25 @@ async fn late_approval_is_accepted_after_idle_timeout() {
     gate.shut_down().await;
 }
 
-/// Serves one tool, of an earlier revision or of the newest, and notes the heads of what it is
-/// asked. Whom it does not let in it tells what they came with.
+/// Starts a server with one tool, with a legacy or a modern revision, which records the heads of
+/// its requests.
+///
+/// A rejection repeats the head of the request.
 async fn start_header_recording_server(modern: bool, heads: Arc<Mutex<Vec<String>>>) -> String {
     serve_connections(move |mut stream| {
         let heads = Arc::clone(&heads);
         async move {
             let Some((head, request)) = read_request(&mut stream).await else { return };
             heads.lock().unwrap().push(head.clone());
-            let locked = head.starts_with("post /locked") || request.pointer("/params/arguments/how") == Some(&json!("locked"));
-            let own = json!({"name": "noting", "version": "1"});
+            let is_locked = head.starts_with("post /locked") || request.pointer("/params/arguments/how") == Some(&json!("locked"));
+            let server_info = json!({"name": "noting", "version": "1"});
             let response = match request["method"].as_str().unwrap_or_default() {
-                _ if locked => http_response("401 No", "text/plain", &head),
+                _ if is_locked => http_response("401 No", "text/plain", &head),
                 "server/discover" if modern => json_rpc_result(
                     &request,
                     json!({"resultType": "complete", "supportedVersions": ["2026-07-28"],
-                    "capabilities": {"tools": {}}, "serverInfo": own, "ttlMs": 1000, "cacheScope": "private",
-                    "_meta": {"io.modelcontextprotocol/serverInfo": own}}),
+                    "capabilities": {"tools": {}}, "serverInfo": server_info, "ttlMs": 1000, "cacheScope": "private",
+                    "_meta": {"io.modelcontextprotocol/serverInfo": server_info}}),
                 ),
                 "server/discover" => http_response("404 No", "text/html", "<p>"),
                 "" if head.starts_with("get ") => http_response("405 No", "text/plain", ""),
@@ -335,25 +328,24 @@ async fn start_header_recording_server(modern: bool, heads: Arc<Mutex<Vec<String
 
 #[tokio::test(flavor = "multi_thread")]
 async fn upstream_token_is_sent_only_to_its_upstream() {
-    let (secret, entry) = ("alpha-token-1", "entry-token-2");
+    let (secret, client_token) = ("alpha-token-1", "entry-token-2");
     let home = tempfile::tempdir().unwrap();
     std::fs::write(home.path().join("key"), format!("{secret}\n")).unwrap();
     let bearer = format!("bearer = {{ file = {} }}\n", json!(home.path().join("key")));
-    let digest: String =
-        Sha256::digest(entry.as_bytes()).iter().map(|byte| format!("{byte:02x}")).collect();
     for modern in [false, true] {
-        let (with, without) =
+        let (authorized, plain) =
             (Arc::<Mutex<Vec<String>>>::default(), Arc::<Mutex<Vec<String>>>::default());
         let (a, b) = (
-            start_header_recording_server(modern, Arc::clone(&with)).await,
-            start_header_recording_server(modern, Arc::clone(&without)).await,
+            start_header_recording_server(modern, Arc::clone(&authorized)).await,
+            start_header_recording_server(modern, Arc::clone(&plain)).await,
         );
         let gate = TestGateway::open(&format!(
             "[upstreams.a]\nurl = \"http://{a}/mcp\"\nundeclared = \"read\"\n{bearer}[upstreams.b]\nurl = \"http://{b}/mcp\"\nundeclared = \"read\"\n\
-             [upstreams.c]\nurl = \"http://{a}/locked\"\nundeclared = \"read\"\n{bearer}[[gateway.tokens]]\nprincipal = \"ann\"\nsha256 = \"{digest}\"\n"
+             [upstreams.c]\nurl = \"http://{a}/locked\"\nundeclared = \"read\"\n{bearer}{}",
+            token_config("ann", client_token)
         ))
         .await;
-        let client = gate.client().with_token(entry).in_session("s");
+        let client = gate.client().with_token(client_token).in_session("s");
         for tool in ["a_talk", "b_talk"] {
             assert_eq!(
                 client.call_code(tool, json!({"how": "open"})).await,
@@ -365,28 +357,29 @@ async fn upstream_token_is_sent_only_to_its_upstream() {
         assert_eq!(result_code(&refused), "upstream_forbidden", "{refused}");
         let health = serde_json::to_string(&gate.gateway.health()).unwrap();
         assert!(health.contains("HTTP 401"), "{health}");
-        let (with, without) = (with.lock().unwrap().clone(), without.lock().unwrap().clone());
+        let (authorized, plain) =
+            (authorized.lock().unwrap().clone(), plain.lock().unwrap().clone());
         assert!(
-            with.iter().all(|head| head.contains(&format!("authorization: bearer {secret}"))),
-            "{with:?}"
+            authorized.iter().all(|head| head.contains(&format!("authorization: bearer {secret}"))),
+            "{authorized:?}"
         );
         assert!(
-            !without.is_empty() && without.iter().all(|head| !head.contains("authorization")),
-            "{without:?}"
+            !plain.is_empty() && plain.iter().all(|head| !head.contains("authorization")),
+            "{plain:?}"
         );
         assert!(
-            with.iter().chain(&without).all(|head| !head.contains(entry)),
-            "{with:?} {without:?}"
+            authorized.iter().chain(&plain).all(|head| !head.contains(client_token)),
+            "{authorized:?} {plain:?}"
         );
-        let mut kept = Vec::new();
+        let mut ledger_bytes = Vec::new();
         for file in ["ledger.db", "ledger.db-wal"] {
-            kept.extend(std::fs::read(gate.home.path().join(file)).unwrap_or_default());
+            ledger_bytes.extend(std::fs::read(gate.home.path().join(file)).unwrap_or_default());
         }
-        let texts = format!("{refused} {health} {}", String::from_utf8_lossy(&kept));
+        let texts = format!("{refused} {health} {}", String::from_utf8_lossy(&ledger_bytes));
         assert!(
             texts.contains("upstream_forbidden")
                 && !texts.contains(secret)
-                && !texts.contains(entry)
+                && !texts.contains(client_token)
         );
         gate.shut_down().await;
     }
@@ -394,20 +387,14 @@ async fn upstream_token_is_sent_only_to_its_upstream() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn session_name_is_scoped_to_principal() {
-    let token = |principal: &str| {
-        format!(
-            "[[gateway.tokens]]\nprincipal = \"{principal}\"\nsha256 = \"{}\"\n",
-            token_digest(principal)
-        )
-    };
-    let gate =
-        TestGateway::open(&format!("{CALC_TOOL_CONFIG}{}{}", token("ann"), token("bob"))).await;
-    let asks = async |who: &str, by: &str| {
+    let tokens = token_config("ann", "ann") + &token_config("bob", "bob");
+    let gate = TestGateway::open(&format!("{CALC_TOOL_CONFIG}{tokens}")).await;
+    let call = async |principal: &str, place: &str| {
         let (mut client, mut params) = (
-            gate.client().with_token(who),
+            gate.client().with_token(principal),
             json!({"name": "calc", "arguments": {"expression": "6*7"}}),
         );
-        match by {
+        match place {
             "header" => client.session = Some("shared".to_owned()),
             "path" => client.url = format!("{}/mcp/default/shared", gate.url),
             _ => params["_meta"] = json!({"toolgate/session": "shared"}),
@@ -415,9 +402,9 @@ async fn session_name_is_scoped_to_principal() {
         let (_, answer) = client.call_method("tools/call", params).await;
         answer["result"]["_meta"]["toolgate/error"]["code"].as_str().unwrap_or("ok").to_owned()
     };
-    // The third of the same is refused, whichever way the session is named; the calls of somebody
-    // else do not count.
-    for (who, by, code) in [
+    // The third equal call in a session is refused, however the session is named. Calls of another
+    // principal do not count.
+    for (principal, place, code) in [
         ("ann", "header", "ok"),
         ("ann", "path", "ok"),
         ("bob", "header", "ok"),
@@ -425,7 +412,7 @@ async fn session_name_is_scoped_to_principal() {
         ("ann", "meta", "loop_detected"),
         ("bob", "path", "loop_detected"),
     ] {
-        assert_eq!(asks(who, by).await, code, "{who} by {by}");
+        assert_eq!(call(principal, place).await, code, "{principal} by {place}");
     }
     gate.shut_down().await;
 }

@@ -1,9 +1,8 @@
-//! What a client sees: tools, results, errors, sessions, approvals.
+//! Tests tool calls of clients: results, errors, sessions and the decision API.
 
 use serde_json::{Value, json};
 
-use crate::security::token_digest;
-use crate::support::{TestGateway, fixture_config};
+use crate::support::{CALC_TOOL_CONFIG, TestGateway, fixture_config, http_client};
 
 const UNDECLARED_OPEN: &str = "undeclared = \"open\"";
 
@@ -16,7 +15,7 @@ async fn successful_call_returns_result_and_receipt() {
     assert_eq!(result["structuredContent"], json!({"text": "hello"}));
     assert_eq!(result["_meta"]["toolgate/receipt"]["decision"], "succeeded");
     assert_eq!(result["resultType"], "complete");
-    // Exactly as many digits as were sent.
+    // The result keeps the digits of the arguments.
     let sum = client.call("add", json!({"a": 0.1, "b": 0.2})).await;
     assert_eq!(sum["isError"], json!(false), "{sum}");
     gate.shut_down().await;
@@ -45,8 +44,8 @@ async fn every_failure_uses_error_contract() {
         assert_eq!(result["isError"], json!(true));
         assert!(result["_meta"]["toolgate/receipt"]["tool"].is_string());
     }
-    let said = client.call("fail", json!({"message": "it is Sunday again"})).await;
-    assert_eq!(said["_meta"]["toolgate/error"]["upstream"]["said"], "it is Sunday again");
+    let result = client.call("fail", json!({"message": "it is Sunday again"})).await;
+    assert_eq!(result["_meta"]["toolgate/error"]["upstream"]["said"], "it is Sunday again");
     gate.shut_down().await;
 }
 
@@ -58,15 +57,16 @@ async fn rules_see_arguments_evidence_and_sessions() {
            [[policy]]\nname = \"echo_first\"\nrule = \"require\"\ntools = [\"count\"]\nany_of = [\"echo\"]\nreason = \"Echo first.\"\n\
            [[policy]]\nname = \"short\"\nrule = \"deny\"\ntools = [\"echo\"]\nwhen = 'size(input.text) > 5'\nreason = \"Too long.\"\n";
     let gate = TestGateway::open(&config).await;
-    // What nobody declares is not offered.
+    // A tool without a declaration is not listed.
     assert_eq!(gate.client().tool_names().await, ["count", "echo"]);
-    let (one, other) = (gate.client().in_session("one"), gate.client().in_session("other"));
-    assert_eq!(one.call_code("count", json!({})).await, "prerequisite_missing");
-    assert_eq!(one.call_code("echo", json!({"text": "much too long"})).await, "short");
-    assert_eq!(one.call_code("echo", json!({"text": "hi"})).await, "ok");
-    assert_eq!(one.call_code("count", json!({})).await, "ok");
-    assert_eq!(other.call_code("count", json!({})).await, "prerequisite_missing");
-    assert_eq!(one.call_code("env", json!({"name": "PATH"})).await, "unknown_tool");
+    let (client, other_session) =
+        (gate.client().in_session("one"), gate.client().in_session("other"));
+    assert_eq!(client.call_code("count", json!({})).await, "prerequisite_missing");
+    assert_eq!(client.call_code("echo", json!({"text": "much too long"})).await, "short");
+    assert_eq!(client.call_code("echo", json!({"text": "hi"})).await, "ok");
+    assert_eq!(client.call_code("count", json!({})).await, "ok");
+    assert_eq!(other_session.call_code("count", json!({})).await, "prerequisite_missing");
+    assert_eq!(client.call_code("env", json!({"name": "PATH"})).await, "unknown_tool");
     gate.shut_down().await;
 }
 
@@ -84,25 +84,25 @@ async fn conflicting_session_names_are_refused() {
             .contains("two sessions"),
         "{refused}"
     );
-    let mut at = gate.client().in_session("one");
-    at.url = format!("{}/default/two", at.url);
-    assert_eq!(at.call_code("echo", json!({"text": "x"})).await, "forbidden");
-    for bad in [json!(7), json!(""), json!("a b"), json!("x".repeat(129))] {
+    let mut path_client = gate.client().in_session("one");
+    path_client.url = format!("{}/default/two", path_client.url);
+    assert_eq!(path_client.call_code("echo", json!({"text": "x"})).await, "forbidden");
+    for name in [json!(7), json!(""), json!("a b"), json!("x".repeat(129))] {
         let (_, answer) = gate
             .client()
-            .call_method("tools/call", json!({"name": "echo", "arguments": {"text": "x"}, "_meta": {"toolgate/session": bad}}))
+            .call_method("tools/call", json!({"name": "echo", "arguments": {"text": "x"}, "_meta": {"toolgate/session": name}}))
             .await;
-        // That is no question of who asks: it can be put right.
-        let told = &answer["error"]["data"];
+        // An invalid session name is a validation error, because the client can correct it.
+        let data = &answer["error"]["data"];
         assert_eq!(
-            (&told["code"], &told["errorCategory"]),
+            (&data["code"], &data["errorCategory"]),
             (&json!("invalid_request"), &json!("VALIDATION")),
-            "{bad}: {answer}"
+            "{name}: {answer}"
         );
     }
     let key = gate.gateway.runtime().session("default", "local", "(turned away)");
-    assert_eq!(key.rows().await.unwrap().len(), 6, "each has its row");
-    // The same where another word names it, and by the decision API.
+    assert_eq!(key.rows().await.unwrap().len(), 6, "rows of refused calls");
+    // The same rule applies to the header and to the decision API.
     let (_, answer) = gate
         .client()
         .in_session("a b")
@@ -110,17 +110,18 @@ async fn conflicting_session_names_are_refused() {
         .await;
     assert_eq!(answer["error"]["data"]["code"], json!("invalid_request"), "{answer}");
     let check = json!({"id": "1", "tool": "echo", "session": "a b"});
-    let http = reqwest::Client::builder().no_proxy().build().unwrap();
-    let said = http.post(format!("{}/v1/calls/check", gate.url)).json(&check).send().await.unwrap();
-    let (status, told) = (said.status().as_u16(), said.json::<Value>().await.unwrap());
-    assert_eq!((status, &told["code"]), (400, &json!("invalid_request")), "{told}");
+    let http = http_client();
+    let response =
+        http.post(format!("{}/v1/calls/check", gate.url)).json(&check).send().await.unwrap();
+    let (status, answer) = (response.status().as_u16(), response.json::<Value>().await.unwrap());
+    assert_eq!((status, &answer["code"]), (400, &json!("invalid_request")), "{answer}");
     gate.shut_down().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn path_segment_is_percent_decoded_once() {
-    let gate = TestGateway::open("[tools.calc]\nkind = \"builtin\"\n").await;
-    let at = |path: &str| {
+    let gate = TestGateway::open(CALC_TOOL_CONFIG).await;
+    let client_at = |path: &str| {
         let mut client = gate.client();
         client.url = format!("{}/{path}", client.url);
         client
@@ -129,37 +130,37 @@ async fn path_segment_is_percent_decoded_once() {
         gate.gateway.runtime().session(agent, "local", session).rows().await.unwrap().len()
     };
     let calc = |n: usize| json!({"expression": format!("{n} + 1")});
-    // However it is spelt, it is one conversation.
+    // All spellings name the same session.
     for (n, path) in ["default/a-b", "default/a%2Db", "def%61ult/%61-b"].into_iter().enumerate() {
-        assert_eq!(at(path).call_code("calc", calc(n)).await, "ok", "{path}");
+        assert_eq!(client_at(path).call_code("calc", calc(n)).await, "ok", "{path}");
     }
-    assert_eq!(at("default/a%2db").in_session("a-b").call_code("calc", calc(3)).await, "ok");
+    assert_eq!(client_at("default/a%2db").in_session("a-b").call_code("calc", calc(3)).await, "ok");
     assert_eq!(rows("default", "a-b").await, 4);
     // An encoded separator is part of the name, and is not decoded again.
-    assert_eq!(at("default/a%2Fb").in_session("a/b").call_code("calc", calc(4)).await, "ok");
-    assert_eq!(at("default/a%252Fb").in_session("a%2Fb").call_code("calc", calc(5)).await, "ok");
+    assert_eq!(client_at("default/a%2Fb").in_session("a/b").call_code("calc", calc(4)).await, "ok");
+    assert_eq!(
+        client_at("default/a%252Fb").in_session("a%2Fb").call_code("calc", calc(5)).await,
+        "ok"
+    );
     assert_eq!((rows("default", "a/b").await, rows("default", "a%2Fb").await), (1, 1));
-    assert_eq!(at("default%2Fx/s").call_code("calc", calc(6)).await, "forbidden");
-    assert_eq!(at("default/a/b").call_method("tools/list", json!({})).await.0, 404);
-    // What is no spelling of anything is told as such, and a call in it has its row.
+    assert_eq!(client_at("default%2Fx/s").call_code("calc", calc(6)).await, "forbidden");
+    assert_eq!(client_at("default/a/b").call_method("tools/list", json!({})).await.0, 404);
+    // An invalid encoding is an error, and a call in it has its row.
     for path in ["default/%zz", "default/a%", "%ff/s"] {
-        let (status, answer) =
-            at(path).call_method("tools/call", json!({"name": "calc", "arguments": calc(7)})).await;
-        let told = &answer["error"]["data"];
+        let (status, answer) = client_at(path)
+            .call_method("tools/call", json!({"name": "calc", "arguments": calc(7)}))
+            .await;
+        let data = &answer["error"]["data"];
         assert_eq!(
-            (status, &told["code"], &told["errorCategory"]),
+            (status, &data["code"], &data["errorCategory"]),
             (400, &json!("invalid_request"), &json!("VALIDATION")),
             "{path}: {answer}"
         );
-        assert!(told["callId"].is_string() && told["receipt"].is_object(), "{path}: {answer}");
+        assert!(data["callId"].is_string() && data["receipt"].is_object(), "{path}: {answer}");
     }
-    let (status, answer) = at("default/%zz").call_method("tools/list", json!({})).await;
+    let (status, answer) = client_at("default/%zz").call_method("tools/list", json!({})).await;
     assert_eq!((status, &answer["error"]["data"]["callId"]), (400, &Value::Null), "{answer}");
-    assert_eq!(
-        rows("(unknown)", "(turned away)").await,
-        4,
-        "one of them was for an agent that is not there"
-    );
+    assert_eq!(rows("(unknown)", "(turned away)").await, 4, "one call names an unknown agent");
     gate.shut_down().await;
 }
 
@@ -179,7 +180,7 @@ async fn row_records_turn_and_stop_reason() {
         .await;
     let mut call =
         json!({"id": "1", "session": "s", "tool": "mine", "turn": 4, "stopReason": "tool_calls"});
-    let http = reqwest::Client::builder().no_proxy().build().unwrap();
+    let http = http_client();
     let post = async |verb: &str, body: &Value| {
         http.post(format!("{}/v1/calls/{verb}", gate.url)).json(body).send().await.unwrap()
     };
@@ -187,8 +188,8 @@ async fn row_records_turn_and_stop_reason() {
     call["result"] = json!({});
     assert_eq!(post("report", &call).await.status().as_u16(), 200);
     let rows = gate.gateway.runtime().session("default", "local", "s").rows().await.unwrap();
-    let said: Vec<_> = rows.iter().map(|row| (row.turn, row.stop_reason.as_deref())).collect();
-    assert_eq!(said, [(Some(3), Some("tool_use")), (Some(4), Some("tool_calls"))]);
+    let recorded: Vec<_> = rows.iter().map(|row| (row.turn, row.stop_reason.as_deref())).collect();
+    assert_eq!(recorded, [(Some(3), Some("tool_use")), (Some(4), Some("tool_calls"))]);
     gate.shut_down().await;
 }
 
@@ -206,9 +207,9 @@ async fn idempotency_key_replays_recorded_result() {
         "{again}"
     );
     assert_eq!(again["result"]["_meta"]["toolgate/replayed"], json!(true));
-    let other = client.call_method("tools/call", call("l")).await.1;
-    assert_ne!(first["result"]["structuredContent"], other["result"]["structuredContent"]);
-    // It is kept for as long as what it stands for, and is not longer than that is worth.
+    let other_key = client.call_method("tools/call", call("l")).await.1;
+    assert_ne!(first["result"]["structuredContent"], other_key["result"]["structuredContent"]);
+    // The ledger stores the key, so the key has a size limit.
     let long = client.call_method("tools/call", call(&"k".repeat(2_000))).await.1;
     assert_eq!(
         (&long["error"]["code"], &long["error"]["data"]["code"]),
@@ -235,7 +236,7 @@ async fn decision_api_checks_and_reports_call() {
     let config = "[tools.pay]\nkind = \"client\"\ninput = { type = \"object\", properties = { amount = { type = \"number\" } }, required = [\"amount\"] }\n\
         [[policy]]\nname = \"cap\"\nrule = \"deny\"\ntools = [\"pay\"]\nwhere = [{ argument = \"/amount\", above = 10 }]\nreason = \"Too much.\"\n";
     let gate = TestGateway::open(config).await;
-    let http = reqwest::Client::builder().no_proxy().build().unwrap();
+    let http = http_client();
     let post = async |verb: &str, body: Value| -> (u16, Value) {
         let answer =
             http.post(format!("{}/v1/calls/{verb}", gate.url)).json(&body).send().await.unwrap();
@@ -244,35 +245,32 @@ async fn decision_api_checks_and_reports_call() {
     let call = |id: &str, amount: i32| json!({"id": id, "session": "s", "tool": "pay", "arguments": {"amount": amount}});
     let (_, refused) = post("check", call("1", 50)).await;
     assert_eq!(
-        (
-            refused["decision"].as_str(),
-            refused["rule"].as_str(),
-            refused["error"]["message"].as_str()
-        ),
-        (Some("deny"), Some("cap"), Some("Too much. Repeating this call does not help."))
+        (refused["decision"].as_str(), refused["rule"].as_str(), refused["error"]["code"].as_str()),
+        (Some("deny"), Some("cap"), Some("cap")),
+        "{refused}"
     );
     let (_, allowed) = post("check", call("2", 5)).await;
     assert_eq!(allowed["decision"], "allow", "{allowed}");
     let mut report = call("2", 5);
     report["result"] = json!({"paid": true});
-    let (_, told) = post("report", report.clone()).await;
-    assert_eq!(told["outcome"]["isError"], json!(false), "{told}");
+    let (_, reported) = post("report", report.clone()).await;
+    assert_eq!(reported["outcome"]["isError"], json!(false), "{reported}");
     let (_, again) = post("report", report).await;
     assert_eq!(again["outcome"]["code"], "not_admitted", "{again}");
-    // What was made before is told again, success or error.
+    // A repeated call returns the recorded outcome, a result or an error.
     let failed = json!({"message": "half of it", "effects": "done"});
-    for (amount, what, came, code) in [
+    for (amount, member, outcome, code) in [
         (6, "result", json!({"paid": true}), Value::Null),
         (7, "error", failed, json!("client_tool_failed")),
     ] {
         let keyed = |id: &str| {
             let mut call = call(&format!("{id}{amount}"), amount);
-            call["idempotencyKey"] = json!(what);
+            call["idempotencyKey"] = json!(member);
             call
         };
-        assert_eq!(post("check", keyed("first")).await.1["decision"], "allow", "{what}");
+        assert_eq!(post("check", keyed("first")).await.1["decision"], "allow", "{member}");
         let mut report = keyed("first");
-        report[what] = came;
+        report[member] = outcome;
         post("report", report).await;
         let (_, again) = post("check", keyed("again")).await;
         assert_eq!(
@@ -282,7 +280,7 @@ async fn decision_api_checks_and_reports_call() {
         );
         assert_eq!(
             (&again["outcome"]["isError"], &again["outcome"]["code"]),
-            (&json!(what == "error"), &code),
+            (&json!(member == "error"), &code),
             "{again}"
         );
     }
@@ -296,9 +294,9 @@ async fn decision_api_checks_and_reports_call() {
     ] {
         assert_eq!(post(verb, body.clone()).await.0, status, "{verb} {body}");
     }
-    let got = http.get(format!("{}/v1/calls/check", gate.url)).send().await.unwrap();
+    let response = http.get(format!("{}/v1/calls/check", gate.url)).send().await.unwrap();
     assert_eq!(
-        (got.status().as_u16(), got.headers().get("allow").unwrap().to_str().unwrap()),
+        (response.status().as_u16(), response.headers().get("allow").unwrap().to_str().unwrap()),
         (405, "POST")
     );
     for page in ["healthz", "readyz", "metrics", "openapi.json"] {
@@ -323,17 +321,19 @@ async fn agent_config_selects_error_dialect() {
     for (agent, bucket) in [("plain", false), ("other", true)] {
         let mut client = gate.client();
         client.url = format!("{}/{agent}", client.url);
-        let said = client.call("nothing", json!({})).await;
-        let (structured, standard) = (&said["structuredContent"], &said["_meta"]["toolgate/error"]);
-        let text = said["content"][0]["text"].as_str().unwrap().lines().last().unwrap().to_owned();
+        let result = client.call("nothing", json!({})).await;
+        let (structured, standard) =
+            (&result["structuredContent"], &result["_meta"]["toolgate/error"]);
+        let text =
+            result["content"][0]["text"].as_str().unwrap().lines().last().unwrap().to_owned();
         assert_eq!(serde_json::from_str::<Value>(&text).unwrap(), *structured, "{agent}");
-        assert_eq!(structured["error"]["bucket"].is_string(), bucket, "{agent}: {said}");
-        assert_eq!(structured["errorCategory"].is_string(), !bucket, "{agent}: {said}");
-        // A program always reads the same.
+        assert_eq!(structured["error"]["bucket"].is_string(), bucket, "{agent}: {result}");
+        assert_eq!(structured["errorCategory"].is_string(), !bucket, "{agent}: {result}");
+        // The metadata has the standard dialect for every agent.
         assert_eq!(
             (standard["errorCategory"].as_str(), standard["code"].as_str()),
             (Some("VALIDATION"), Some("unknown_tool")),
-            "{said}"
+            "{result}"
         );
         let read = toolgate::ToolError::from_bucket(structured).map(|error| error.code.to_string());
         assert_eq!(read.as_deref(), bucket.then_some("unknown_tool"));

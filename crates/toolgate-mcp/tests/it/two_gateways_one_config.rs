@@ -1,4 +1,4 @@
-//! Two gateways with one configuration, each with an upstream of its own.
+//! Tests two gateways that share pins, each with its own upstream.
 
 use serde_json::json;
 use toolgate_config::Config;
@@ -8,21 +8,21 @@ use crate::support::{TestGateway, fixture_path, kill_processes_with_number, wait
 
 #[tokio::test(flavor = "multi_thread")]
 async fn gateways_with_shared_pins_check_their_own_upstream() {
-    let text = |number: u8, more: &str| {
+    let text = |number: u8, extra: &str| {
         let program = json!(fixture_path());
-        let args = format!("[\"--stdio\", \"--tools\", \"{number}\"{more}]");
+        let args = format!("[\"--stdio\", \"--tools\", \"{number}\"{extra}]");
         format!(
             "[upstreams.fix]\ncommand = {program}\nargs = {args}\nprefix = \"\"\nundeclared = \"read\"\n"
         )
     };
     let (old, new) = (text(62, ""), text(63, ", \"--version-two\""));
-    let one = TestGateway::open(&old).await;
-    let other = one.open_with_same_pins(&new).await;
+    let first = TestGateway::open(&old).await;
+    let second = first.open_with_same_pins(&new).await;
     let mut turn = 0;
-    // What both say once each has read what the other has written.
+    // Returns the codes of both gateways after each has read the pins of the other.
     let mut codes = async || {
         let mut codes = Vec::new();
-        for (gate, config) in [(&one, &old), (&other, &new)] {
+        for (gate, config) in [(&first, &old), (&second, &new)] {
             gate.reload(config).await.unwrap();
             turn += 1;
             codes.push(
@@ -34,7 +34,7 @@ async fn gateways_with_shared_pins_check_their_own_upstream() {
         }
         codes
     };
-    let held = |gate: &TestGateway| {
+    let quarantined = |gate: &TestGateway| {
         gate.gateway
             .health()
             .remove(0)
@@ -44,22 +44,28 @@ async fn gateways_with_shared_pins_check_their_own_upstream() {
             .collect::<Vec<_>>()
     };
     assert_eq!(codes().await, ["ok", "definition_changed"]);
-    // It is started again, and says again what it has always said.
+    // The upstream restarts with unchanged tools.
     kill_processes_with_number(62);
-    let health = || one.gateway.health().remove(0);
-    wait_until("it is there again", async || {
+    let health = || first.gateway.health().remove(0);
+    wait_until("the upstream is up again", async || {
         health().starts > 1 && matches!(health().status, UpstreamStatus::Up { .. })
     })
     .await;
     assert_eq!(codes().await, ["ok", "definition_changed"]);
-    assert_eq!((held(&one), held(&other)), (Vec::<String>::new(), vec!["echo".to_owned()]));
-    // Somebody accepts what the other one has.
+    assert_eq!(
+        (quarantined(&first), quarantined(&second)),
+        (Vec::<String>::new(), vec!["echo".to_owned()])
+    );
+    // A person accepts the definition of the other upstream.
     let upstream = Config::parse("toolgate.toml", &old).upstreams.remove(0);
-    let pins = Pins::open(Some(&one.pins_dir()), &upstream).unwrap();
+    let pins = Pins::open(Some(&first.pins_dir()), &upstream).unwrap();
     assert_eq!(pins.show_quarantined().unwrap().len(), 1);
     assert_eq!(pins.accept(Some("echo")).unwrap().tools, ["echo"]);
     assert_eq!(codes().await, ["definition_changed", "ok"]);
-    assert_eq!((held(&one), held(&other)), (vec!["echo".to_owned()], Vec::<String>::new()));
-    other.shut_down().await;
-    one.shut_down().await;
+    assert_eq!(
+        (quarantined(&first), quarantined(&second)),
+        (vec!["echo".to_owned()], Vec::<String>::new())
+    );
+    second.shut_down().await;
+    first.shut_down().await;
 }

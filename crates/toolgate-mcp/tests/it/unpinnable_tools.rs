@@ -1,4 +1,4 @@
-//! Tools that cannot be pinned.
+//! Tests that tools without a stored pin are quarantined.
 
 use serde_json::json;
 use toolgate_mcp::UpstreamStatus;
@@ -20,7 +20,7 @@ async fn new_tool_is_hidden_until_it_can_be_pinned() {
     let gate = TestGateway::open(&text).await;
     let client = gate.client();
     assert_eq!(client.in_session("a").call_code("sleep", json!({"ms": 1})).await, "ok");
-    // No directory can be made where there is a file.
+    // A file at the path of the pin directory prevents writes.
     let aside = gate.home.path().join("aside");
     std::fs::rename(gate.pins_dir(), &aside).unwrap();
     std::fs::write(gate.pins_dir(), "").unwrap();
@@ -28,25 +28,29 @@ async fn new_tool_is_hidden_until_it_can_be_pinned() {
     kill_processes_with_number(61);
     let health = || gate.gateway.health().remove(0);
     let is_up = || matches!(health().status, UpstreamStatus::Up { .. });
-    wait_until("it is there again, and what is new is seen", async || {
+    wait_until("the upstream is up again and the new tool is detected", async || {
         health().pin_write_error().is_some() && is_up()
     })
     .await;
-    let held = serde_json::to_value(health().held).unwrap();
-    let why = |tool: &str| {
-        held.as_array()
+    let quarantined = serde_json::to_value(health().held).unwrap();
+    let reasons = |tool: &str| {
+        quarantined
+            .as_array()
             .unwrap()
             .iter()
-            .find(|one| one["tool"] == tool)
-            .map(|one| one["why"].clone())
+            .find(|change| change["tool"] == tool)
+            .map(|change| change["why"].clone())
     };
-    assert!(why("extra").unwrap()[0]["why"].as_str().unwrap().contains("fix.json"), "{held}");
-    assert_eq!(why("extra").unwrap()[0]["kind"], "unwritten", "{held}");
+    assert!(
+        reasons("extra").unwrap()[0]["why"].as_str().unwrap().contains("fix.json"),
+        "{quarantined}"
+    );
+    assert_eq!(reasons("extra").unwrap()[0]["kind"], "unwritten", "{quarantined}");
     gate.reload(&text).await.unwrap();
     assert!(!client.tool_names().await.contains(&"extra".to_owned()));
     assert_eq!(client.in_session("b").call_code("extra", json!({})).await, "unknown_tool");
     assert_eq!(client.in_session("b").call_code("sleep", json!({"ms": 1})).await, "ok");
-    // Now it can be.
+    // The pins can be written again.
     std::fs::remove_file(gate.pins_dir()).unwrap();
     std::fs::rename(&aside, gate.pins_dir()).unwrap();
     gate.reload(&text).await.unwrap();

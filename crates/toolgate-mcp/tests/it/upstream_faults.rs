@@ -1,4 +1,4 @@
-//! One upstream falls ill; nobody else notices, and nothing happens twice.
+//! Tests that a faulty upstream affects no other upstream and repeats no effect.
 
 mod many_clients;
 mod redaction;
@@ -16,11 +16,11 @@ use toolgate_mcp::{UpstreamOptions, UpstreamStatus, Upstreams};
 
 use crate::support::{
     TestGateway, child_processes, fixture_config, fixture_path, kill_processes_with_number,
-    processes_with_number, run_in_own_process, unused_address, wait_until,
+    processes_with_number, run_in_own_process, wait_until,
 };
 pub(crate) use crate::upstream_faults::many_clients::ClientCrowd;
 
-/// Two upstreams: one that is well, and one that is not.
+/// Builds a configuration with a working and a faulty upstream.
 pub(crate) fn well_and_ill_config(ill: &str) -> String {
     format!(
         "[upstreams.well]\ncommand = {}\nargs = [\"--stdio\"]\nundeclared = \"read\"\nconcurrency = 64\n[upstreams.ill]\n{ill}\n",
@@ -28,12 +28,12 @@ pub(crate) fn well_and_ill_config(ill: &str) -> String {
     )
 }
 
-/// A program of a few lines.
+/// Writes a shell script, and returns its path as JSON.
 pub(crate) fn write_script(home: &Path, name: &str, text: &str) -> Value {
     let (path, draft) = (home.join(name), home.join(format!("{name}.txt")));
     std::fs::write(&draft, format!("#!/bin/sh\n{text}\n")).unwrap();
-    // Another program makes it: what is open for writing here may be so in a child that another
-    // test has just begun, and cannot be run.
+    // Another process writes the script. A child of another test could inherit an open write
+    // descriptor, and then the script cannot be run.
     assert!(
         std::process::Command::new("install")
             .args(["-m", "755"])
@@ -52,14 +52,14 @@ pub(crate) fn status_of(gate: &TestGateway, name: &str) -> UpstreamStatus {
 #[tokio::test(flavor = "multi_thread")]
 async fn stopped_upstream_gets_time_to_exit() {
     let home = tempfile::tempdir().unwrap();
-    // Before it has heard that somebody listens, and after.
+    // The stop comes before and after the program has received the end of the handshake.
     for pause in [0, 300] {
-        let word = home.path().join(pause.to_string());
-        let more = format!("undeclared = \"read\"\nenv = {{ FIXTURE_GOODBYE = {} }}", json!(word));
-        let config = toolgate_config::Config::parse("toolgate.toml", &fixture_config(&more));
-        // It is given seconds, in which a machine with much to do may do something else: then
-        // another one is tried. One that is not told that nobody listens any more never ends by
-        // itself.
+        let goodbye = home.path().join(pause.to_string());
+        let extra =
+            format!("undeclared = \"read\"\nenv = {{ FIXTURE_GOODBYE = {} }}", json!(goodbye));
+        let config = toolgate_config::Config::parse("toolgate.toml", &fixture_config(&extra));
+        // On a busy machine, the grace period may be too short, so the test tries again. A program
+        // that does not notice the end of its input never exits.
         for _ in 0..3 {
             let upstreams =
                 Upstreams::start(&config, &UpstreamOptions::default(), Duration::from_secs(20))
@@ -75,11 +75,11 @@ async fn stopped_upstream_gets_time_to_exit() {
             );
             tokio::time::sleep(Duration::from_millis(pause)).await;
             upstreams.stop_all().await;
-            if word.exists() {
+            if goodbye.exists() {
                 break;
             }
         }
-        assert!(word.exists(), "it was killed: {pause}");
+        assert!(goodbye.exists(), "the program was killed after {pause} ms");
     }
 }
 
@@ -104,21 +104,21 @@ async fn killed_upstream_restarts_without_lost_effects() {
             }
         }
     });
-    let (mut sure, mut unsure, mut refused) = (Vec::new(), Vec::new(), 0);
+    let (mut certain, mut uncertain, mut refused) = (Vec::new(), Vec::new(), 0);
     let rounds = if std::env::var_os("TOOLGATE_SOAK").is_some() { 2_000 } else { 60 };
     for round in 0..100 * rounds {
-        // More of them, until it was away often enough to tell.
+        // The loop continues until the upstream was killed often enough.
         if round >= rounds && kills.load(Ordering::Relaxed) > 3 && refused > 0 {
             break;
         }
-        // A call whose end is not known holds nothing but itself.
+        // Each call has its own session, so a pending call blocks no other.
         let key = format!("count-{round}");
         let result = gate.client().in_session(&key).call("ill_count", json!({"key": key})).await;
         let error = &result["_meta"]["toolgate/error"];
         match (result["isError"].as_bool(), error["effects"].as_str()) {
             (Some(true), Some("none")) => refused += 1,
-            (Some(true), _) => unsure.push(key),
-            _ => sure.push(key),
+            (Some(true), _) => uncertain.push(key),
+            _ => certain.push(key),
         }
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
@@ -128,20 +128,22 @@ async fn killed_upstream_restarts_without_lost_effects() {
     crowd.finish().await;
     let kills = kills.load(Ordering::Relaxed);
     assert!(kills > 3 && refused > 0, "{kills} {refused}");
-    // Nothing happened twice, and nothing of which it was said that it did not.
+    // No effect happened twice, and none that was reported as refused.
     let mut happened = BTreeSet::new();
     for key in std::fs::read_to_string(&counter).unwrap_or_default().lines() {
         assert!(happened.insert(key.to_owned()), "`{key}` happened twice");
         assert!(
-            sure.iter().chain(&unsure).any(|known| known == key),
-            "`{key}` happened, and it was said that it did not"
+            certain.iter().chain(&uncertain).any(|known| known == key),
+            "`{key}` happened, and was reported as refused"
         );
     }
-    for key in &sure {
-        assert!(happened.contains(key), "`{key}` was answered and never happened");
+    for key in &certain {
+        assert!(happened.contains(key), "`{key}` was confirmed but did not happen");
     }
-    wait_until("it is back", async || matches!(status_of(&gate, "ill"), UpstreamStatus::Up { .. }))
-        .await;
+    wait_until("the upstream is up again", async || {
+        matches!(status_of(&gate, "ill"), UpstreamStatus::Up { .. })
+    })
+    .await;
     assert_eq!(
         gate.client().in_session("after").call_code("ill_count", json!({"key": "after"})).await,
         "ok"
@@ -153,7 +155,7 @@ async fn killed_upstream_restarts_without_lost_effects() {
 #[tokio::test(flavor = "multi_thread")]
 async fn hung_upstream_times_out_without_blocking_others() {
     let home = tempfile::tempdir().unwrap();
-    let begun = home.path().join("begun");
+    let calls = home.path().join("calls");
     let declared = |name: &str, time: &str| {
         format!(
             "[tools.ill_{name}]\nkind = \"mcp\"\nupstream = \"ill\"\ntool = \"sleep\"\neffect = \"read\"\ntimeout = \"{time}\"\n"
@@ -162,20 +164,20 @@ async fn hung_upstream_times_out_without_blocking_others() {
     let ill = format!(
         "command = {}\nargs = [\"--stdio\", \"--tools\", \"2\"]\nenv = {{ FIXTURE_COUNTER = {} }}\n{}{}",
         json!(fixture_path()),
-        json!(begun),
+        json!(calls),
         declared("sleep", "2s"),
         declared("rest", "40s")
     );
     let gate = TestGateway::open(&well_and_ill_config(&ill)).await;
     let crowd = ClientCrowd::start(&gate.client());
     let client = gate.client();
-    // One that takes its time takes nobody else's.
+    // A slow call does not block other upstreams.
     let resting = client.in_session("resting");
     let resting =
         tokio::spawn(async move { resting.call_code("ill_rest", json!({"ms": 30_000})).await });
-    let rests =
-        || std::fs::read_to_string(&begun).is_ok_and(|message| message.contains("sleep 30000"));
-    wait_until("it is under way", async || rests()).await;
+    let is_resting =
+        || std::fs::read_to_string(&calls).is_ok_and(|text| text.contains("sleep 30000"));
+    wait_until("the call runs", async || is_resting()).await;
     crowd.assert_progress_during(&resting).await;
     resting.abort();
     let slow = |round: u32| {
@@ -186,14 +188,17 @@ async fn hung_upstream_times_out_without_blocking_others() {
     for round in 5..8 {
         codes.push(slow(round).await);
     }
-    // First it is waited for; then it is left alone.
+    // The first calls time out, and then the circuit breaker opens.
     assert_eq!(codes.first().map(String::as_str), Some("timeout"), "{codes:?}");
     assert!(codes.iter().any(|code| code == "upstream_unavailable"), "{codes:?}");
     crowd.assert_progress().await;
-    let mut tries = 0;
-    wait_until("it is tried again", async || {
-        tries += 1;
-        client.in_session(&format!("later-{tries}")).call_code("ill_sleep", json!({"ms": 1})).await
+    let mut attempt = 0;
+    wait_until("the upstream answers again", async || {
+        attempt += 1;
+        client
+            .in_session(&format!("later-{attempt}"))
+            .call_code("ill_sleep", json!({"ms": 1}))
+            .await
             == "ok"
     })
     .await;
@@ -214,32 +219,32 @@ async fn junk_output_disables_only_its_upstream() {
         ("chatty", format!("echo hello; echo '{{\"a\":1}}'; exec {fixture} --stdio"), true),
         ("endless", "tr '\\0' 'x' < /dev/zero".to_owned(), false),
     ];
-    for (name, text, lives) in cases {
+    for (name, script, is_usable) in cases {
         let ill = format!(
             "command = {}\nundeclared = \"read\"\n[tools.ill_echo]\nkind = \"mcp\"\nupstream = \"ill\"\neffect = \"read\"\n",
-            write_script(home.path(), name, &text)
+            write_script(home.path(), name, &script)
         );
         let gate = TestGateway::open_with_short_timeout(&well_and_ill_config(&ill)).await;
-        // Who says nothing is not waited for.
-        let waited = !matches!(status_of(&gate, "ill"), UpstreamStatus::Starting);
-        assert!(!waited || !matches!(name, "silent" | "half"), "{name}");
-        let mut tries = 0;
-        wait_until("the other one is there", async || {
-            tries += 1;
+        // The gateway does not wait for a silent upstream.
+        let has_ended = !matches!(status_of(&gate, "ill"), UpstreamStatus::Starting);
+        assert!(!has_ended || !matches!(name, "silent" | "half"), "{name}");
+        let mut attempt = 0;
+        wait_until("the other upstream is up", async || {
+            attempt += 1;
             gate.client()
-                .in_session(&format!("well-{tries}"))
+                .in_session(&format!("well-{attempt}"))
                 .call_code("well_echo", json!({"text": "x"}))
                 .await
                 == "ok"
         })
         .await;
         let crowd = ClientCrowd::start(&gate.client());
-        if lives {
-            let mut tries = 0;
-            wait_until("it is heard through the noise", async || {
-                tries += 1;
+        if is_usable {
+            let mut attempt = 0;
+            wait_until("the upstream answers despite its other output", async || {
+                attempt += 1;
                 gate.client()
-                    .in_session(&format!("s{tries}"))
+                    .in_session(&format!("s{attempt}"))
                     .call_code("ill_echo", json!({"text": "x"}))
                     .await
                     == "ok"
@@ -257,10 +262,11 @@ async fn junk_output_disables_only_its_upstream() {
         }
         crowd.finish().await;
         gate.shut_down().await;
-        let is_of_it =
-            |words: &str| words.contains(&format!("/{name}")) || words.contains("sleep 1000");
-        wait_until(&format!("nothing of {name} is left"), async || {
-            !child_processes().iter().any(|(_, words)| is_of_it(words))
+        let is_upstream_process = |command_line: &str| {
+            command_line.contains(&format!("/{name}")) || command_line.contains("sleep 1000")
+        };
+        wait_until(&format!("the processes of {name} have exited"), async || {
+            !child_processes().iter().any(|(_, command_line)| is_upstream_process(command_line))
         })
         .await;
     }
@@ -274,12 +280,12 @@ async fn endless_answer_fails_without_blocking_others() {
     );
     let gate = TestGateway::open(&well_and_ill_config(&ill)).await;
     let crowd = ClientCrowd::start(&gate.client());
-    // What is too large for the context is kept aside; what is too large for anything is an error.
-    let kept = gate.client().in_session("a").call("ill_big", json!({"bytes": 300_000})).await;
+    // A result above the context limit is stored, and a result above the size limit is an error.
+    let stored = gate.client().in_session("a").call("ill_big", json!({"bytes": 300_000})).await;
     assert!(
-        kept["_meta"]["toolgate/stored"]["bytes"].as_u64().unwrap() >= 300_000,
+        stored["_meta"]["toolgate/stored"]["bytes"].as_u64().unwrap() >= 300_000,
         "{:.300}",
-        kept.to_string()
+        stored.to_string()
     );
     let endless = gate.client().in_session("b");
     let endless =
@@ -293,18 +299,18 @@ async fn endless_answer_fails_without_blocking_others() {
         "{:.300}",
         endless.to_string()
     );
-    // It was read to its end all the same, and what comes after it is an answer again.
-    let mut turn = 0;
-    wait_until("it is heard again", async || {
-        turn += 1;
+    // The gateway reads the oversized answer to its end, so the next answer is valid.
+    let mut attempt = 0;
+    wait_until("the upstream answers again", async || {
+        attempt += 1;
         gate.client()
-            .in_session(&format!("c{turn}"))
+            .in_session(&format!("c{attempt}"))
             .call_code("ill_big", json!({"bytes": 300}))
             .await
             == "ok"
     })
     .await;
-    // It was waited for twice as long.
+    // The timeout of the call is twice as long.
     crowd.finish_within(Duration::from_secs(10)).await;
     gate.shut_down().await;
 }
@@ -326,29 +332,29 @@ async fn upgraded_upstream_quarantines_changed_tools() {
     assert_eq!(client.in_session("a").call_code("ill_echo", json!({"text": "x"})).await, "ok");
     std::fs::write(&flags, "--version-two").unwrap();
     kill_processes_with_number(4);
-    wait_until("the change is seen", async || {
+    wait_until("the change is detected", async || {
         gate.gateway.health().iter().any(|health| !health.held.is_empty())
     })
     .await;
-    // What has changed is held back; what is gone is gone; what is as it was goes on.
+    // A changed tool is quarantined, a removed tool is gone, and other tools still work.
     assert_eq!(
         client.in_session("b").call_code("ill_echo", json!({"text": "x"})).await,
         "definition_changed"
     );
     assert_eq!(client.in_session("b").call_code("ill_sleep", json!({"ms": 1})).await, "ok");
-    let gone = client.in_session("b").call_code("ill_add", json!({"a": 1, "b": 2})).await;
-    assert!(gone == "upstream_invalid" || gone == "tool_failed", "{gone}");
+    let removed = client.in_session("b").call_code("ill_add", json!({"a": 1, "b": 2})).await;
+    assert!(removed == "upstream_invalid" || removed == "tool_failed", "{removed}");
     let held = gate.gateway.health().into_iter().find(|health| health.name == "ill").unwrap().held;
     assert_eq!(held.iter().map(|change| change.tool.as_str()).collect::<Vec<_>>(), ["echo"]);
     assert!(held[0].before.is_some());
-    // Somebody looks at it and finds it fine.
+    // A person reviews and accepts the definition.
     let upstream = toolgate_config::Config::parse("toolgate.toml", &text)
         .upstreams
         .into_iter()
-        .find(|one| one.name == "ill")
+        .find(|entry| entry.name == "ill")
         .unwrap();
     let pins = toolgate_mcp::Pins::open(Some(&gate.pins_dir()), &upstream).unwrap();
-    // What nobody was shown cannot be accepted.
+    // A definition that was not shown cannot be accepted.
     assert_eq!(pins.accept(Some("echo")).unwrap().not_shown, ["echo"]);
     assert_eq!(pins.show_quarantined().unwrap().len(), 1);
     assert_eq!(pins.accept(Some("echo")).unwrap().tools, ["echo"]);
@@ -359,7 +365,7 @@ async fn upgraded_upstream_quarantines_changed_tools() {
     gate.shut_down().await;
 }
 
-/// In a process of its own, where nobody else opens files.
+/// The test counts open files of its process, so the process runs no other test.
 #[test]
 fn closed_gateway_leaks_no_files_or_processes() {
     run_in_own_process("upstream_faults::gateway_leaks_in_own_process");
@@ -383,15 +389,15 @@ async fn gateway_leaks_in_own_process() {
         }
         drop(clients);
         gate.shut_down().await;
-        wait_until("its children are gone", async || child_processes().is_empty()).await;
-        // What is opened once for all is open after the first time.
+        wait_until("all child processes have exited", async || child_processes().is_empty()).await;
+        // The first round opens the files that stay open.
         if round == 0 {
             tokio::time::sleep(Duration::from_millis(500)).await;
             before = count();
         }
     }
-    // One a gateway would be five.
-    wait_until("their files are closed", async || count() <= before + 2).await;
+    // A leak per gateway would be at least five.
+    wait_until("the files are closed", async || count() <= before + 2).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -415,7 +421,7 @@ async fn reload_drops_no_call() {
         .unwrap();
     }
     assert!(gate.client().tool_names().await.contains(&"calc".to_owned()));
-    // One that is broken leaves the old one in force.
+    // An invalid configuration keeps the old one in force.
     let error = gate.reload("[tools.calc]\nkind = \"bulitin\"\n").await.unwrap_err().to_string();
     assert!(error.contains("did you mean `builtin`?"), "{error}");
     assert!(gate.client().tool_names().await.contains(&"calc".to_owned()));

@@ -1,5 +1,4 @@
-//! An upstream is lost with calls under way, and comes back: reads are answered all the same, no
-//! effect is repeated, and what it was told it is told again.
+//! Tests that reads are repeated and effects are not when an upstream with running calls is lost.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -12,24 +11,25 @@ use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
+use crate::legacy_http_client::LegacyHttpClient;
 use crate::legacy_upstreams::{
     discover_result, http_response, initialize_result, json_rpc_result, modern_result,
     read_request, serve_connections,
 };
 use crate::support::{
-    TestGateway, count_lines, fixture_path, kill_processes_with_number, processes_with_number,
-    wait_until,
+    TestGateway, count_lines, fixture_path, http_client, kill_processes_with_number,
+    processes_with_number, wait_until,
 };
-use crate::tls_and_authentication::{LegacyHttpClient, http_client};
 
-/// So many reads at the same time: more than may fail in a row.
+/// The number of concurrent reads: more than the circuit breaker permits to fail in a row.
 const READ_COUNT: usize = 8;
 
-/// A server with a tool that reads and one that pays. Who calls for the first time is not answered,
-/// until it hangs up on all of them.
+/// A server with a read tool and a payment tool.
+///
+/// The first call with each key gets no answer until the server drops all connections.
 struct DroppingServer {
     modern: bool,
-    /// How often it has forgotten whom it talks to, where it is of an earlier revision.
+    /// The number of times that a legacy server lost its sessions.
     session_epoch: AtomicUsize,
     disconnects: watch::Sender<bool>,
     received_keys: Mutex<Vec<String>>,
@@ -43,9 +43,9 @@ impl DroppingServer {
             disconnects: watch::Sender::new(false),
             received_keys: Mutex::default(),
         });
-        let own = Arc::clone(&host);
+        let shared = Arc::clone(&host);
         let address =
-            serve_connections(move |stream| Arc::clone(&own).handle_connection(stream)).await;
+            serve_connections(move |stream| Arc::clone(&shared).handle_connection(stream)).await;
         let tool = |name: &str, effect: &str| {
             format!("[tools.{name}]\nkind = \"mcp\"\nupstream = \"h\"\n{effect}\n")
         };
@@ -56,7 +56,7 @@ impl DroppingServer {
         (host, format!("[upstreams.h]\nurl = \"http://{address}/mcp\"\nprefix = \"\"\n{look}{pay}"))
     }
 
-    /// How often each came.
+    /// Returns the number of calls by key.
     fn call_counts(&self) -> BTreeMap<String, usize> {
         count_by_key(self.received_keys.lock().unwrap().iter())
     }
@@ -64,7 +64,7 @@ impl DroppingServer {
     async fn handle_connection(self: Arc<Self>, mut stream: TcpStream) {
         let Some((head, request)) = read_request(&mut stream).await else { return };
         let session = format!("mcp-session-id: life-{}", self.session_epoch.load(Ordering::SeqCst));
-        let modern = |result: Value| modern_result(&request, result);
+        let respond = |result: Value| modern_result(&request, result);
         let response = match request["method"].as_str().unwrap_or_default() {
             "server/discover" if self.modern => {
                 discover_result(&request, "host", &json!({"tools": {}}))
@@ -86,7 +86,7 @@ impl DroppingServer {
                 let tools = ["look", "pay"].map(
                     |name| json!({"name": name, "description": "Does.", "inputSchema": schema}),
                 );
-                modern(json!({"tools": tools}))
+                respond(json!({"tools": tools}))
             }
             "tools/call" => {
                 let key = request
@@ -98,10 +98,14 @@ impl DroppingServer {
                 if key.starts_with("never")
                     || (key != "other" && self.call_counts().get(&key) == Some(&1))
                 {
-                    let _ = self.disconnects.subscribe().wait_for(|over| *over).await;
+                    let _ = self
+                        .disconnects
+                        .subscribe()
+                        .wait_for(|is_disconnected| *is_disconnected)
+                        .await;
                     return;
                 }
-                modern(json!({"content": [{"type": "text", "text": "done"}]}))
+                respond(json!({"content": [{"type": "text", "text": "done"}]}))
             }
             _ => http_response("202 Accepted", "text/plain", ""),
         };
@@ -110,20 +114,20 @@ impl DroppingServer {
 }
 
 fn count_by_key<'k>(keys: impl Iterator<Item = &'k String>) -> BTreeMap<String, usize> {
-    let mut times = BTreeMap::new();
+    let mut counts = BTreeMap::new();
     for key in keys {
-        *times.entry(key.clone()).or_default() += 1;
+        *counts.entry(key.clone()).or_default() += 1;
     }
-    times
+    counts
 }
 
-/// A call that goes on by itself, in a session of its own.
+/// Starts a call in its own session.
 fn spawn_call(gate: &TestGateway, tool: &'static str, key: &str) -> JoinHandle<Value> {
     let (client, key) = (gate.client().in_session(key), key.to_owned());
     tokio::spawn(async move { client.call(tool, json!({"key": key, "how": "again"})).await })
 }
 
-/// Many reads and one effect.
+/// Starts many reads and one payment.
 fn spawn_reads_and_payment(gate: &TestGateway) -> (Vec<JoinHandle<Value>>, JoinHandle<Value>) {
     (
         (0..READ_COUNT).map(|n| spawn_call(gate, "look", &format!("read-{n}"))).collect(),
@@ -131,16 +135,16 @@ fn spawn_reads_and_payment(gate: &TestGateway) -> (Vec<JoinHandle<Value>>, JoinH
     )
 }
 
-/// The reads were made again and are answered; the effect was made once, and nobody knows what
-/// became of it.
+/// Checks that all reads were repeated and answered, and that the payment was sent once and is
+/// pending.
 async fn assert_reads_answered_and_payment_unknown(
     gate: TestGateway,
     (reads, pay): (Vec<JoinHandle<Value>>, JoinHandle<Value>),
-    times: impl Fn() -> BTreeMap<String, usize>,
+    call_counts: impl Fn() -> BTreeMap<String, usize>,
 ) {
     for read in reads {
-        let said = read.await.unwrap();
-        assert!(said["_meta"]["toolgate/error"].is_null(), "{said}");
+        let result = read.await.unwrap();
+        assert!(result["_meta"]["toolgate/error"].is_null(), "{result}");
     }
     let error = pay.await.unwrap()["_meta"]["toolgate/error"].clone();
     assert_eq!(
@@ -152,7 +156,7 @@ async fn assert_reads_answered_and_payment_unknown(
     let mut expected: BTreeMap<String, usize> =
         (0..READ_COUNT).map(|n| (format!("read-{n}"), 2)).collect();
     expected.insert("pay".to_owned(), 1);
-    let mut found = times();
+    let mut found = call_counts();
     found.remove("other");
     assert_eq!(found, expected);
     gate.shut_down().await;
@@ -162,20 +166,20 @@ async fn assert_reads_answered_and_payment_unknown(
 async fn running_reads_are_repeated_after_lost_session() {
     let (host, config) = DroppingServer::start(false).await;
     let gate = TestGateway::open(&config).await;
-    let under_way = spawn_reads_and_payment(&gate);
-    wait_until("all are under way", async || host.call_counts().len() == READ_COUNT + 1).await;
+    let running = spawn_reads_and_payment(&gate);
+    wait_until("all calls run", async || host.call_counts().len() == READ_COUNT + 1).await;
     host.session_epoch.store(1, Ordering::SeqCst);
-    let mut turn = 0;
-    wait_until("it is noticed", async || {
-        turn += 1;
+    let mut attempt = 0;
+    wait_until("the lost session is detected", async || {
+        attempt += 1;
         gate.client()
-            .in_session(&format!("s{turn}"))
+            .in_session(&format!("s{attempt}"))
             .call_code("look", json!({"key": "other"}))
             .await
             == "ok"
     })
     .await;
-    assert_reads_answered_and_payment_unknown(gate, under_way, || host.call_counts()).await;
+    assert_reads_answered_and_payment_unknown(gate, running, || host.call_counts()).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -183,10 +187,10 @@ async fn running_reads_are_repeated_after_broken_connections() {
     for modern in [true, false] {
         let (host, config) = DroppingServer::start(modern).await;
         let gate = TestGateway::open(&config).await;
-        let under_way = spawn_reads_and_payment(&gate);
-        wait_until("all are under way", async || host.call_counts().len() == READ_COUNT + 1).await;
+        let running = spawn_reads_and_payment(&gate);
+        wait_until("all calls run", async || host.call_counts().len() == READ_COUNT + 1).await;
         host.disconnects.send_replace(true);
-        assert_reads_answered_and_payment_unknown(gate, under_way, || host.call_counts()).await;
+        assert_reads_answered_and_payment_unknown(gate, running, || host.call_counts()).await;
     }
 }
 
@@ -196,25 +200,25 @@ async fn circuit_breaker_opens_if_upstream_drops_every_call() {
         let (host, config) = DroppingServer::start(modern).await;
         let gate = TestGateway::open(&config).await;
         host.disconnects.send_replace(true);
-        let mut turn = 0;
-        wait_until("it is left alone", async || {
-            turn += 1;
-            let (key, before) = (format!("never-{turn}"), host.call_counts().len());
+        let mut attempt = 0;
+        wait_until("the circuit breaker opens", async || {
+            attempt += 1;
+            let (key, before) = (format!("never-{attempt}"), host.call_counts().len());
             let error =
                 spawn_call(&gate, "pay", &key).await.unwrap()["_meta"]["toolgate/error"].clone();
-            let left_alone = error["message"].as_str().unwrap().contains("circuit breaker");
+            let is_refused = error["message"].as_str().unwrap().contains("circuit breaker");
             assert!(
-                !left_alone || (error["effects"] == "none" && host.call_counts().len() == before),
+                !is_refused || (error["effects"] == "none" && host.call_counts().len() == before),
                 "{modern}: {error}"
             );
-            left_alone
+            is_refused
         })
         .await;
         gate.shut_down().await;
     }
 }
 
-/// What was left by a program.
+/// Counts the marks of a program by key.
 fn mark_counts(path: &Path) -> BTreeMap<String, usize> {
     count_by_key(
         std::fs::read_to_string(path)
@@ -238,10 +242,10 @@ async fn running_reads_are_repeated_after_program_crash() {
         json!(path)
     ))
     .await;
-    let under_way = spawn_reads_and_payment(&gate);
-    wait_until("all are under way", async || count_lines(&path) == READ_COUNT + 1).await;
+    let running = spawn_reads_and_payment(&gate);
+    wait_until("all calls run", async || count_lines(&path) == READ_COUNT + 1).await;
     assert_eq!(kill_processes_with_number(87), 1);
-    assert_reads_answered_and_payment_unknown(gate, under_way, || mark_counts(&path)).await;
+    assert_reads_answered_and_payment_unknown(gate, running, || mark_counts(&path)).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -255,23 +259,23 @@ async fn late_answer_is_not_sent_to_restarted_program() {
         json!(home.path().join("marks"))
     ))
     .await;
-    // Nobody answers.
-    let asked = gate
+    // The test does not answer the question.
+    let suspended = gate
         .client()
         .in_session("s")
         .with_capabilities(json!({"elicitation": {}}))
         .call("look", json!({"key": "a", "how": "asks"}))
         .await;
-    assert_eq!(asked["resultType"], "input_required", "{asked}");
+    assert_eq!(suspended["resultType"], "input_required", "{suspended}");
     let program = processes_with_number(89);
     assert_eq!(kill_processes_with_number(89), 1);
-    wait_until("it is dead", async || processes_with_number(89) != program).await;
-    let mut turn = 0;
-    wait_until("another is there in its place", async || {
-        turn += 1;
-        let client = gate.client().in_session(&format!("s{turn}"));
+    wait_until("the program has exited", async || processes_with_number(89) != program).await;
+    let mut attempt = 0;
+    wait_until("another program is up", async || {
+        attempt += 1;
+        let client = gate.client().in_session(&format!("s{attempt}"));
         let error = client.call("pay", json!({"key": "pay", "how": "answer"})).await["_meta"]["toolgate/error"].clone();
-        // What was sent to nobody has not happened.
+        // A call that was not sent has no effect.
         assert!(error.is_null() || error["effects"] == "none", "{error}");
         error.is_null()
     })
@@ -280,29 +284,29 @@ async fn late_answer_is_not_sent_to_restarted_program() {
     gate.shut_down().await;
 }
 
-/// A server of an earlier revision that says what goes on to whoever wanted that in this session,
-/// and which one it is.
+/// Starts a server of an earlier revision that sends its epoch as a log message to sessions with
+/// the level `debug`.
 async fn start_logging_server(
-    life: Arc<AtomicUsize>,
-    told: Arc<Mutex<BTreeMap<usize, Value>>>,
+    epoch: Arc<AtomicUsize>,
+    levels: Arc<Mutex<BTreeMap<usize, Value>>>,
 ) -> String {
     serve_connections(move |mut stream| {
-        let (life, told) = (life.load(Ordering::SeqCst), Arc::clone(&told));
+        let (epoch, levels) = (epoch.load(Ordering::SeqCst), Arc::clone(&levels));
         async move {
             let Some((head, request)) = read_request(&mut stream).await else { return };
-            let session = format!("mcp-session-id: life-{life}");
+            let session = format!("mcp-session-id: life-{epoch}");
             let response = match request["method"].as_str().unwrap_or_default() {
                 "server/discover" => http_response("404 No", "text/html", "<p>"),
                 "initialize" => {
-                    let mut own = initialize_result();
-                    own["capabilities"]["logging"] = json!({});
-                    json_rpc_result(&request, own).replacen("\r\n", &format!("\r\n{session}\r\n"), 1)
+                    let mut initialized = initialize_result();
+                    initialized["capabilities"]["logging"] = json!({});
+                    json_rpc_result(&request, initialized).replacen("\r\n", &format!("\r\n{session}\r\n"), 1)
                 }
                 "" if head.starts_with("get ") => http_response("405 No", "text/plain", ""),
                 _ if !head.contains(&session) => http_response("404 Not Found", "text/plain", ""),
                 "ping" => json_rpc_result(&request, json!({})),
                 "logging/setLevel" => {
-                    told.lock().unwrap().insert(life, request["params"]["level"].clone());
+                    levels.lock().unwrap().insert(epoch, request["params"]["level"].clone());
                     json_rpc_result(&request, json!({}))
                 }
                 "tools/list" => {
@@ -310,11 +314,11 @@ async fn start_logging_server(
                     json_rpc_result(&request, json!({"tools": [{"name": "look", "description": "Looks.", "inputSchema": schema}]}))
                 }
                 "tools/call" => {
-                    let params = json!({"level": "debug", "data": life});
-                    let word = json!({"jsonrpc": "2.0", "method": "notifications/message", "params": params});
+                    let params = json!({"level": "debug", "data": epoch});
+                    let notification = json!({"jsonrpc": "2.0", "method": "notifications/message", "params": params});
                     let done = json!({"jsonrpc": "2.0", "id": request["id"], "result": {"content": [{"type": "text", "text": "done"}]}});
-                    match told.lock().unwrap().get(&life) == Some(&json!("debug")) {
-                        true => http_response("200 OK", "text/event-stream", &format!("data: {word}\n\ndata: {done}\n\n")),
+                    match levels.lock().unwrap().get(&epoch) == Some(&json!("debug")) {
+                        true => http_response("200 OK", "text/event-stream", &format!("data: {notification}\n\ndata: {done}\n\n")),
                         false => http_response("200 OK", "application/json", &done.to_string()),
                     }
                 }
@@ -328,9 +332,9 @@ async fn start_logging_server(
 
 #[tokio::test(flavor = "multi_thread")]
 async fn log_level_is_set_again_after_reconnect() {
-    let (life, told) =
+    let (epoch, levels) =
         (Arc::<AtomicUsize>::default(), Arc::<Mutex<BTreeMap<usize, Value>>>::default());
-    let address = start_logging_server(Arc::clone(&life), Arc::clone(&told)).await;
+    let address = start_logging_server(Arc::clone(&epoch), Arc::clone(&levels)).await;
     let gate = TestGateway::open(&format!(
         "[upstreams.t]\nurl = \"http://{address}/mcp\"\nprefix = \"\"\nundeclared = \"read\"\n"
     ))
@@ -344,17 +348,20 @@ async fn log_level_is_set_again_after_reconnect() {
             .is_some()
     );
     for round in 0..2 {
-        life.store(round, Ordering::SeqCst);
+        epoch.store(round, Ordering::SeqCst);
         for turn in 0..2 {
-            // The first one notices that it is somebody else.
-            let said = client
+            // The first call after the change loses its session.
+            let answer = client
                 .call_method(
                     "tools/call",
                     json!({"name": "look", "arguments": {"n": 2 * round + turn}}),
                 )
                 .await;
-            assert_eq!(said["result"]["content"][0]["text"], "done", "{round}: {said}");
-            wait_until("it is told", async || told.lock().unwrap().contains_key(&round)).await;
+            assert_eq!(answer["result"]["content"][0]["text"], "done", "{round}: {answer}");
+            wait_until("the log level is set", async || {
+                levels.lock().unwrap().contains_key(&round)
+            })
+            .await;
         }
         client
             .inbox

@@ -3,15 +3,19 @@
 pub(crate) mod deferred_expansion;
 pub(crate) mod grammar_mismatch;
 pub(crate) mod heredoc;
+mod stdin;
+mod variables;
+
 use std::collections::HashMap;
 
 use tree_sitter::{Node, Parser, Tree};
 
-use super::word::{Certainty, ShellWord};
-use super::{ShellAnalysis, ShellCommand, StdinSource, base_name, normalize_path};
+use super::word::ShellWord;
+use super::{ShellAnalysis, ShellCommand, base_name, normalize_path};
 use crate::env_vars;
 use crate::nested_command;
-use crate::nested_command::{NestingBudget, is_behaviour_change};
+use crate::nesting_budget::NestingBudget;
+use crate::parse::stdin::piped_stdin;
 
 /// Maximum length of a command in bytes.
 const MAX_COMMAND_BYTES: usize = 32 << 10;
@@ -154,28 +158,6 @@ pub(crate) struct SyntaxAnalyzer<'r> {
     pub(crate) depth: NestingBudget<'r>,
 }
 
-/// Programs that set variables in their own way.
-const VARIABLE_SETTERS: &[&str] = &[
-    ".",
-    "builtin",
-    "command",
-    "coproc",
-    "declare",
-    "eval",
-    "export",
-    "getopts",
-    "let",
-    "local",
-    "mapfile",
-    "read",
-    "readarray",
-    "readonly",
-    "source",
-    "time",
-    "trap",
-    "typeset",
-    "unset",
-];
 /// Variables that the shell sets itself.
 pub(crate) const SHELL_MANAGED_VARIABLES: &[&str] = &[
     "FUNCNAME",
@@ -192,11 +174,6 @@ pub(crate) const SHELL_MANAGED_VARIABLES: &[&str] = &[
     "OLDPWD",
     "_",
 ];
-/// Commands that keep the variables that are set in front of them.
-const ASSIGNMENT_KEEPING_COMMANDS: &[&str] = &[
-    ":", ".", "break", "continue", "eval", "exec", "exit", "export", "readonly", "return", "set",
-    "shift", "source", "times", "trap", "unset",
-];
 
 impl<'r> SyntaxAnalyzer<'r> {
     pub(crate) fn text_of(&self, node: Node<'_>) -> &'r str {
@@ -211,111 +188,6 @@ impl<'r> SyntaxAnalyzer<'r> {
 
     pub(crate) fn add_doubt(&mut self, reason: impl Into<String>) {
         self.analysis.opaque_reasons.push(reason.into());
-    }
-
-    /// Records the values that variables may have.
-    fn record_variables(&mut self, node: Node<'_>, above: &[Node<'_>]) {
-        let parent = above.last().map(Node::kind).unwrap_or_default();
-        self.has_arithmetic = self.has_arithmetic || self.is_evaluated_at(node);
-        self.reads_variables = self.reads_variables || self.is_variable_input_at(node);
-        self.has_open_brackets = self.has_open_brackets || self.has_open_bracket_at(node);
-        match node.kind() {
-            "variable_assignment" => {
-                let name = node.child_by_field_name("name");
-                let plain = name.is_some_and(|name| name.kind() == "variable_name")
-                    && !self.text_of(node).contains("+=");
-                let value = node
-                    .child_by_field_name("value")
-                    .map_or_else(ShellWord::empty, |value| self.node_word(value, 0));
-                let name = name
-                    .map(|name| self.text_of(name).split('[').next().unwrap_or_default().to_owned())
-                    .unwrap_or_default();
-                // A setting in front of a command usually applies to that command alone. If the
-                // command expands to nothing, the setting remains.
-                if parent == "command" {
-                    let command =
-                        above.last().and_then(|command| command.child_by_field_name("name"));
-                    let is_known = command.is_some_and(|name| {
-                        let is_text =
-                            self.node_word(name, 0).text().is_some_and(|text| !text.is_empty());
-                        is_text && !self.text_of(name).contains(['$', '`'])
-                    });
-                    // The setting also remains if the line ends before the command. The grammar
-                    // ignores that line break.
-                    let gap = command
-                        .and_then(|name| self.text.get(node.end_byte()..name.start_byte()))
-                        .unwrap_or_default();
-                    let is_same_line = !gap.replace("\\\n", "").contains('\n');
-                    self.has_plain_assignments &= is_known
-                        && is_same_line
-                        && !ASSIGNMENT_KEEPING_COMMANDS
-                            .contains(&command.map(|name| self.text_of(name)).unwrap_or_default());
-                    return;
-                }
-                // An assignment in a branch may not run.
-                let outer = above.iter().rev().nth(1).map(Node::kind).unwrap_or_default();
-                let is_background = node.next_sibling().is_some_and(|next| next.kind() == "&");
-                let is_declared = outer == "program"
-                    && ["declaration_command", "variable_assignments"].contains(&parent);
-                let always_runs = !is_background && (parent == "program" || is_declared);
-                self.first_assignments.entry(name.clone()).or_insert_with(|| node.start_byte());
-                let words = self.variables.entry(name).or_default();
-                if !always_runs || !plain {
-                    words.push(ShellWord::unknown(true));
-                }
-                words.push(value);
-            }
-            "for_statement" => {
-                let Some(name) = node.child_by_field_name("variable") else { return };
-                let mut cursor = node.walk();
-                let values: Vec<ShellWord> = node
-                    .children_by_field_name("value", &mut cursor)
-                    .flat_map(|value| self.node_words(value))
-                    .collect();
-                self.first_assignments
-                    .entry(self.text_of(name).to_owned())
-                    .or_insert_with(|| node.start_byte());
-                if values.is_empty() || is_behaviour_change(self.text_of(name), None) {
-                    self.has_plain_assignments = false;
-                }
-                self.variables.entry(self.text_of(name).to_owned()).or_default().extend(values);
-            }
-            "function_definition" | "unset_command" => self.has_plain_assignments = false,
-            // `${x:=…}` sets the variable.
-            "expansion" if self.text_of(node).contains('=') => self.has_plain_assignments = false,
-            "declaration_command" => {
-                let mut cursor = node.walk();
-                let is_other = |child: Node<'_>| {
-                    !matches!(
-                        child.kind(),
-                        "variable_assignment" | "variable_name" | "file_redirect"
-                    )
-                };
-                // `export NAME=value` is plain; every other form is not.
-                self.has_plain_assignments &= self.text_of(node).starts_with("export")
-                    && !node.named_children(&mut cursor).any(is_other);
-            }
-            "command" => {
-                let name = node.child_by_field_name("name").map(|name| self.node_word(name, 0));
-                let name = name.as_ref().and_then(ShellWord::text).unwrap_or("eval");
-                let mut cursor = node.walk();
-                let mut args = node
-                    .children_by_field_name("argument", &mut cursor)
-                    .map(|word| self.node_word(word, 0));
-                // `set -A` sets arrays in other shells.
-                let sets_variable = match name {
-                    "print" | "printf" => {
-                        args.any(|word| word.match_pattern("-v*") != Certainty::No)
-                    }
-                    "set" => args.any(|word| {
-                        word.match_pattern("-A*").max(word.match_pattern("+A*")) == Certainty::Yes
-                    }),
-                    _ => VARIABLE_SETTERS.contains(&name),
-                };
-                self.has_plain_assignments &= !sets_variable;
-            }
-            _ => {}
-        }
     }
 
     fn visit_node(&mut self, node: Node<'_>, above: &[Node<'_>]) {
@@ -427,73 +299,6 @@ impl<'r> SyntaxAnalyzer<'r> {
         !format.starts_with('-') && format.replace("%%", "").split('%').skip(1).all(is_text)
     }
 
-    fn visit_assignment(&mut self, node: Node<'_>, above: &[Node<'_>]) {
-        let name =
-            node.child_by_field_name("name").map(|name| self.text_of(name)).unwrap_or_default();
-        let name = name.split('[').next().unwrap_or_default();
-        let value = node
-            .child_by_field_name("value")
-            .map_or_else(ShellWord::empty, |value| self.node_word(value, 0));
-        if let Some(value) = node.child_by_field_name("value") {
-            self.record_value(value);
-        }
-        // `IFS= read` only changes how a line is split.
-        let reads = above.last().is_some_and(|command| {
-            command.kind() == "command"
-                && command
-                    .child_by_field_name("name")
-                    .is_some_and(|name| self.text_of(name) == "read")
-        });
-        let value = if name == "PATH" {
-            node.child_by_field_name("value")
-                .map(|value| self.text_of(value).trim_matches(['"', '\'']))
-        } else {
-            value.text()
-        };
-        if is_behaviour_change(name, value) && !(name == "IFS" && reads) {
-            self.add_doubt(format!("`{name}` changes what commands do"));
-        }
-        // A program may read or write a path in its variables: `GIT_TRACE=/x git status`.
-        let is_passed = above
-            .last()
-            .is_some_and(|outer| matches!(outer.kind(), "command" | "declaration_command"));
-        if is_passed && let Some(text) = value.filter(|_| name != "PATH") {
-            // The parts of a long list are checked separately.
-            let is_long = (16..256).contains(&text.matches(['=', ':', '@', ',']).count());
-            let parts: Vec<&str> =
-                if is_long { text.split([':', ',']).collect() } else { vec![text] };
-            let parts = parts.into_iter().map(|part| ShellWord::known(format!("{name}={part}")));
-            let words = std::iter::once(ShellWord::known("set")).chain(parts).collect();
-            self.analysis.commands.push(ShellCommand { words, ..ShellCommand::default() });
-        }
-    }
-
-    /// Records the value of a variable, up to a limit.
-    fn record_value(&mut self, value: Node<'_>) {
-        const MAX_VARIABLE_VALUES: usize = 512;
-        if self.analysis.variable_values.len() < MAX_VARIABLE_VALUES {
-            let forms = self.value_forms(value);
-            self.analysis.variable_values.extend(forms.into_iter().take(MAX_VARIABLE_VALUES));
-        }
-        if self.analysis.variable_values.len() >= MAX_VARIABLE_VALUES {
-            self.add_doubt("its variables have too many values");
-        }
-    }
-
-    /// Returns the values of a variable, as written and as expanded.
-    fn value_forms(&self, value: Node<'_>) -> Vec<String> {
-        let mut cursor = value.walk();
-        let items: Vec<Node<'_>> = if value.kind() == "array" {
-            value.named_children(&mut cursor).collect()
-        } else {
-            vec![value]
-        };
-        let words: Vec<ShellWord> =
-            items.into_iter().flat_map(|item| self.node_words(item)).collect();
-        let texts = words.iter().flat_map(|word| word.texts()).map(str::to_owned);
-        std::iter::once(self.text_of(value).to_owned()).chain(texts).collect()
-    }
-
     /// Doubts a comment of the grammar that a shell does not treat as a comment.
     fn check_comment(&mut self, node: Node<'_>) {
         let byte = |back: usize| {
@@ -595,70 +400,4 @@ impl<'r> SyntaxAnalyzer<'r> {
         self.analysis.merge(inner);
         self.analysis.commands.push(command);
     }
-
-    /// Returns the input that redirections give to a command.
-    pub(crate) fn redirected_stdin(&self, places: &[Node<'_>]) -> Option<StdinSource> {
-        let mut all = Vec::new();
-        for place in places {
-            match place.kind() {
-                "heredoc_redirect" => {
-                    let mut cursor = place.walk();
-                    let body =
-                        place.children(&mut cursor).find(|part| part.kind() == "heredoc_body");
-                    let known = body.filter(|body| {
-                        self.has_quoted_delimiter(*place)
-                            || !self.text_of(*body).contains(['$', '`', '\\'])
-                    });
-                    all.push(known.map_or(StdinSource::Unknown, |body| {
-                        StdinSource::Text(ShellWord::known(self.text_of(body)))
-                    }));
-                }
-                "herestring_redirect" => {
-                    all.push(place.named_child(0).map_or(StdinSource::Unknown, |word| {
-                        StdinSource::Text(self.node_word(word, 0))
-                    }))
-                }
-                "file_redirect"
-                    if self
-                        .text_of(*place)
-                        .trim_start_matches(|c: char| c.is_ascii_digit())
-                        .starts_with('<') =>
-                {
-                    all.push(StdinSource::Unknown)
-                }
-                _ => {}
-            }
-        }
-        match all.len() {
-            0 => None,
-            1 => all.pop(),
-            // The last redirection counts, and the order is not known here.
-            _ => Some(StdinSource::Unknown),
-        }
-    }
-}
-
-/// Returns the input that a command gets from a pipe or from the group that contains it.
-fn piped_stdin(node: Node<'_>, above: &[Node<'_>]) -> Option<StdinSource> {
-    let mut inner = node;
-    for outer in above.iter().rev() {
-        if outer.kind() == "pipeline"
-            && outer.named_child(0).is_some_and(|first| first.id() != inner.id())
-        {
-            return Some(StdinSource::Pipe);
-        }
-        // The input of a group goes to all its commands. The input of a single command is known.
-        let mut cursor = outer.walk();
-        let is_input = |child: Node<'_>| {
-            matches!(child.kind(), "heredoc_redirect" | "herestring_redirect" | "file_redirect")
-        };
-        if outer.kind() == "redirected_statement"
-            && inner.kind() != "command"
-            && outer.children(&mut cursor).any(is_input)
-        {
-            return Some(StdinSource::Unknown);
-        }
-        inner = *outer;
-    }
-    None
 }

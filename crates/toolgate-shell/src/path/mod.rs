@@ -2,5 +2,6 @@
 
 pub(crate) mod cd_chain;
 pub(crate) mod derived;
+mod parent;
 pub(crate) mod pattern;
 pub(crate) mod working_dir;

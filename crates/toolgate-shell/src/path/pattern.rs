@@ -4,7 +4,6 @@ use std::path::Path;
 
 use crate::base_name;
 use crate::path::working_dir;
-use crate::program::implicit_writes::relative_to_start;
 use crate::word;
 use crate::word::{Certainty, ShellWord, WordPart, can_intersect, combine_certainty};
 
@@ -32,7 +31,7 @@ impl<'h> PathPattern<'h> {
     }
 
     /// Expands `~` in a path.
-    fn expand_home(&self, path: &str) -> String {
+    pub(super) fn expand_home(&self, path: &str) -> String {
         expand_home_path(path, self.home)
     }
 
@@ -244,13 +243,6 @@ impl<'h> PathPattern<'h> {
             || split_paths(text).any(|path| self.match_text(path) != Certainty::No)
     }
 
-    /// Returns whether a text contains the path of a directory above this place.
-    pub(crate) fn has_parent_in(&self, word: &ShellWord) -> bool {
-        let mut paths =
-            split_paths(word.text().unwrap_or_default()).filter(|path| path.contains(['/', '~']));
-        paths.any(|path| self.match_parent(&ShellWord::known(path)) != Certainty::No)
-    }
-
     /// Returns whether only the last part of a text is like that of this path.
     pub fn has_only_same_name(&self, text: &str) -> bool {
         self.has_only_same_name_as_word(&ShellWord::known(text))
@@ -318,100 +310,6 @@ impl<'h> PathPattern<'h> {
                 || can_start())
     }
 
-    /// Returns whether this path is under a directory that a word names with an absolute path.
-    pub(crate) fn match_absolute_parent(&self, word: &ShellWord) -> Certainty {
-        let Some(text) = word.text() else { return Certainty::No };
-        let glued = text.get(2..).filter(|_| text.starts_with('-')).unwrap_or_default();
-        let value = text.split_once('=').map(|(_, value)| value).unwrap_or_default();
-        let named =
-            [text, glued, value].into_iter().filter(|path| self.expand_home(path).starts_with('/'));
-        named.map(|path| self.match_parent(&ShellWord::known(path))).max().unwrap_or(Certainty::No)
-    }
-
-    /// Returns whether this path is under a directory that a word names.
-    pub(crate) fn match_parent(&self, word: &ShellWord) -> Certainty {
-        let parts: Vec<&str> = self.path.split('/').filter(|part| !part.is_empty()).collect();
-        let Some(text) = word.text() else {
-            // A pattern may match the directory that contains this path.
-            let parent = parts.iter().rev().nth(1).copied().unwrap_or_default();
-            let has_parent = !parent.is_empty()
-                && word.spellings().iter().any(|spelling| {
-                    can_intersect(
-                        &self.clean_spelling(spelling),
-                        &ShellWord::parse_rule_pattern(parent),
-                    )
-                });
-            let above = |spelling: &word::WordSpelling| match spelling.as_slice() {
-                [WordPart::Text(text)] => {
-                    self.match_parent(&ShellWord::known(text.as_str())) != Certainty::No
-                }
-                spelling => self.can_be_parent(spelling),
-            };
-            let has_parent = has_parent || word.spellings().iter().any(above);
-            return self.match_word(word).max(if has_parent {
-                Certainty::Maybe
-            } else {
-                Certainty::No
-            });
-        };
-        if working_dir::is_process_path(&self.expand_home(text)) {
-            return self.match_word(word).max(Certainty::Maybe);
-        }
-        // The home directory of another user, `~+`, and the pathspecs of `git` for a whole
-        // repository are not known.
-        if self.expand_home(text).starts_with('~')
-            || [":/", ":(", ":!", ":^"].iter().any(|sign| text.starts_with(sign))
-        {
-            return Certainty::Maybe;
-        }
-        let path = normalize_path(&self.expand_home(text));
-        match path.as_str() {
-            // The current directory may be any directory.
-            "" | "." | ".." | "*" => return Certainty::Maybe,
-            "/" => return Certainty::Yes,
-            path if path.starts_with('/') => {
-                return if self.is_under(path) { Certainty::Yes } else { Certainty::No };
-            }
-            _ => {}
-        }
-        // From an unknown directory, the path ends like one of the directories above this one.
-        let given_parts: Vec<&str> = path.split('/').skip_while(|part| *part == "..").collect();
-        if given_parts.is_empty() {
-            return Certainty::Maybe;
-        }
-        let ends_at = |above: usize| {
-            parts
-                .get(..parts.len().saturating_sub(above))
-                .is_some_and(|above| above.ends_with(&given_parts))
-        };
-        match (1..parts.len()).find(|above| ends_at(*above)) {
-            // A single name such as `bin` is common, so it proves less.
-            Some(1) if given_parts.len() > 1 || path.starts_with('.') => Certainty::Yes,
-            Some(_) => Certainty::Maybe,
-            None => Certainty::No,
-        }
-    }
-
-    /// Returns whether this path is under a directory that a changing command names, alone or glued
-    /// to an option.
-    pub(crate) fn match_changed_parent(
-        &self,
-        word: &ShellWord,
-        directory: Option<&ShellWord>,
-    ) -> Certainty {
-        let is_current = |word: &ShellWord| matches!(word.text(), Some("." | "./"));
-        let under = |word: &ShellWord| match word.text() {
-            // An empty word names no directory.
-            Some("") => Certainty::No,
-            _ => self.match_parent(&if is_current(word) {
-                relative_to_start(word, directory)
-            } else {
-                word.clone()
-            }),
-        };
-        words_with_option_values(word).iter().map(under).max().unwrap_or(Certainty::No)
-    }
-
     /// Returns whether a patch changes this path. The first part of a path in a patch is usually a
     /// prefix.
     pub(crate) fn match_patch(&self, patch: &ShellWord) -> Certainty {
@@ -426,37 +324,6 @@ impl<'h> PathPattern<'h> {
         patch.text().unwrap_or_default().lines().filter_map(named).max().unwrap_or(Certainty::No)
     }
 
-    /// Returns whether a spelling may be a directory above this path.
-    ///
-    /// An absolute spelling is compared with the whole path, and a relative one with its endings.
-    fn can_be_parent(&self, spelling: &[WordPart]) -> bool {
-        let mut spelling_parts = self.strip_parent_steps(spelling);
-        if let Some(WordPart::Text(text)) = spelling_parts.last_mut() {
-            while text.ends_with('/') || text.ends_with("/.") {
-                text.pop();
-            }
-        }
-        let is_whole =
-            matches!(spelling_parts.first(), Some(WordPart::Text(text)) if text.starts_with('/'));
-        let mut above = self
-            .path
-            .match_indices('/')
-            .filter_map(|(at, _)| self.path.get(..at))
-            .filter(|above| !above.is_empty());
-        let can_be =
-            |path: &str| can_intersect(&spelling_parts, &ShellWord::parse_rule_pattern(path));
-        let can_end = |above: &str| {
-            let mut ends = above
-                .match_indices('/')
-                .filter_map(|(at, _)| above.get(at + 1..))
-                .filter(|end| !end.starts_with('*'));
-            ends.any(can_be)
-        };
-        above.any(
-            |above| if is_whole { above.starts_with('/') && can_be(above) } else { can_end(above) },
-        )
-    }
-
     /// Returns whether a spelling, relative to an unknown directory, may start like an ending of
     /// this path.
     pub(crate) fn can_start_suffix(&self, spelling: &[WordPart]) -> bool {
@@ -464,12 +331,13 @@ impl<'h> PathPattern<'h> {
         let can_be =
             |path: &str| can_intersect(&spelling_parts, &ShellWord::parse_rule_pattern(path));
         let steps_up = matches!(spelling_parts.first(), Some(WordPart::Text(text)) if text.split('/').any(|part| part == ".."));
-        let mut ends = self.path.match_indices('/').filter_map(|(at, _)| self.path.get(at + 1..));
-        steps_up || ends.any(|end| can_be(end) || can_be(&format!("{end}/*")))
+        let mut suffixes =
+            self.path.match_indices('/').filter_map(|(at, _)| self.path.get(at + 1..));
+        steps_up || suffixes.any(|end| can_be(end) || can_be(&format!("{end}/*")))
     }
 
     /// Returns a spelling without leading `..` or a leading home directory of another user.
-    fn strip_parent_steps(&self, spelling: &[WordPart]) -> Vec<WordPart> {
+    pub(super) fn strip_parent_steps(&self, spelling: &[WordPart]) -> Vec<WordPart> {
         let mut parts = self.clean_spelling(spelling);
         if let Some(WordPart::Text(text)) = parts.first_mut() {
             let rest = match text.strip_prefix('~') {
@@ -479,18 +347,6 @@ impl<'h> PathPattern<'h> {
             *text = rest;
         }
         parts
-    }
-
-    /// Returns whether the path leads through a directory. `*` in the path matches any text without
-    /// `/`.
-    pub(crate) fn is_under(&self, directory: &str) -> bool {
-        let mut place = self.path.split('/').filter(|part| !part.is_empty());
-        let mut directory_parts = directory.split('/').filter(|part| !part.is_empty());
-        self.path.starts_with('/')
-            && directory_parts.all(|part| {
-                place.next().is_some_and(|pattern| toolgate_text::matches_glob(pattern, part))
-            })
-            && place.next().is_some()
     }
 
     /// Returns a spelling whose beginning has no `//`, `/./` and `./`.
@@ -519,24 +375,8 @@ fn prefix_spelling(text: &str, rest: &[WordPart]) -> Vec<WordPart> {
     std::iter::once(WordPart::Text(text.to_owned())).chain(rest.iter().cloned()).collect()
 }
 
-/// Returns a word and the values that are glued to an option in it, except for exclusions.
-fn words_with_option_values(word: &ShellWord) -> Vec<ShellWord> {
-    let text = word
-        .text()
-        .filter(|text| text.starts_with('-') && !text.starts_with("--exclude"))
-        .unwrap_or_default();
-    let value = if text.starts_with("--") {
-        text.split_once('=').map(|(_, value)| value)
-    } else {
-        text.get(2..)
-    };
-    let values =
-        value.filter(|value| !value.is_empty()).into_iter().chain(path_after_letters(text));
-    std::iter::once(word.clone()).chain(values.map(ShellWord::known)).collect()
-}
-
 /// Returns a possible path after several letters of one option: `.env` of `-uo.env`.
-fn path_after_letters(text: &str) -> Option<&str> {
+pub(super) fn path_after_letters(text: &str) -> Option<&str> {
     let at = text.find(['.', '/', '~']).filter(|at| (3..=5).contains(at))?;
     let are_letters = |flags: &str| flags.bytes().all(|flag| flag.is_ascii_alphanumeric());
     text.get(at..).filter(|_| text.get(1..at).is_some_and(are_letters))

@@ -1,7 +1,8 @@
 //! Determines what programs do with the files that their words name.
 
 use super::options::{ProgramSyntax, known_prefix};
-use crate::nested_command::{interpreter_options, is_known_program};
+use crate::interpreter::interpreter_options;
+use crate::nested_command::is_known_program;
 use crate::program::implicit_reads::searcher_syntax;
 use crate::program::tables::{
     FILE_CHANGING_GIT_SUBCOMMANDS, IN_PLACE_COMPRESSORS, OPERAND_CHANGING_PROGRAMS, SHELL_PROGRAMS,

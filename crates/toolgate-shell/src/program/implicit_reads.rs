@@ -3,16 +3,18 @@
 //! Examples are trees that are searched, packed or compared.
 
 use super::options::{self, BASE_SYNTAX, ParsedOptions, ProgramSyntax};
+use crate::exec_options::is_exec_option;
 use crate::path::pattern::multi_part_suffixes;
 use crate::path::working_dir::{MAX_DIRECTORIES, UNKNOWN_DIRECTORY, has_unknown_parent, join_path};
+use crate::program::filled_directories::{
+    filled_directories, find_start_directories, module_unpack_directories,
+};
 use crate::program::implicit_writes::{
-    certain_arguments, current_directory, filled_directories, find_start_directories,
-    is_archive_creation, is_archive_module, module_unpack_directories, relative_to_start,
-    writer_syntax,
+    certain_arguments, current_directory, is_archive_creation, is_archive_module,
+    relative_to_start, writer_syntax,
 };
 use crate::program::tables::SEARCH_PROGRAMS;
 use crate::word::{Certainty, ShellWord, WordPart, can_intersect, combine_certainty};
-use crate::wrapper::is_exec_option;
 use crate::{PathPattern, ShellCommand, StdinSource, base_name, skip_git_options};
 
 /// Maximum length of a partly known word. A longer one may be any path.
@@ -302,9 +304,11 @@ impl PathPattern<'_> {
 
     /// Returns whether a partly known word may be this path or a directory above it.
     fn can_be_under(&self, from: &str, word: &ShellWord) -> bool {
-        let ends = self.path.match_indices('/').map(|(at, _)| at).chain([self.path.len()]);
-        let above: Vec<&str> =
-            ends.filter_map(|end| self.path.get(..end)).filter(|path| !path.is_empty()).collect();
+        let lengths = self.path.match_indices('/').map(|(at, _)| at).chain([self.path.len()]);
+        let above: Vec<&str> = lengths
+            .filter_map(|end| self.path.get(..end))
+            .filter(|path| !path.is_empty())
+            .collect();
         word.spellings().iter().any(|spelling| {
             let is_whole = matches!(self.clean_spelling(spelling).first(), Some(WordPart::Text(text)) if text.starts_with(['/', '~']));
             // From an unknown directory, the word may be any path.

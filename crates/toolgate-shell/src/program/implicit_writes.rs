@@ -2,14 +2,13 @@
 //!
 //! Such files are unpacked, checked out or downloaded.
 
-use super::options::{
-    self, BASE_SYNTAX, FillCondition, OptionStyle, ParsedOptions, ProgramSyntax, known_prefix,
-};
+use super::options::{self, BASE_SYNTAX, ParsedOptions, ProgramSyntax, known_prefix};
 use crate::program::file_effects::{is_in_place_compression, names_no_files};
+use crate::program::filled_directories::filled_directories;
 use crate::program::implicit_reads::is_search_program;
 use crate::program::tables::{COMPRESSED_SUFFIXES, WRITER_PROGRAMS};
 use crate::word::{ShellWord, WordPart};
-use crate::{ShellAnalysis, ShellCommand, base_name, skip_git_options};
+use crate::{ShellCommand, base_name, skip_git_options};
 
 pub(crate) fn writer_syntax(program: &str) -> Option<&'static ProgramSyntax> {
     WRITER_PROGRAMS.iter().find(|shape| shape.programs.contains(&program))
@@ -24,128 +23,8 @@ pub(crate) fn current_directory() -> ShellWord {
     ShellWord::known(".")
 }
 
-/// Returns the directories that a command fills with files, or clears of files that no word names.
-pub(crate) fn filled_directories(command: &ShellCommand) -> Vec<ShellWord> {
-    let (Some(program), words) = (command.program(), certain_arguments(command)) else {
-        return Vec::new();
-    };
-    if program == "git" {
-        return git_filled_directories(skip_git_options(words));
-    }
-    if program.starts_with("python") || program.starts_with("pypy") {
-        return module_unpack_directories(words);
-    }
-    if is_in_place_compression(command) {
-        return unpack_directories(words);
-    }
-    let Some(shape) = writer_syntax(program) else { return cleared_directories(program, words) };
-    let parsed = options::parse_options(words, shape);
-    let fills = match shape.fills_when {
-        FillCondition::Never => false,
-        FillCondition::Always => !parsed.operands.is_empty(),
-        // An unknown first word may contain one of the options.
-        FillCondition::WithOption(flags) => {
-            parsed.has(flags)
-                || (shape.style == OptionStyle::DashlessCluster
-                    && words.first().is_some_and(|word| word.text().is_none()))
-        }
-        FillCondition::WithSubcommand(verbs) => {
-            let max_operands = match program {
-                "gh" => 2,
-                _ if shape.style == OptionStyle::OneWordEach => 1,
-                _ => parsed.operands.len(),
-            };
-            parsed
-                .operands
-                .iter()
-                .take(max_operands)
-                .any(|verb| verb.text().is_none_or(|verb| verbs.contains(&verb)))
-        }
-    };
-    // A second dash revokes an option of `unzip`.
-    let is_prevented = parsed.has_certainly(shape.no_fill_options)
-        && (program != "unzip" || parsed.count_without_value("") == 0);
-    if !fills || is_prevented {
-        return cleared_directories(program, words);
-    }
-    let mut directories = parsed.values(shape.output_directory_options);
-    let last = last_local_operand(&parsed).filter(|_| shape.has_directory_operand);
-    // In these cases the last operand must be the directory.
-    let names_directory = last.as_ref().is_some_and(|to| match program {
-        "cpio" => parsed.has(&["-p", "--pass-through"]) && !parsed.has(&["-i", "--extract"]),
-        "pax" => parsed.has(&["-w"]),
-        _ => parsed.operands.len() > 2 && to.text().is_some_and(|text| text.ends_with('/')),
-    });
-    if program.ends_with("rar") {
-        let glued = words
-            .iter()
-            .filter_map(ShellWord::text)
-            .filter_map(|text| text.strip_prefix("-op").or_else(|| text.strip_prefix("-OP")));
-        directories.extend(glued.map(ShellWord::known));
-    }
-    if shape.fills_current_directory && directories.is_empty() && !names_directory {
-        directories.push(current_directory());
-    }
-    directories.extend(last);
-    if parsed.has(shape.fill_anywhere_options) {
-        directories.push(ShellWord::known("/"));
-    }
-    directories
-}
-
-/// Returns the directories of files that are unpacked under a stored name or without their suffix.
-fn unpack_directories(words: &[ShellWord]) -> Vec<ShellWord> {
-    let is_name_option = |text: &str| match text.strip_prefix("--") {
-        Some(long) => {
-            let long = long.split('=').next().unwrap_or_default();
-            long.len() > 1 && ["name", "suffix"].iter().any(|name| name.starts_with(long))
-        }
-        None => text.strip_prefix('-').is_some_and(|flags| flags.contains(['N', 'S'])),
-    };
-    if !words.iter().filter_map(ShellWord::text).any(is_name_option) {
-        return Vec::new();
-    }
-    let directory = |word: &ShellWord| match word.text() {
-        Some(text) if text.starts_with('-') => None,
-        Some(text) => {
-            Some(text.rsplit_once('/').map_or_else(current_directory, |(directory, _)| {
-                ShellWord::known(format!("{directory}/"))
-            }))
-        }
-        None => Some(current_directory()),
-    };
-    words.iter().filter_map(directory).collect()
-}
-
-/// Returns the directories that `find -delete` or `cargo clean` clears.
-///
-/// Without a directory, `find` starts in the current one.
-fn cleared_directories(program: &str, words: &[ShellWord]) -> Vec<ShellWord> {
-    if program == "cargo" && words.iter().any(|word| word.text() == Some("clean")) {
-        return options::parse_options(
-            words,
-            &ProgramSyntax { long_with_value: &["target-dir"], ..BASE_SYNTAX },
-        )
-        .values(&["--target-dir"]);
-    }
-    let deletes = program == "find" && words.iter().any(|word| word.text() == Some("-delete"));
-    if deletes && find_start_directories(words).is_empty() {
-        vec![current_directory()]
-    } else {
-        Vec::new()
-    }
-}
-
-/// Returns the directories in which `find` starts.
-pub(crate) fn find_start_directories(words: &[ShellWord]) -> Vec<ShellWord> {
-    let is_way = |word: &&ShellWord| matches!(word.text(), Some("-H" | "-L" | "-P"));
-    let is_place =
-        |word: &&ShellWord| word.text().is_none_or(|text| !text.starts_with(['-', '(', '!']));
-    words.iter().skip_while(is_way).take_while(is_place).cloned().collect()
-}
-
 /// Returns the last operand, unless it is on another machine.
-fn last_local_operand(parsed: &ParsedOptions) -> Option<ShellWord> {
+pub(super) fn last_local_operand(parsed: &ParsedOptions) -> Option<ShellWord> {
     let is_far = |word: &ShellWord| match word.text() {
         Some(text) => text.split('/').next().is_some_and(|host| host.contains(':')),
         None => word
@@ -155,54 +34,6 @@ fn last_local_operand(parsed: &ParsedOptions) -> Option<ShellWord> {
             .any(|part| matches!(part, WordPart::Text(text) if text.contains(':'))),
     };
     parsed.operands.last().filter(|word| !is_far(word)).cloned()
-}
-
-/// Returns the directories that `git` fills or clears, given the words after its own options.
-fn git_filled_directories(words: &[ShellWord]) -> Vec<ShellWord> {
-    const GIT_SYNTAX: ProgramSyntax = ProgramSyntax {
-        short_with_value: "bcejo",
-        long_with_value: &[
-            "branch",
-            "config",
-            "depth",
-            "directory",
-            "exclude",
-            "filter",
-            "jobs",
-            "origin",
-            "prefix",
-            "reference",
-        ],
-        ..BASE_SYNTAX
-    };
-    let Some((verb, rest)) = words.split_first() else { return Vec::new() };
-    let parsed = options::parse_options(rest, &GIT_SYNTAX);
-    // A copy has the name of its source, unless another name is given.
-    let copies = |operands: &[ShellWord]| -> Vec<ShellWord> {
-        let named = operands.get(1..).unwrap_or_default().last().cloned();
-        let called = operands
-            .first()
-            .map(url_file_name)
-            .filter(|word| !word.is_unknown() && word.text() != Some(""));
-        named.or(called).into_iter().collect()
-    };
-    let operands = parsed.operands.as_slice();
-    match (verb.text().unwrap_or_default(), operands) {
-        ("clone", operands) => copies(operands),
-        ("submodule", [add, operands @ ..]) if add.text() == Some("add") => copies(operands),
-        ("worktree", [add, to, ..]) if add.text() == Some("add") => vec![to.clone()],
-        ("clean", []) if !parsed.has(&["-n", "--dry-run"]) || parsed.has(&["--no-dry-run"]) => {
-            vec![current_directory()]
-        }
-        ("stash", [verb, ..]) if matches!(verb.text(), Some("list" | "show")) => Vec::new(),
-        ("stash", _) if parsed.has(&["-a", "-u", "--all", "--include-untracked"]) => {
-            vec![current_directory()]
-        }
-        ("sparse-checkout", [verb, ..]) if verb.text() != Some("list") => vec![current_directory()],
-        ("apply" | "am", _) => parsed.values(&["--directory"]),
-        ("checkout-index", _) => parsed.values(&["--prefix"]),
-        _ => Vec::new(),
-    }
 }
 
 /// Returns the pathspecs of `git`, in which `*` matches any text; a file of pathspecs is unknown.
@@ -306,40 +137,8 @@ pub(crate) fn is_archive_module(word: &ShellWord) -> bool {
 }
 
 /// Returns whether a word is the Python module `pip`.
-fn is_pip(word: &ShellWord) -> bool {
+pub(super) fn is_pip(word: &ShellWord) -> bool {
     matches!(word.text(), Some("pip" | "-mpip"))
-}
-
-/// Returns the directories into which Python modules unpack files.
-pub(crate) fn module_unpack_directories(words: &[ShellWord]) -> Vec<ShellWord> {
-    const UNPACK_MODULE_SYNTAX: ProgramSyntax =
-        ProgramSyntax { short_with_value: "e", long_with_value: &["extract"], ..BASE_SYNTAX };
-    if let Some(pip_words) = words.iter().position(is_pip).and_then(|at| words.get(at + 1..)) {
-        let words =
-            std::iter::once(ShellWord::known("pip")).chain(pip_words.iter().cloned()).collect();
-        return filled_directories(&ShellCommand { words, ..ShellCommand::default() });
-    }
-    let rest = words
-        .iter()
-        .position(is_archive_module)
-        .and_then(|at| words.get(at + 1..))
-        .unwrap_or_default();
-    if !rest
-        .iter()
-        .filter_map(ShellWord::text)
-        .any(|word| word.starts_with("-e") || word.starts_with("--e"))
-    {
-        return Vec::new();
-    }
-    let parsed = options::parse_options(rest, &UNPACK_MODULE_SYNTAX);
-    // The archive is the value of the option, or the operand before the directory.
-    let has_archive_option = !parsed.values(&["-e", "--e", "--extract"]).is_empty();
-    let mut directories: Vec<ShellWord> =
-        parsed.operands.into_iter().skip(usize::from(!has_archive_option)).collect();
-    if directories.is_empty() {
-        directories.push(current_directory());
-    }
-    directories
 }
 
 /// Returns the files that a command writes if an option, a URL or another file determines the name.
@@ -444,12 +243,14 @@ fn curl_output_file(text: &str) -> ShellWord {
 fn module_output_files(words: &[ShellWord]) -> Vec<ShellWord> {
     const PACK_MODULE_SYNTAX: ProgramSyntax =
         ProgramSyntax { short_with_value: "c", long_with_value: &["create"], ..BASE_SYNTAX };
-    let behind = |is_it: &dyn Fn(&ShellWord) -> bool| {
-        words.iter().position(is_it).and_then(|at| words.get(at + 1..))
+    let words_after = |is_module: &dyn Fn(&ShellWord) -> bool| {
+        words.iter().position(is_module).and_then(|at| words.get(at + 1..))
     };
-    if let Some(behind) = behind(&|word| matches!(word.text(), Some("json.tool" | "-mjson.tool"))) {
+    if let Some(module_words) =
+        words_after(&|word| matches!(word.text(), Some("json.tool" | "-mjson.tool")))
+    {
         return options::parse_options(
-            behind,
+            module_words,
             &ProgramSyntax { long_with_value: &["indent"], ..BASE_SYNTAX },
         )
         .operands
@@ -457,21 +258,21 @@ fn module_output_files(words: &[ShellWord]) -> Vec<ShellWord> {
         .skip(1)
         .collect();
     }
-    if let Some(behind) = behind(&is_archive_module) {
-        let given = options::parse_options(behind, &PACK_MODULE_SYNTAX);
+    if let Some(module_words) = words_after(&is_archive_module) {
+        let parsed = options::parse_options(module_words, &PACK_MODULE_SYNTAX);
         // A long option that is cut to one letter takes no value.
-        let cut = given.operands.first().filter(|_| given.has_exactly("--c")).cloned();
-        return given
+        let abbreviated = parsed.operands.first().filter(|_| parsed.has_exactly("--c")).cloned();
+        return parsed
             .values(&["-c", "--create"])
             .into_iter()
-            .chain(cut)
+            .chain(abbreviated)
             .chain(known_output_files(words, true))
             .collect();
     }
     let mut files = known_output_files(words, true);
-    if let Some(behind) = behind(&is_pip) {
+    if let Some(pip_words) = words_after(&is_pip) {
         let words =
-            std::iter::once(ShellWord::known("pip")).chain(behind.iter().cloned()).collect();
+            std::iter::once(ShellWord::known("pip")).chain(pip_words.iter().cloned()).collect();
         files.extend(implicitly_written_files(&ShellCommand { words, ..ShellCommand::default() }));
     }
     files
@@ -567,7 +368,7 @@ pub(crate) fn unknown_output_files(command: &ShellCommand) -> Vec<ShellWord> {
 }
 
 /// Returns the name of the file that a URL or path leads to.
-fn url_file_name(address: &ShellWord) -> ShellWord {
+pub(super) fn url_file_name(address: &ShellWord) -> ShellWord {
     if let Some(text) = address.text() {
         let path = text.split(['?', '#']).next().unwrap_or_default().trim_end_matches('/');
         let name = path.rsplit(['/', ':']).next().unwrap_or_default();
@@ -608,11 +409,4 @@ pub(crate) fn relative_to_start(word: &ShellWord, directory: Option<&ShellWord>)
 pub(crate) fn is_archive_creation(program: &str, parsed: &ParsedOptions) -> bool {
     (program.ends_with("tar") || program == "jar")
         && parsed.has(&["-c", "-r", "-u", "--append", "--create", "--update"])
-}
-
-impl ShellAnalysis {
-    /// Returns whether the command fills or clears a directory.
-    pub fn has_filled_directory(&self) -> bool {
-        self.commands.iter().any(|command| !filled_directories(command).is_empty())
-    }
 }

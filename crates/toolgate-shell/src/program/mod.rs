@@ -2,6 +2,7 @@
 
 pub(crate) mod awk;
 pub(crate) mod file_effects;
+pub(crate) mod filled_directories;
 pub(crate) mod implicit_reads;
 pub(crate) mod implicit_writes;
 pub(crate) mod options;

@@ -32,14 +32,14 @@ pub(crate) struct ShellWord {
     pub(crate) can_split: bool,
 }
 
-/// States whether something is true, possible or false.
+/// Whether a statement is true, possible or false.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Certainty {
-    /// It is false.
+    /// The statement is false.
     No,
-    /// It may be true.
+    /// The statement may be true.
     Maybe,
-    /// It is true.
+    /// The statement is true.
     Yes,
 }
 

@@ -329,7 +329,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn arithmetic() {
+    fn arithmetic_is_exact() {
         let cases = [
             ("2+2", "4"),
             ("0.1 + 0.2", "0.3"),

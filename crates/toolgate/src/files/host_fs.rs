@@ -8,7 +8,7 @@
 use std::collections::HashMap;
 use std::fs;
 use std::io::{self, Read, Seek, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt as _};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
@@ -16,10 +16,10 @@ use cap_std::ambient_authority;
 use cap_std::fs::{
     Dir, File, MetadataExt, OpenOptions, OpenOptionsExt, Permissions, PermissionsExt,
 };
-use serde::{Deserialize, Serialize};
 
 use super::{FileError, FileExpectation, FileSystem, FileTransaction, normalize_path};
 use crate::call::CallId;
+use crate::files::undo_journal::{UndoEntry, UndoHeader};
 use crate::policy::FileFact;
 use toolgate_json::Digest;
 
@@ -36,65 +36,6 @@ struct Inner {
     /// Lock of the journal, held for the lifetime of the file system.
     _lock: fs::File,
     locked_paths: Mutex<HashMap<String, CallId>>,
-}
-
-/// The header of an undo entry: a line of JSON, followed by the old and the new content.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-struct UndoHeader {
-    call: CallId,
-    path: String,
-    /// Size of the old content; `None` if there was no file.
-    old: Option<usize>,
-    /// Size of the new content; `None` if the file is removed.
-    new: Option<usize>,
-    /// Directories created for the file, outermost first.
-    made: Vec<String>,
-    /// Permissions of a removed file; absent in entries of earlier versions.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    mode: Option<u32>,
-}
-
-/// An undo entry with both contents.
-struct UndoEntry {
-    undo: UndoHeader,
-    old: Vec<u8>,
-    new: Vec<u8>,
-    /// The path of the entry in the journal.
-    file: PathBuf,
-}
-
-impl UndoEntry {
-    fn parse(bytes: &[u8], file: PathBuf) -> Option<Self> {
-        let end = bytes.iter().position(|b| *b == b'\n')?;
-        let undo: UndoHeader = serde_json::from_slice(bytes.get(..end)?).ok()?;
-        let rest = bytes.get(end + 1..)?;
-        let (old, new) = rest.split_at_checked(undo.old.unwrap_or(0))?;
-        (new.len() == undo.new.unwrap_or(0)).then(|| Self {
-            old: old.to_vec(),
-            new: new.to_vec(),
-            undo,
-            file,
-        })
-    }
-
-    /// Writes the entry atomically: to a temporary file that is synced and renamed.
-    fn write(&self, journal: &Path) -> io::Result<()> {
-        let temporary = self.file.with_extension("tmp");
-        // The entry contains the content of the file, so only the owner may read it.
-        let mut file = fs::OpenOptions::new()
-            .write(true)
-            .create(true)
-            .truncate(true)
-            .mode(0o600)
-            .open(&temporary)?;
-        file.write_all(&serde_json::to_vec(&self.undo)?)?;
-        file.write_all(b"\n")?;
-        file.write_all(&self.old)?;
-        file.write_all(&self.new)?;
-        file.sync_all()?;
-        fs::rename(&temporary, &self.file)?;
-        fs::File::open(journal)?.sync_all()
-    }
 }
 
 impl HostFs {
@@ -208,7 +149,7 @@ pub(crate) fn file_fact(root: &Dir, path: &str) -> FileFact {
 }
 
 impl Inner {
-    fn open(&self, path: &str, write: bool) -> Result<File, FileError> {
+    pub(super) fn open(&self, path: &str, write: bool) -> Result<File, FileError> {
         open_regular_file(&self.root, path, write)
     }
 
@@ -228,7 +169,7 @@ impl Inner {
     ///
     /// If the content is neither the old nor the new one, nor a prefix of one of them, another
     /// process has changed the file. Then the file stays, and the entry is kept as `.conflict`.
-    fn undo(&self, entry: &UndoEntry) -> Result<(), FileError> {
+    pub(super) fn undo(&self, entry: &UndoEntry) -> Result<(), FileError> {
         let undo = &entry.undo;
         let fail =
             |e: io::Error| FileError::Io(undo.path.clone(), format!("cannot undo the change: {e}"));
@@ -238,7 +179,7 @@ impl Inner {
                 Err(_) => return self.mark_conflict(entry),
             },
             Err(FileError::NotFound(_)) => None,
-            // The path is no longer a regular file.
+            // Another process has replaced the regular file.
             Err(_) => return self.mark_conflict(entry),
         };
         let is_own_content = match &current {

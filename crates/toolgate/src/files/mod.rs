@@ -2,6 +2,7 @@
 
 mod host_fs;
 mod memory_fs;
+mod undo_journal;
 mod workspace;
 
 use std::any::{Any, TypeId};

@@ -373,7 +373,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rules() {
+    fn rules_normalize_values() {
         let cases = [
             (NormalizationRule::bool("/a"), json!({"a": "YES"}), Ok(json!({"a": true}))),
             (NormalizationRule::bool("/a"), json!({"a": 0}), Ok(json!({"a": false}))),

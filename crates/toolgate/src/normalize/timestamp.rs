@@ -138,7 +138,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn moments() {
+    fn timestamps_are_normalized() {
         let same = "2023-11-14T22:13:20Z";
         for value in [
             json!(1_700_000_000),

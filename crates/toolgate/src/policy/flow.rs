@@ -10,7 +10,8 @@ use super::{
 use crate::call::error::FieldError;
 use crate::diagnostic::check_tool_name;
 use crate::policy::denial::refusal_setters;
-use crate::provenance::{USER_SOURCE, reported_source, visit_leaves, visit_names};
+use crate::provenance::leaves::{visit_leaves, visit_names};
+use crate::provenance::{USER_SOURCE, reported_source};
 use crate::schema::has_declared_member;
 use crate::tool::ToolSpec;
 use toolgate_json::Pointer;

@@ -16,8 +16,8 @@ use crate::call::error::{FieldError, ToolError};
 use crate::diagnostic::{check_lookup_key, check_single_value, check_tool_name};
 use crate::limits::{Charge, ChargeUnit};
 use crate::policy::denial::refusal_setters;
+use crate::policy::limit_owner::LimitOwner;
 use crate::schema::{SchemaLookup, can_have_type, lookup_input, resolve_object};
-use crate::session::state::EvidenceOrigin;
 use crate::tool::ToolSpec;
 use toolgate_json::{Pointer, decimal_of, with_canonical_text};
 
@@ -68,48 +68,6 @@ impl<'a> UnusableArgument<'a> {
     }
 }
 
-/// Returns whether a proved field can identify the owner of a limit.
-///
-/// Null and blank text identify no owner. A list or an object may have another order or more
-/// members in the next call, and would then get a counter of its own.
-fn can_identify_owner(value: &Value) -> bool {
-    match value {
-        Value::String(text) => !text.trim().is_empty(),
-        Value::Number(_) | Value::Bool(_) => true,
-        Value::Null | Value::Array(_) | Value::Object(_) => false,
-    }
-}
-
-/// The owner of a limit: each owner has its own counter.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum LimitOwner {
-    /// A session.
-    Session,
-    /// A principal, over all its sessions.
-    Principal,
-    /// The entity that an argument names, over all sessions and principals.
-    Entity(Pointer),
-    /// The entity that evidence names, over all sessions and principals.
-    ///
-    /// The order names the customer, not the model.
-    EvidenceEntity(Box<EvidenceEntity>),
-}
-
-/// An entity that evidence names.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct EvidenceEntity {
-    /// The tool whose success is the evidence.
-    pub tool: Arc<str>,
-    /// The entity that the evidence is about, and the argument that names it.
-    pub entity: (Arc<str>, Pointer),
-    /// The proved field that names the owner of the limit.
-    pub field: Pointer,
-    /// The argument that names the owner if there is no evidence.
-    ///
-    /// Without this argument, missing evidence is a denial.
-    pub fallback: Option<Pointer>,
-}
-
 /// A limit that reserves an amount before the tool runs and settles it by the outcome.
 ///
 /// ```
@@ -128,7 +86,7 @@ pub struct Limit {
     /// An argument whose values have separate sums.
     currency: Option<Pointer>,
     max: Decimal,
-    per: LimitOwner,
+    pub(super) per: LimitOwner,
     window: Option<SignedDuration>,
     refusal: RuleDenial,
 }
@@ -219,15 +177,6 @@ impl Limit {
         self.window
     }
 
-    /// Returns the argument that names the owner.
-    fn owner_argument(&self) -> Option<&Pointer> {
-        match &self.per {
-            LimitOwner::Session | LimitOwner::Principal => None,
-            LimitOwner::Entity(path) => Some(path),
-            LimitOwner::EvidenceEntity(proved) => Some(&proved.entity.1),
-        }
-    }
-
     /// Returns an argument that the counter depends on and that the tool does not accept.
     pub(super) fn undeclared_argument(&self, tool: &ToolSpec) -> Option<&Pointer> {
         self.currency.iter().chain(self.owner_argument()).find(|path| {
@@ -257,7 +206,7 @@ impl Limit {
         self.name == name
     }
 
-    fn require_argument<'a>(
+    pub(super) fn require_argument<'a>(
         input: &PolicyInput<'a>,
         path: &Pointer,
     ) -> Result<&'a Value, PolicyError> {
@@ -340,41 +289,6 @@ impl Limit {
             did_you_mean: None,
         });
         Ok(Verdict::deny(error))
-    }
-
-    /// Returns the entity that evidence names, or the fallback argument.
-    fn evidence_entity<'a>(
-        input: &PolicyInput<'a>,
-        proved: &EvidenceEntity,
-    ) -> Result<&'a Value, PolicyError> {
-        let (entity, argument) = &proved.entity;
-        let about = Self::require_argument(input, argument)?;
-        let evidence = input.evidence_of(&proved.tool, Some((entity, about)), false)?;
-        match (evidence, &proved.fallback) {
-            // If there is evidence, it must name the owner. The model must not choose the owner.
-            (Some(proof), _) => proof
-                .fields
-                .get(proved.field.to_string())
-                .filter(|owner| can_identify_owner(owner))
-                .ok_or_else(|| {
-                    PolicyError::new(format!(
-                        "the evidence of `{}` does not name the owner of the limit",
-                        proved.tool
-                    ))
-                }),
-            (None, Some(path)) => Self::require_argument(input, path),
-            (None, None) => Err(PolicyError::new(format!(
-                "there is no evidence of `{}` yet that names the owner of the limit",
-                proved.tool
-            ))),
-        }
-    }
-
-    fn is_owner_assumed(&self, input: &PolicyInput<'_>) -> bool {
-        let LimitOwner::EvidenceEntity(proved) = &self.per else { return false };
-        let Some(about) = input.argument(&proved.entity.1) else { return false };
-        let evidence = input.evidence_of(&proved.tool, Some((&proved.entity.0, about)), false);
-        matches!(evidence, Ok(Some(proof)) if proof.origin == EvidenceOrigin::Assumed)
     }
 
     /// Returns the name of the counter that a call is charged to.

@@ -10,7 +10,9 @@ mod facts;
 mod flow;
 mod input;
 mod limit;
+mod limit_owner;
 mod observe;
+mod path_candidates;
 mod read_before_write;
 mod require;
 mod sequence;
@@ -29,6 +31,7 @@ pub use crate::diagnostic::{Diagnostic, DiagnosticKind, Severity, SourceSpan};
 pub use crate::policy::denial::RuleDenial;
 pub(crate) use crate::policy::input::home_dir_text;
 pub use crate::policy::input::{PolicyInput, RuleCheck, RuleTrace};
+pub use crate::policy::limit_owner::{EvidenceEntity, LimitOwner};
 pub(crate) use analysis::analyze_rules;
 pub use condition::Condition;
 pub use deny::Deny;
@@ -38,7 +41,7 @@ pub use facts::{
     ObservedVerdict, PriorCallFact,
 };
 pub use flow::Flow;
-pub use limit::{EvidenceEntity, Limit, LimitOwner};
+pub use limit::Limit;
 pub use observe::{Observe, observe};
 pub use read_before_write::ReadBeforeWrite;
 pub use require::Require;

@@ -13,7 +13,7 @@ pub(crate) const NEVER_TRUE_LINT: &str = "never_true";
 
 /// Reports a condition that no argument of the governed tools can meet.
 ///
-/// If one tool may meet the condition, or if a schema is not conclusive, there is no report.
+/// If one tool may meet the condition, or if a schema is not conclusive, the result is empty.
 pub(crate) fn check_satisfiable(
     field: &str,
     path: &Pointer,

@@ -2,8 +2,9 @@
 
 use unicode_normalization::UnicodeNormalization;
 
+use crate::provenance::exact_values::trim_punctuation;
 use crate::provenance::fingerprint::{
-    MIN_NUMBER_DIGITS, canonical_unsigned, is_whole_value, to_ascii_digit, trim_punctuation,
+    MIN_NUMBER_DIGITS, canonical_unsigned, is_whole_value, to_ascii_digit,
 };
 
 /// Maximum length of a currency sign or code beside an amount, in characters.

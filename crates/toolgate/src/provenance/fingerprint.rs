@@ -4,10 +4,12 @@ use ahash::HashMap;
 use serde_json::Value;
 use unicode_normalization::UnicodeNormalization;
 
+use super::MAX_RESULT_TEXT_BYTES;
 use super::amount::{parse_amounts, visit_amounts};
 use super::decode::decode_layers;
-use super::{MAX_RESULT_TEXT_BYTES, text_of, visit_leaves, visit_names};
+use crate::provenance::exact_values::trim_punctuation;
 use crate::provenance::host_key::{strip_mail_comments, strip_mail_tag, visit_hosts};
+use crate::provenance::leaves::{text_of, visit_leaves, visit_names};
 
 /// Minimum length of a significant text, in characters.
 pub(crate) const MIN_TEXT_CHARS: usize = 3;
@@ -20,7 +22,7 @@ const MAX_SPLIT_CHARS: usize = 96;
 const MAX_ECHO_CHARS: usize = 256;
 const MIN_SIGNIFICANT_PIECE_CHARS: usize = 5;
 /// Maximum number of consecutive words that form one value: `DE89 3704 0044 0532 0130 00`.
-const MAX_VALUE_WORDS: usize = 8;
+pub(super) const MAX_VALUE_WORDS: usize = 8;
 
 /// Reduces a text to lower-case letters and digits, with look-alikes as Latin letters.
 pub(crate) fn fold_text(text: &str) -> String {
@@ -467,55 +469,6 @@ fn is_sequence_of_known(
     reached.last().copied().flatten().unwrap_or(false)
 }
 
-/// Visits the exact forms of a value: the text, and grouped digits without spaces.
-pub(crate) fn visit_exact_forms(text: &str, f: &mut dyn FnMut(&str)) {
-    let text = text.trim();
-    f(text);
-    if let Some(compact) = join_grouped_digits(text) {
-        f(&compact);
-    }
-}
-
-/// Maximum number of trusted words of a text, and of consecutive words that form one value.
-pub(crate) const MAX_TRUSTED_WORDS: usize = 4_000;
-const MAX_CONSECUTIVE_WORDS: usize = 3;
-
-/// Visits the exact values in the first words of a text, until `f` returns false.
-///
-/// These are the whole text, its words, a few consecutive words, and grouped digits.
-pub(crate) fn visit_exact_values(text: &str, max_words: usize, f: &mut dyn FnMut(&str) -> bool) {
-    let mut must_continue = true;
-    let mut visit = |part: &str| {
-        visit_exact_forms(part, &mut |form| must_continue = must_continue && f(form));
-        must_continue
-    };
-    if !visit(text) || !visit(trim_punctuation(text)) {
-        return;
-    }
-    // The parts between separators are values too: `a@x,b@x`, `Mum<mum@x>`, `{"mail":"mum@x"}`.
-    let separators = [',', ';', '<', '>', '(', ')', '[', ']', '{', '}', '"', '|', '`', '\n', '\t'];
-    let segments = text.contains(separators).then(|| text.split(separators)).into_iter().flatten();
-    let mut remaining = max_words;
-    for segment in std::iter::once(text).chain(segments) {
-        let words: Vec<&str> = segment.split_whitespace().take(remaining.min(max_words)).collect();
-        remaining = remaining.saturating_sub(words.len() / 2);
-        for start in 0..words.len() {
-            for count in 1..=MAX_VALUE_WORDS {
-                let Some(row) = words.get(start..start + count) else { break };
-                let continues = if count <= MAX_CONSECUTIVE_WORDS {
-                    visit(trim_punctuation(&row.join(" ")))
-                } else {
-                    join_grouped_digits(trim_punctuation(&row.join(" ")))
-                        .is_none_or(|grouped| visit(&grouped))
-                };
-                if !continues {
-                    return;
-                }
-            }
-        }
-    }
-}
-
 /// Returns the fingerprint under which written values are recorded, independent of spelling.
 pub(crate) fn written_fingerprint(text: &str, folded: &str) -> u64 {
     // A text that folds to nothing is recorded by its characters.
@@ -524,25 +477,4 @@ pub(crate) fn written_fingerprint(text: &str, folded: &str) -> u64 {
     } else {
         fingerprint(folded)
     }
-}
-
-/// Removes punctuation around a word.
-pub(crate) fn trim_punctuation(word: &str) -> &str {
-    word.trim_matches(|c: char| {
-        matches!(
-            c,
-            ',' | ';' | '.' | ':' | '!' | '?' | '"' | '\'' | '(' | ')' | '<' | '>' | '[' | ']'
-        )
-    })
-}
-
-/// Removes the spaces from grouped digits: `DE89 3704 0044` is `DE8937040044`.
-///
-/// The text must consist of ASCII letters and digits, with at least four digits.
-fn join_grouped_digits(text: &str) -> Option<String> {
-    let plain = text.bytes().all(|b| b.is_ascii_alphanumeric() || b == b' ');
-    let digits = text.bytes().filter(u8::is_ascii_digit).count() >= 4;
-    (plain && digits).then(|| {
-        text.bytes().filter(|b| *b != b' ').map(|b| char::from(b.to_ascii_uppercase())).collect()
-    })
 }

@@ -6,8 +6,10 @@
 
 mod amount;
 mod decode;
+mod exact_values;
 mod fingerprint;
 mod host_key;
+pub(crate) mod leaves;
 mod taint_carrier;
 
 use std::sync::Arc;
@@ -23,6 +25,7 @@ pub use crate::provenance::taint_carrier::{
 pub use decode::decode_percent;
 
 use crate::provenance::fingerprint::Fingerprints;
+use crate::provenance::leaves::{text_of, visit_leaves, visit_names};
 use crate::session::state::PersistentMap;
 
 /// Maximum number of untrusted fingerprints in a session.
@@ -221,9 +224,9 @@ impl ProvenanceUpdate {
                 return;
             }
             budget -= text.len();
-            crate::provenance::fingerprint::visit_exact_values(
+            crate::provenance::exact_values::visit_exact_values(
                 &text,
-                crate::provenance::fingerprint::MAX_TRUSTED_WORDS,
+                crate::provenance::exact_values::MAX_TRUSTED_WORDS,
                 &mut |part| {
                     let is_argument = |print| argument_prints.get(print).is_some();
                     if !crate::provenance::fingerprint::folded_forms(part).any(|reading| {
@@ -257,7 +260,7 @@ impl ProvenanceUpdate {
         let (mut written, mut lost): (Vec<u64>, bool) =
             (prints.iter().map(|(print, _)| print).collect(), prints.has_overflowed());
         let mut add_values = |text: &str| {
-            crate::provenance::fingerprint::visit_exact_values(text, usize::MAX, &mut |part| {
+            crate::provenance::exact_values::visit_exact_values(text, usize::MAX, &mut |part| {
                 written.push(crate::provenance::fingerprint::written_fingerprint(
                     part,
                     &crate::provenance::fingerprint::fold_text(part),
@@ -316,7 +319,7 @@ pub fn find_provenance(memory: &dyn ProvenanceStore, leaf: &Value) -> Provenance
     let flags = memory.flags();
     let mut sources: Vec<Arc<str>> = Vec::new();
     if flags.trusted > 0 {
-        crate::provenance::fingerprint::visit_exact_forms(&text, &mut |form| {
+        crate::provenance::exact_values::visit_exact_forms(&text, &mut |form| {
             sources.extend(
                 memory
                     .sources(exact_fingerprint(form))
@@ -340,9 +343,9 @@ pub fn find_provenance(memory: &dyn ProvenanceStore, leaf: &Value) -> Provenance
 pub fn trust_user_text(memory: &mut dyn ProvenanceStore, text: &str) {
     let user: Arc<str> = USER_SOURCE.into();
     let mut flags = memory.flags();
-    crate::provenance::fingerprint::visit_exact_values(
+    crate::provenance::exact_values::visit_exact_values(
         text,
-        crate::provenance::fingerprint::MAX_TRUSTED_WORDS,
+        crate::provenance::exact_values::MAX_TRUSTED_WORDS,
         &mut |part| {
             add_trusted(
                 memory,
@@ -365,13 +368,13 @@ pub fn apply_update(
 ) {
     let agent = &*seen.agent;
     let mut flags = memory.flags();
-    let held: Vec<bool> = seen
+    let carrier_taints: Vec<bool> = seen
         .reads
         .iter()
         .flat_map(|carrier| carrier.read_keys(agent))
         .filter_map(|key| carriers.taint_of(&key))
         .collect();
-    let distrusted = seen.is_always_untrusted || held.contains(&true);
+    let distrusted = seen.is_always_untrusted || carrier_taints.contains(&true);
     if distrusted {
         flags.tainted = true;
         flags.overflowed |= add_untrusted(memory, &mut flags.untrusted, &seen.untrusted);
@@ -389,7 +392,7 @@ pub fn apply_update(
         }
     }
     if let Some((source, parts)) =
-        seen.trusted.filter(|_| !distrusted && held.is_empty() && !flags.lost)
+        seen.trusted.filter(|_| !distrusted && carrier_taints.is_empty() && !flags.lost)
     {
         for part in parts {
             let in_pieces = |folded: &String| {
@@ -465,51 +468,4 @@ pub const USER_SOURCE: &str = "user";
 /// Returns the source name for a tool that a client ran; its reports are a separate source.
 pub(crate) fn reported_source(tool: &str) -> String {
     format!("{tool} (reported)")
-}
-
-/// Returns the text of a leaf, with one spelling for each number.
-fn text_of(leaf: &Value) -> std::borrow::Cow<'_, str> {
-    match leaf {
-        Value::String(text) => text.as_str().into(),
-        Value::Number(number) => match toolgate_json::canonical_number(number.as_str()) {
-            Ok(canonical) => canonical.as_str().to_owned().into(),
-            Err(_) => number.as_str().to_owned().into(),
-        },
-        other => other.to_string().into(),
-    }
-}
-
-/// Visits every text and number in a value, with its path.
-pub(crate) fn visit_leaves(value: &Value, place: &str, f: &mut dyn FnMut(&str, &Value)) {
-    match value {
-        Value::Null | Value::Bool(_) => {}
-        Value::Number(_) | Value::String(_) => f(place, value),
-        Value::Array(items) => items
-            .iter()
-            .enumerate()
-            .for_each(|(index, item)| visit_leaves(item, &format!("{place}/{index}"), f)),
-        Value::Object(map) => {
-            map.iter().for_each(|(name, item)| visit_leaves(item, &child_path(place, name), f))
-        }
-    }
-}
-
-/// Visits every member name in a value, with the path of the member.
-pub(crate) fn visit_names(value: &Value, place: &str, f: &mut dyn FnMut(&str, &str)) {
-    match value {
-        Value::Array(items) => items
-            .iter()
-            .enumerate()
-            .for_each(|(index, item)| visit_names(item, &format!("{place}/{index}"), f)),
-        Value::Object(map) => map.iter().for_each(|(name, item)| {
-            let place = child_path(place, name);
-            f(&place, name);
-            visit_names(item, &place, f);
-        }),
-        _ => {}
-    }
-}
-
-fn child_path(place: &str, name: &str) -> String {
-    format!("{place}/{}", name.replace('~', "~0").replace('/', "~1"))
 }

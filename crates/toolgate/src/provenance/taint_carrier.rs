@@ -5,8 +5,9 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-use super::{MAX_CARRIERS, text_of, visit_leaves};
+use super::MAX_CARRIERS;
 use crate::provenance::fingerprint::fold_text;
+use crate::provenance::leaves::{text_of, visit_leaves};
 
 /// Storage for the files and entities that models wrote.
 ///

@@ -343,7 +343,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_schemas_without_own_rule_are_closed() {
+    fn only_schemas_without_their_own_rule_are_closed() {
         let cases = [
             (json!({"type": "object"}), json!({"type": "object"})),
             (
@@ -393,7 +393,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_part_describes_again_is_closed_once() {
+    fn parts_described_twice_are_closed_once() {
         let base = json!({"kind": {}, "card": {"properties": {"no": {}}}, "iban": {}});
         let schema = json!({
             "properties": {"pay": {"properties": base}},
@@ -470,7 +470,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_closed_is_refused() {
+    fn schemas_that_cannot_be_closed_are_refused() {
         let both = json!({"properties": {"a": {"properties": {"x": {}}}, "b": {"allOf": [{"$ref": "#/properties/a"}, {"properties": {"y": {}}}]}}});
         assert!(
             close_schema(&both)

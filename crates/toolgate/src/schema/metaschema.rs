@@ -83,10 +83,10 @@ fn find_invalid_patterns(schema: &Value, at: &mut Pointer, found: &mut Vec<Schem
                 at.push(key.clone());
                 match inner {
                     Value::String(_) if key == "pattern" => {
-                        let alone = serde_json::json!({"pattern": inner});
+                        let pattern_schema = serde_json::json!({"pattern": inner});
                         if jsonschema::options()
                             .with_pattern_options(pattern_options())
-                            .build(&alone)
+                            .build(&pattern_schema)
                             .is_err()
                         {
                             let reason = format!("cannot compile the regular expression {inner}");

@@ -6,17 +6,18 @@ mod lookup;
 mod messages;
 pub mod metaschema;
 mod schema_path;
+mod write_only;
 
 use std::collections::HashSet;
 
 use jsonschema::{PatternOptions, Validator};
 use serde_json::Value;
 
-pub(crate) use crate::schema::messages::find_write_only;
 pub use crate::schema::metaschema::find_schema_faults;
 pub use crate::schema::schema_path::{
     SchemaLookup, can_have_type, has_declared_member, lookup_input, lookup_schema, resolve_object,
 };
+pub(crate) use crate::schema::write_only::find_write_only;
 
 use crate::call::error::FieldError;
 use crate::tool::ExtraArguments;
@@ -87,7 +88,7 @@ impl CompiledSchema {
             .build(&closed)
             .map_err(|e| format!("{} (at `{}`)", e, e.schema_path()))?;
         let mut secrets = secrets.to_vec();
-        secrets.extend(crate::schema::messages::find_write_only(source)?);
+        secrets.extend(crate::schema::write_only::find_write_only(source)?);
         let has_excessive_choices = crate::schema::close_objects::has_excessive_choices(&closed);
         Ok(Self { source: closed, validator, secrets, extra_members: extra, has_excessive_choices })
     }

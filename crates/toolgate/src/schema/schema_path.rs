@@ -85,13 +85,13 @@ pub fn resolve_object<'s>(
             return (!composed && !has_other).then_some(map);
         };
         // Other keywords beside a reference add to it.
-        let alone = map.keys().all(|key| {
+        let has_no_other_keywords = map.keys().all(|key| {
             matches!(
                 key.as_str(),
                 "$ref" | "description" | "title" | "default" | "writeOnly" | "$schema" | "$defs"
             )
         });
-        if !alone {
+        if !has_no_other_keywords {
             return None;
         }
         schema = reference.strip_prefix('#').and_then(|path| Pointer::from(path).get(root))?;

@@ -1,4 +1,4 @@
-//! As much of an agent as one tool needs decides like the whole.
+//! Tests that the subset of an agent for one tool decides like the whole agent.
 
 use std::sync::Arc;
 
@@ -100,8 +100,8 @@ fn whole_agent() -> Agent {
 
 #[tokio::test]
 async fn excerpt_decides_like_whole_agent() {
-    let excerpts = whole_agent().tool_subsets();
-    let mut names: Vec<&str> = excerpts.iter().map(|(name, _)| &**name).collect();
+    let subsets = whole_agent().tool_subsets();
+    let mut names: Vec<&str> = subsets.iter().map(|(name, _)| &**name).collect();
     names.sort_unstable();
     assert_eq!(
         names,
@@ -135,30 +135,30 @@ async fn excerpt_decides_like_whole_agent() {
             .build()
             .unwrap()
     };
-    let one = gate(whole_agent());
+    let whole = gate(whole_agent());
     for (n, (tool, arguments, result)) in calls.into_iter().enumerate() {
-        let part =
-            excerpts.iter().find(|(name, _)| &**name == tool).unwrap().1.clone().build().unwrap();
-        assert_eq!(part.digest(), whole_agent().digest());
-        // The same store, so that both look at the same facts.
-        let other = gate(part);
-        let told = |gate: &Toolgate| gate.session("support", "alice", "s");
+        let subset =
+            subsets.iter().find(|(name, _)| &**name == tool).unwrap().1.clone().build().unwrap();
+        assert_eq!(subset.digest(), whole_agent().digest());
+        // Use one store, so that both runtimes see the same facts.
+        let subset_gate = gate(subset);
+        let open_session = |gate: &Toolgate| gate.session("support", "alice", "s");
         let (full, small) = (
-            told(&one).explain(tool, arguments.clone()).await,
-            told(&other).explain(tool, arguments.clone()).await,
+            open_session(&whole).explain(tool, arguments.clone()).await,
+            open_session(&subset_gate).explain(tool, arguments.clone()).await,
         );
         assert_eq!(full.would, small.would, "{n} {tool} {arguments}");
-        // Rules that are not asked are not in the excerpt.
-        let asked = |explained: &toolgate::Explanation| {
+        // The subset lacks rules that do not apply to the tool.
+        let applied_rules = |explained: &toolgate::Explanation| {
             let rules = explained.rules.iter().map(|rule| serde_json::to_value(rule).unwrap());
             rules.filter(|rule| rule["said"] != "not_asked").collect::<Vec<_>>()
         };
-        assert_eq!(asked(&full), asked(&small), "{n} {tool} {arguments}");
-        // Every other call is made by the excerpt: what it leaves behind is the same.
-        let made_by = if n % 2 == 0 { &one } else { &other };
-        let session = told(made_by);
-        if let Ok(pass) = session.admit(tool, arguments).await {
-            session.report(&pass, Ok(result)).await;
+        assert_eq!(applied_rules(&full), applied_rules(&small), "{n} {tool} {arguments}");
+        // The subset makes every second call and must leave the same state.
+        let calling_gate = if n % 2 == 0 { &whole } else { &subset_gate };
+        let session = open_session(calling_gate);
+        if let Ok(deferred) = session.admit(tool, arguments).await {
+            session.report(&deferred, Ok(result)).await;
         }
     }
 }
@@ -170,8 +170,8 @@ fn excerpt_size_is_independent_of_other_rules() {
         text.push_str(&format!("[tools.other_{n}]\npolicy = \"open\"\n[[policy]]\nname = \"rule_{n}\"\nrule = \"deny\"\ntools = [\"other_{n}\"]\nwhere = [{{ argument = \"/a\", in = [1] }}]\n"));
     }
     let size = |text: &str| {
-        let excerpts = build_agent(text).tool_subsets();
-        serde_json::to_string(&excerpts.iter().find(|(name, _)| &**name == "bash").unwrap().1)
+        let subsets = build_agent(text).tool_subsets();
+        serde_json::to_string(&subsets.iter().find(|(name, _)| &**name == "bash").unwrap().1)
             .unwrap()
             .len()
     };

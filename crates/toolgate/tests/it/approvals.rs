@@ -1,4 +1,4 @@
-//! A person's word: for exactly one call, once, in time.
+//! Tests that an approval is valid for one exact call, once and for a limited time.
 
 use std::sync::Arc;
 
@@ -40,13 +40,19 @@ async fn approved_call_runs_once() {
     let id = request_approval(&world, 1).await;
     assert_eq!(request_approval(&world, 1).await, id, "the same call asks once");
     assert!(world.gate.answer_approval(&id, true, "bob").await.unwrap());
-    assert!(!world.gate.answer_approval(&id, false, "eve").await.unwrap(), "it has been answered");
+    assert!(
+        !world.gate.answer_approval(&id, false, "eve").await.unwrap(),
+        "the approval has an answer"
+    );
     let call = || world.session.prepare("act", json!({"how": "ok", "n": 1}));
-    // The loop detector would refuse the third identical call; one that comes with its approval is
-    // no repetition.
+    // The loop detector refuses the third identical call, but not a call with its approval.
     assert_eq!(call_code(&world, call().approval(&id)).await, "ok");
     assert_eq!(world.run_count(), 1);
-    assert_eq!(call_code(&world, call().approval(&id)).await, "approval_denied", "it is used up");
+    assert_eq!(
+        call_code(&world, call().approval(&id)).await,
+        "approval_denied",
+        "the approval is used up"
+    );
     assert_eq!(world.run_count(), 1);
 }
 
@@ -59,7 +65,7 @@ async fn approval_covers_only_shown_arguments() {
         call_code(&world, world.session.prepare("act", json!({"how": "ok", "n": 2}))).await,
         "approval_required"
     );
-    // With the approval's name, what was stored runs, whatever is sent along.
+    // A call with an approval id runs the stored arguments, not the sent ones.
     let answer = world
         .gate
         .call(world.session.prepare("act", json!({"how": "ok", "n": 999})).approval(&id))
@@ -96,12 +102,12 @@ async fn approval_expires_after_its_ttl() {
             .await,
         "approval_denied"
     );
-    assert_ne!(request_approval(&world, 1).await, id, "asked anew");
+    assert_ne!(request_approval(&world, 1).await, id, "a new request");
     world.advance(SignedDuration::from_mins(16));
     assert!(!world.gate.answer_approval(&id, true, "bob").await.unwrap());
 }
 
-/// Takes its time, as often as it is told to.
+/// Advances the stored clock by 2 s, once.
 struct SlowHook(std::sync::Arc<std::sync::Mutex<Option<std::sync::Arc<toolgate::ManualClock>>>>);
 
 #[async_trait::async_trait]
@@ -174,7 +180,7 @@ async fn approval_does_not_override_deny_rule() {
         "embargo"
     );
     assert_eq!(world.run_count(), 0);
-    // The refusal did not use it up.
+    // The denial did not use up the approval.
     IS_FORBIDDEN.store(false, Ordering::SeqCst);
     assert_eq!(
         call_code(&world, world.session.prepare("act", json!({"how": "ok", "n": 1})).approval(&id))
@@ -183,7 +189,7 @@ async fn approval_does_not_override_deny_rule() {
     );
 }
 
-/// Asks for everything, or denies, as it is told.
+/// Returns the decision that the test sets.
 struct SwitchableHook(&'static std::sync::Mutex<&'static str>);
 
 #[async_trait::async_trait]
@@ -211,19 +217,19 @@ async fn approval_answers_ask_of_hook() {
     let world = TestWorld::new(|agent| agent.hook(SwitchableHook(&HOOK_DECISION)));
     let id = request_approval(&world, 1).await;
     let resume = || world.session.prepare("act", json!({"how": "ok", "n": 1})).approval(&id);
-    assert_eq!(call_code(&world, resume()).await, "approval_required", "nobody has answered");
+    assert_eq!(call_code(&world, resume()).await, "approval_required", "no answer yet");
     world.gate.answer_approval(&id, true, "bob").await.unwrap();
     *HOOK_DECISION.lock().unwrap() = "deny";
-    assert_eq!(call_code(&world, resume()).await, "hook_denied", "a hook still has its say");
+    assert_eq!(call_code(&world, resume()).await, "hook_denied", "the hook is asked again");
     *HOOK_DECISION.lock().unwrap() = "ask";
     assert_eq!(call_code(&world, resume()).await, "ok");
-    assert_eq!(call_code(&world, resume()).await, "approval_denied", "one answer, one call");
-    let refused = request_approval(&world, 2).await;
-    world.gate.answer_approval(&refused, false, "bob").await.unwrap();
+    assert_eq!(call_code(&world, resume()).await, "approval_denied", "an approval is valid once");
+    let denied_id = request_approval(&world, 2).await;
+    world.gate.answer_approval(&denied_id, false, "bob").await.unwrap();
     assert_eq!(
         call_code(
             &world,
-            world.session.prepare("act", json!({"how": "ok", "n": 2})).approval(&refused)
+            world.session.prepare("act", json!({"how": "ok", "n": 2})).approval(&denied_id)
         )
         .await,
         "approval_denied"
@@ -233,7 +239,7 @@ async fn approval_answers_ask_of_hook() {
 
 #[tokio::test]
 async fn ask_reason_keeps_its_punctuation() {
-    for (reason, told) in [
+    for (reason, prefix) in [
         ("Sure?", "Sure? A "),
         ("Stop!", "Stop! A "),
         ("Well…", "Well… A "),
@@ -245,7 +251,7 @@ async fn ask_reason_keeps_its_punctuation() {
         });
         let answer = world.session.call("act", json!({"how": "ok", "n": 1})).await;
         let message = &answer.outcome.error().unwrap().message;
-        assert!(message.starts_with(&format!("{told}person must approve")), "{message}");
+        assert!(message.starts_with(&format!("{prefix}person must approve")), "{message}");
     }
 }
 
@@ -255,7 +261,7 @@ async fn repeated_call_with_approval_is_not_a_loop() {
     let id = request_approval(&world, 1).await;
     request_approval(&world, 1).await;
     world.gate.answer_approval(&id, true, "bob").await.unwrap();
-    // The third identical call, as the error told the model to make it.
+    // This is the third identical call, as the error requires.
     assert_eq!(
         call_code(&world, world.session.prepare("act", json!({"how": "ok", "n": 1}))).await,
         "ok"
@@ -276,8 +282,8 @@ async fn approval_shows_no_secrets() {
 async fn result_of_approved_call_is_replayed() {
     let world = world_with_ask_rule();
     let call = || world.session.prepare("act", json!({"how": "ok", "n": 1})).idempotency_key("k");
-    let asked = world.gate.call(call()).await;
-    let id = asked.outcome.error().unwrap().approval.clone().unwrap().id;
+    let first = world.gate.call(call()).await;
+    let id = first.outcome.error().unwrap().approval.clone().unwrap().id;
     world.gate.answer_approval(&id, true, "bob").await.unwrap();
     assert_eq!(call_code(&world, call().approval(&id)).await, "ok");
     let again = world.gate.call(call().approval(&id)).await;
@@ -286,7 +292,7 @@ async fn result_of_approved_call_is_replayed() {
         world.gate.explain(&call().approval(&id)).await.would,
         PredictedOutcome::Replay
     ));
-    // Under another key it is another call, and the approval is used up.
+    // A call with another key is another call, and the approval is used up.
     let other = world.gate.explain(&call().idempotency_key("other").approval(&id)).await.would;
     assert!(
         matches!(&other, PredictedOutcome::Refuse(error) if error.code == "approval_denied"),
@@ -299,7 +305,7 @@ async fn result_of_approved_call_is_replayed() {
     assert_eq!(world.run_count(), 1);
 }
 
-/// Dies when it is asked whether it refuses.
+/// Panics in `refusal`.
 struct PanickingHandler;
 
 #[async_trait]

@@ -1,4 +1,4 @@
-//! The calls of one turn: judged together, run in order.
+//! Tests that the calls of one turn are decided together and run in order.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -49,7 +49,7 @@ async fn batch_call_gets_no_evidence_from_same_turn() {
     assert_eq!(
         answer_codes(&world.session.batch(turn).await),
         ["ok", "ok"],
-        "by the next turn it is proved"
+        "the next turn has the evidence"
     );
     assert_eq!(world.session.rows().await.unwrap().len(), 4);
 }

@@ -1,5 +1,4 @@
-//! Conditions in CEL: what they mean, that they are exact, and that nothing they meet lets a call
-//! through.
+//! Tests CEL conditions: their meaning, exact numbers, and a denial on every fault.
 
 use crate::support::BuildWithReplayCheck;
 use serde_json::{Value, json};
@@ -36,7 +35,7 @@ async fn call_under_rule(rule: impl Policy + 'static, args: Value) -> String {
 async fn expressions_evaluate_exactly() {
     let (yes, no, fault) = ("rule", "ok", "policy_fault");
     let cases: Vec<(&str, Value, &str)> = vec![
-        // Numbers are exact, and of one kind.
+        // Numbers are exact and have one type.
         ("input.n > 500", json!({"n": 500}), no),
         ("input.n > 500", json!({"n": 500.000_000_000_000_1}), yes),
         ("input.n == 0.3", json!({"n": 0.3}), yes),
@@ -78,7 +77,7 @@ async fn expressions_evaluate_exactly() {
             json!({"n": 70_000_000_000_000_000_000_000_000_000_f64, "m": 0.000_000_000_1}),
             fault,
         ),
-        // Logic stops where it knows; a fault on the way is a fault.
+        // Logical operators short-circuit, and a fault before that denies the call.
         ("has(input.n) && input.n > 5", json!({}), no),
         ("has(input.n) && input.n > 5", json!({"n": 6}), yes),
         ("input.n > 5", json!({}), fault),
@@ -144,8 +143,8 @@ async fn expressions_evaluate_exactly() {
         ("same(input.n, input.m)", json!({"n": 1.0, "m": 1}), yes),
         ("!same(input.text, input.at.city)", json!({"text": "x"}), yes),
         ("input.list == [1, 2]", json!({"list": [1, 2.0]}), yes),
-        // What a tool takes another kind of value for, nobody knows; only `null` itself can be
-        // asked for of anything.
+        // The meaning of a value of another type is unknown, so the comparison faults. Only `null`
+        // compares with any value.
         ("input.any == \"admin\"", json!({"any": ["admin"]}), fault),
         ("input.any == \"admin\"", json!({"any": null}), fault),
         ("input.any == 3", json!({"any": "3"}), fault),
@@ -175,7 +174,7 @@ async fn expressions_evaluate_exactly() {
         ("null in input.any", json!({"any": ["x", 1]}), no),
         ("same(input.any, \"x\")", json!({"any": ["x"]}), fault),
         ("same(input.any, \"x\")", json!({"any": null}), no),
-        // Who, what, when.
+        // Principal, agent, tool, session and time.
         (
             "principal == \"alice\" && agent == \"a\" && tool == \"act\" && session == \"s\"",
             json!({}),
@@ -213,35 +212,27 @@ async fn expressions_evaluate_exactly() {
 
 #[tokio::test]
 async fn evaluation_faults_deny_call() {
-    // Lists that a model makes long are walked in bounded time, and a fault is a denial.
+    // Long lists are evaluated in bounded time, and a fault denies the call.
     let long: Vec<i64> = (0..20_000).collect();
     let walks = "input.list.all(i, i >= 0 && i < 100000) && size(input.list) > 30000";
-    let agent = |rule: Deny| {
-        Agent::builder("a")
+    let session_with = |rule: Deny| {
+        let agent = Agent::builder("a")
             .tool(act_tool())
             .policy(rule)
             .bounds(toolgate_json::JsonBounds { nodes: 50_000, ..Default::default() })
             .build()
-            .unwrap()
+            .unwrap();
+        crate::support::runtime_builder().agent(agent).build_checked().session("a", "p", "s")
     };
-    let session = crate::support::runtime_builder()
-        .agent(agent(Deny::new("rule", ["act"]).when_cel(walks)))
-        .build_checked()
-        .session("a", "p", "s");
+    let session = session_with(Deny::new("rule", ["act"]).when_cel(walks));
     let answer = session.call("act", json!({"list": long})).await;
     assert_eq!(answer.outcome.error().unwrap().code, "policy_fault");
     let crossed = Deny::new("rule", ["act"]).when_cel("input.list.exists(x, x in input.any)");
-    let session = crate::support::runtime_builder()
-        .agent(agent(crossed))
-        .build_checked()
-        .session("a", "p", "s");
+    let session = session_with(crossed);
     let answer = session.call("act", json!({"list": (0..2_000).collect::<Vec<_>>(), "any": (10_000..40_000).collect::<Vec<_>>()})).await;
     assert_eq!(answer.outcome.error().unwrap().code, "policy_fault");
     let nested = Deny::new("rule", ["act"]).when_cel("input.any in input.map.lists");
-    let session = crate::support::runtime_builder()
-        .agent(agent(nested))
-        .build_checked()
-        .session("a", "p", "s");
+    let session = session_with(nested);
     let lists: Vec<Vec<i64>> =
         (0..100).map(|n| (0..100).map(|m| if m == 99 { n } else { m }).collect()).collect();
     let answer = session
@@ -250,48 +241,37 @@ async fn evaluation_faults_deny_call() {
     assert_eq!(
         answer.outcome.error().map_or("ok", |e| &e.code),
         "ok",
-        "within bounds it is answered"
+        "the lists are within the bounds"
     );
-    // Ordinary lists are no burden; objects that cannot be equal are not walked.
+    // Ordinary lists are within the bounds. Objects of different sizes are not compared by member.
     let lines: Vec<Value> = (0..3_000).map(|n| json!({"amount": n, "to": "x"})).collect();
     let sums = Deny::new("rule", ["act"])
         .when_cel("sum_of(input.lines.map(l, l.amount)) > 500 && size(input.lines.filter(l, l.amount > 100)) == 2899");
-    let session =
-        crate::support::runtime_builder().agent(agent(sums)).build_checked().session("a", "p", "s");
+    let session = session_with(sums);
     assert_eq!(
         session.call("act", json!({"lines": lines})).await.outcome.error().unwrap().code,
         "rule"
     );
     let objects = Deny::new("rule", ["act"]).when_cel("input.map in input.any");
-    let session = crate::support::runtime_builder()
-        .agent(agent(objects))
-        .build_checked()
-        .session("a", "p", "s");
+    let session = session_with(objects);
     let large: serde_json::Map<String, Value> =
         (0..10_000).map(|n| (format!("k{n}"), json!(n))).collect();
     let answer = session.call("act", json!({"map": large, "any": vec![json!({}); 10_000]})).await;
     assert_eq!(answer.outcome.error().map_or("ok", |e| &e.code), "ok");
     let walking = Deny::new("rule", ["act"])
         .when_cel("input.list.exists(i, i > 100 && came_from(input.any, \"untrusted\"))");
-    let session = crate::support::runtime_builder()
-        .agent(agent(walking))
-        .build_checked()
-        .session("a", "p", "s");
+    let session = session_with(walking);
     let answer = session
         .call("act", json!({"list": vec![101; 5_000], "any": vec![Value::Null; 40_000]}))
         .await;
     assert_eq!(answer.outcome.error().unwrap().code, "policy_fault");
     let keyed = Deny::new("rule", ["act"]).when_cel("input.map[input.pin] == 1");
-    let session = crate::support::runtime_builder()
-        .agent(agent(keyed))
-        .build_checked()
-        .session("a", "p", "s");
+    let session = session_with(keyed);
     let answer = session.call("act", json!({"pin": "hunter2", "map": {}})).await;
     assert!(!serde_json::to_string(&answer.outcome).unwrap().contains("hunter2"), "{answer:?}");
-    // What a fault says never holds the value.
+    // The message of a fault does not contain the value.
     let pin = Deny::new("rule", ["act"]).when_cel("decimal(input.pin) > 5");
-    let session =
-        crate::support::runtime_builder().agent(agent(pin)).build_checked().session("a", "p", "s");
+    let session = session_with(pin);
     let answer = session.call("act", json!({"pin": "hunter2"})).await;
     assert_eq!(answer.outcome.error().unwrap().code, "policy_fault");
     assert!(!serde_json::to_string(&answer.outcome).unwrap().contains("hunter2"));
@@ -318,7 +298,7 @@ fn oversized_expression_is_refused_before_parsing() {
         ("true ? ".repeat(200), "nested more than 32 deep"),
         (format!("1{} > 0", "+1".repeat(900)), "more than 200 operators"),
         (format!("input{} == 1", ".a".repeat(900)), "more than 200 operators"),
-        // At the bounds, nothing breaks.
+        // Expressions at the bounds are accepted.
         (format!("input.n{} > 0", "+1".repeat(198)), ""),
         (format!("input.any{} == 1", ".a".repeat(198)), ""),
         (format!("input.flag{}", " && input.flag".repeat(90)), ""),
@@ -332,10 +312,10 @@ fn oversized_expression_is_refused_before_parsing() {
         ),
         ("input.text == \"((((((((((((((((((((((((((((((((((((((((((\"".to_owned(), ""),
     ] {
-        let said = problems(&expression);
+        let messages = problems(&expression);
         assert!(
-            if expected.is_empty() { said.is_empty() } else { said.contains(expected) },
-            "{} …: {said}",
+            if expected.is_empty() { messages.is_empty() } else { messages.contains(expected) },
+            "{} …: {messages}",
             expression.chars().take(20).collect::<String>()
         );
     }

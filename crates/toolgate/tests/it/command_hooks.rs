@@ -1,5 +1,4 @@
-//! Hooks that are programs: what is said, to the letter, when they deny and when they do not do
-//! their work.
+//! Tests the messages for hook programs that deny or fail.
 
 use std::time::Duration;
 
@@ -24,126 +23,130 @@ fn hanging_hook() -> CommandHook {
     shell_hook("sleep 60").timeout(Duration::from_millis(200))
 }
 
-/// What goes wrong whenever a program is asked, and how it is said.
+/// Lists faults of hook programs and their messages.
 fn fault_cases() -> Vec<(&'static str, CommandHook, String)> {
-    let no_answer = |why: &str| format!("/bin/sh printed an invalid answer: {why}");
-    let said = str::to_owned;
+    let invalid_answer = |why: &str| format!("/bin/sh printed an invalid answer: {why}");
+    let text = str::to_owned;
     vec![
-        ("it hangs", hanging_hook(), said("/bin/sh gave no answer within 200ms and was stopped")),
+        ("it hangs", hanging_hook(), text("/bin/sh gave no answer within 200ms and was stopped")),
         (
             "it is missing",
             program_hook("/nonexistent/hook"),
-            said("/nonexistent/hook cannot be started: No such file or directory (os error 2)"),
+            text("/nonexistent/hook cannot be started: No such file or directory (os error 2)"),
         ),
         (
-            "it is no program",
+            "it is not executable",
             program_hook("/etc/passwd"),
-            said("/etc/passwd cannot be started: Permission denied (os error 13)"),
+            text("/etc/passwd cannot be started: Permission denied (os error 13)"),
         ),
-        ("it prints junk", shell_hook("echo fine by me"), no_answer(INVALID_JSON_MESSAGE)),
+        (
+            "it prints invalid JSON",
+            shell_hook("echo fine by me"),
+            invalid_answer(INVALID_JSON_MESSAGE),
+        ),
         (
             "it prints two answers",
             shell_hook("echo '{}{}'"),
-            no_answer("there is more text after the end of the document (at byte 2)"),
+            invalid_answer("there is more text after the end of the document (at byte 2)"),
         ),
         (
-            "it prints one thing twice",
+            "it prints a key twice",
             shell_hook(r#"echo '{"decision": "allow", "decision": "deny"}'"#),
-            no_answer("the key `decision` is given twice (at byte 22)"),
+            invalid_answer("the key `decision` is given twice (at byte 22)"),
         ),
         (
-            "it prints no text",
+            "it prints invalid UTF-8",
             shell_hook(r"printf '\377'"),
-            no_answer("the document is not valid UTF-8 (at byte 0)"),
+            invalid_answer("the document is not valid UTF-8 (at byte 0)"),
         ),
-        ("it prints a list", shell_hook("echo '[]'"), no_answer("expected a JSON object")),
+        ("it prints a list", shell_hook("echo '[]'"), invalid_answer("expected a JSON object")),
         (
-            "it prints a word of another kind",
+            "it prints a decision of another type",
             shell_hook(r#"echo '{"decision": true}'"#),
-            no_answer("`decision` must be a string"),
+            invalid_answer("`decision` must be a string"),
         ),
-        // What it prints there may be what it was told in confidence.
+        // The message must not contain the printed value, because the value can be a secret.
         (
             "it prints a number for a reason",
             shell_hook(r#"echo '{"decision": "deny", "reason": 4711}'"#),
-            no_answer("`reason` must be a string"),
+            invalid_answer("`reason` must be a string"),
         ),
         (
             "it prints text for an object",
             shell_hook(r#"echo '{"hookSpecificOutput": "sesame"}'"#),
-            no_answer("`hookSpecificOutput` must be an object"),
+            invalid_answer("`hookSpecificOutput` must be an object"),
         ),
         (
             "it prints a number within it",
             shell_hook(r#"echo '{"hookSpecificOutput": {"permissionDecision": 4711}}'"#),
-            no_answer("`permissionDecision` must be a string"),
+            invalid_answer("`permissionDecision` must be a string"),
         ),
         (
-            "it prints a category that there is not",
+            "it prints an unknown category",
             shell_hook(r#"echo '{"decision": "deny", "category": "sesame"}'"#),
-            no_answer("`category` must be TRANSIENT, VALIDATION, PERMISSION or BUSINESS"),
+            invalid_answer("`category` must be TRANSIENT, VALIDATION, PERMISSION or BUSINESS"),
         ),
         (
             "it prints arguments twice",
             shell_hook(r#"echo '{"tool_input": {}, "updatedInput": {}}'"#),
-            no_answer("arguments or result are present twice"),
+            invalid_answer("arguments or result are present twice"),
         ),
         (
-            "it prints a key that nobody may see, and that twice",
+            "it prints a secret key twice",
             shell_hook(r#"echo '{"sesame": 1, "sesame": 2}'"#).redact_value("sesame"),
-            no_answer("the key `[redacted]` is given twice (at byte 14)"),
+            invalid_answer("the key `[redacted]` is given twice (at byte 14)"),
         ),
         (
-            "it prints a misspelt word",
+            "it prints a misspelt key",
             shell_hook(r#"echo '{"decison": "deny"}'"#),
-            no_answer("unknown field `decison` in the answer; did you mean `decision`?"),
+            invalid_answer("unknown field `decison` in the answer; did you mean `decision`?"),
         ),
         (
-            "it prints another word",
+            "it prints another key",
             shell_hook(r#"echo '{"verdict": "deny"}'"#),
-            no_answer("missing `decision`, `tool_input` or `tool_result`"),
+            invalid_answer("missing `decision`, `tool_input` or `tool_result`"),
         ),
         (
             "it prints a byte too much",
             shell_hook("head -c 1048577 /dev/zero"),
-            said("/bin/sh printed more than 1048576 bytes"),
+            text("/bin/sh printed more than 1048576 bytes"),
         ),
         (
-            "it complains a byte too much",
+            "it prints a byte too much to standard error",
             shell_hook("head -c 1048577 /dev/zero >&2"),
-            said("/bin/sh printed more than 1048576 bytes"),
+            text("/bin/sh printed more than 1048576 bytes"),
         ),
     ]
 }
 
 #[tokio::test]
 async fn failing_before_hook_refuses_call() {
-    let said = str::to_owned;
+    let text = str::to_owned;
     let mut cases = fault_cases();
     cases.extend([
-        ("it crashes", shell_hook("exit 1"), said("/bin/sh ended with exit code 1")),
-        ("it crashes with words", shell_hook("echo boom >&2; exit 1"), said("/bin/sh ended with exit code 1: boom")),
-        ("it ends with a code that means nothing", shell_hook("exit 3"), said("/bin/sh ended with exit code 3")),
-        ("it allows, and then crashes", shell_hook(r#"echo '{"decision": "allow"}'; exit 1"#), said("/bin/sh ended with exit code 1")),
-        ("it is killed", shell_hook("kill -9 $$"), said("/bin/sh was killed")),
-        ("it is killed with words", shell_hook("echo dying >&2; kill -9 $$"), said("/bin/sh was killed: dying")),
-        ("it decides nonsense", shell_hook(r#"echo '{"decision": "perhaps"}'"#), said("/bin/sh gave the unknown decision `perhaps`")),
+        ("it crashes", shell_hook("exit 1"), text("/bin/sh ended with exit code 1")),
+        ("it crashes with a message", shell_hook("echo boom >&2; exit 1"), text("/bin/sh ended with exit code 1: boom")),
+        ("it ends with an unknown exit code", shell_hook("exit 3"), text("/bin/sh ended with exit code 3")),
+        ("it allows, and then crashes", shell_hook(r#"echo '{"decision": "allow"}'; exit 1"#), text("/bin/sh ended with exit code 1")),
+        ("it is killed", shell_hook("kill -9 $$"), text("/bin/sh was killed")),
+        ("it is killed after a message", shell_hook("echo dying >&2; kill -9 $$"), text("/bin/sh was killed: dying")),
+        ("it prints an unknown decision", shell_hook(r#"echo '{"decision": "perhaps"}'"#), text("/bin/sh gave the unknown decision `perhaps`")),
         (
             "it echoes the event, and misspells its decision",
             shell_hook(r#"echo '{"tool_input": {"how": "ok"}, "decison": "deny"}'"#),
-            said("/bin/sh printed an invalid answer: unknown field `decison` in the answer; did you mean `decision`?"),
+            text("/bin/sh printed an invalid answer: unknown field `decison` in the answer; did you mean `decision`?"),
         ),
         (
-            "it spells its decision as others do",
+            "it uses the field name of another client",
             shell_hook(r#"echo '{"tool_input": {"how": "ok"}, "hookSpecificOutput": {"permission_decision": "deny"}}'"#),
-            said(
+            text(
                 "/bin/sh printed an invalid answer: unknown field `permission_decision` in the answer; did you mean `permissionDecision`?",
             ),
         ),
         (
-            "it decides what nobody may see",
+            "its decision is a secret value",
             shell_hook(r#"echo '{"decision": "sesame"}'"#).redact_value("sesame"),
-            said("/bin/sh gave the unknown decision `[redacted]`"),
+            text("/bin/sh gave the unknown decision `[redacted]`"),
         ),
     ]);
     for (name, hook, why) in cases {
@@ -155,9 +158,9 @@ async fn failing_before_hook_refuses_call() {
 
 #[tokio::test]
 async fn denial_quotes_reason_of_hook() {
-    let rewrote = "the hook `script` rewrote the arguments, and the result is invalid: act: `how` must be a string; got 7";
+    let rewrite_error = "the hook `script` rewrote the arguments, and the result is invalid: act: `how` must be a string; got 7";
     let cases = [
-        // What it prints counts, whatever code it ends with.
+        // A printed decision counts with any exit code.
         (
             r#"echo '{"decision": "deny", "reason": "not today"}'; exit 0"#,
             "hook_denied",
@@ -178,7 +181,7 @@ async fn denial_quotes_reason_of_hook() {
             "hook_denied",
             "as printed",
         ),
-        (r#"echo '{"tool_input": {"how": 7}}'"#, "hook_failed", rewrote),
+        (r#"echo '{"tool_input": {"how": 7}}'"#, "hook_failed", rewrite_error),
     ];
     for (script, code, message) in cases {
         let world = TestWorld::new(|agent| agent.hook(shell_hook(script).before()));
@@ -186,9 +189,9 @@ async fn denial_quotes_reason_of_hook() {
     }
 }
 
-/// The tool does not run, nothing is left, and the row names the hook.
+/// Asserts that the tool does not run, no state changes, and the row names the hook.
 async fn assert_refused(name: &str, world: &TestWorld, code: &str, message: &str) {
-    let quiet = world.fingerprint().await;
+    let before = world.fingerprint().await;
     let answer = world.session.call("act", json!({"how": "ok"})).await;
     let error = answer.outcome.error().unwrap_or_else(|| panic!("{name}: {answer:?}"));
     assert_eq!((&*error.code, error.message.as_str()), (code, message), "{name}");
@@ -198,7 +201,7 @@ async fn assert_refused(name: &str, world: &TestWorld, code: &str, message: &str
         "{name}"
     );
     assert_eq!((world.run_count(), world.meter_value().await), (0, 0.into()), "{name}");
-    assert_eq!(world.fingerprint().await, quiet, "{name}");
+    assert_eq!(world.fingerprint().await, before, "{name}");
     let rows = world.session.rows().await.unwrap();
     let recorded: Vec<_> =
         rows.iter().map(|row| (row.decision, row.rule.as_deref(), row.code())).collect();
@@ -207,28 +210,28 @@ async fn assert_refused(name: &str, world: &TestWorld, code: &str, message: &str
 
 #[tokio::test]
 async fn failing_after_hook_withholds_result() {
-    let said = str::to_owned;
+    let text = str::to_owned;
     let mut cases = fault_cases();
     cases.extend([
         (
             "it crashes",
             shell_hook("echo boom >&2; exit 1"),
-            said("/bin/sh failed after the tool: exit status: 1"),
+            text("/bin/sh failed after the tool: exit status: 1"),
         ),
         (
-            "it denies what is done",
+            "it denies after the run",
             shell_hook("echo no >&2; exit 2"),
-            said("/bin/sh failed after the tool: exit status: 2"),
+            text("/bin/sh failed after the tool: exit status: 2"),
         ),
         (
             "it is killed",
             shell_hook("kill -9 $$"),
-            said("/bin/sh failed after the tool: signal: 9 (SIGKILL)"),
+            text("/bin/sh failed after the tool: signal: 9 (SIGKILL)"),
         ),
         (
             "it rewrites, and then crashes",
             shell_hook(r#"echo '{"tool_result": {"done": false}}'; exit 3"#),
-            said("/bin/sh failed after the tool: exit status: 3"),
+            text("/bin/sh failed after the tool: exit status: 3"),
         ),
     ]);
     for (name, hook, why) in cases {
@@ -243,10 +246,11 @@ async fn failing_after_hook_withholds_result() {
     });
     let message =
         "the result does not match its schema: `act` requires `done` (boolean), which is missing";
-    assert_withheld("it rewrites into junk", &world, "invalid_result", None, message).await;
+    assert_withheld("it rewrites to an invalid result", &world, "invalid_result", None, message)
+        .await;
 }
 
-/// The tool has run: its effects stand, its result is not shown, and the session is as it was.
+/// Asserts that the tool ran, the result is withheld, and the session is unchanged.
 async fn assert_withheld(
     name: &str,
     world: &TestWorld,
@@ -254,7 +258,7 @@ async fn assert_withheld(
     rule: Option<&str>,
     message: &str,
 ) {
-    let quiet = world.fingerprint().await;
+    let before = world.fingerprint().await;
     let answer = world.session.call("act", json!({"how": "ok"})).await;
     let error = answer.outcome.error().unwrap_or_else(|| panic!("{name}: {answer:?}"));
     assert_eq!((&*error.code, error.message.as_str()), (code, message), "{name}");
@@ -265,7 +269,7 @@ async fn assert_withheld(
     );
     assert_eq!((world.run_count(), world.meter_value().await), (1, 1.into()), "{name}");
     assert_eq!(world.gate.pending_calls().await.unwrap().len(), 0, "{name}");
-    assert_eq!(world.fingerprint().await, quiet, "{name}");
+    assert_eq!(world.fingerprint().await, before, "{name}");
     let rows = world.session.rows().await.unwrap();
     let recorded: Vec<_> = rows.iter().map(|row| (row.decision, row.code(), row.effects)).collect();
     assert_eq!(recorded, [(Decision::Failed, Some(code), CallEffects::Done)], "{name}");
@@ -280,7 +284,7 @@ async fn hook_without_decision_allows_call() {
         "head -c 1048576 /dev/zero | tr '\\0' ' '",
         r#"echo '{"decision": "approve"}'"#,
         r#"echo '{"decision": "approve", "decision_id": "7", "reason": "", "reasons": []}'"#,
-        // What coding agents know beside it.
+        // Further fields that coding agents send.
         r#"echo '{"decision": "approve", "continue": true, "stopReason": "", "suppressOutput": true, "systemMessage": "", "tool_response": {}}'"#,
         r#"echo '{"hookSpecificOutput": {"hookEventName": "x", "permissionDecision": "allow", "additionalContext": "", "updatedMCPToolOutput": {}}}'"#,
     ];
@@ -295,7 +299,7 @@ async fn hook_without_decision_allows_call() {
             );
         }
     }
-    // After the tool a decision comes too late to be looked at.
+    // A decision after the run is ignored.
     let world =
         TestWorld::new(|agent| agent.hook(shell_hook(r#"echo '{"decision": "deny"}'"#).after()));
     assert!(world.session.call("act", json!({"how": "ok"})).await.outcome.success().is_some());
@@ -303,47 +307,49 @@ async fn hook_without_decision_allows_call() {
 
 #[tokio::test]
 async fn secret_in_hook_output_is_redacted() {
-    let word = "word=$(grep -o 'hunter[^\"]*'); ";
+    let read_secret = "word=$(grep -o 'hunter[^\"]*'); ";
     let cases = [
         ("grep -o 'password.*' >&2; exit 2".to_owned(), "hook_denied", "password\":\"[redacted]\""),
         ("grep -o 'password.*' >&2; exit 3".to_owned(), "hook_failed", "password\":\"[redacted]\""),
         (
-            word.to_owned()
+            read_secret.to_owned()
                 + r#"echo "{\"decision\": \"deny\", \"reason\": \"not with $word\", \"redirectTool\": \"$word\"}""#,
             "hook_denied",
             "not with [redacted]",
         ),
         (
-            word.to_owned() + r#"echo "{\"decision\": \"$word\"}""#,
+            read_secret.to_owned() + r#"echo "{\"decision\": \"$word\"}""#,
             "hook_failed",
             "the unknown decision `[redacted]`",
         ),
         (
-            word.to_owned() + r#"echo "{\"$word\": 1, \"$word\": 2}""#,
+            read_secret.to_owned() + r#"echo "{\"$word\": 1, \"$word\": 2}""#,
             "hook_failed",
             "the key `[redacted]` is given twice",
         ),
         (
-            word.to_owned() + r#"echo "{\"decision\": \"ask\", \"reason\": \"really $word?\"}""#,
+            read_secret.to_owned()
+                + r#"echo "{\"decision\": \"ask\", \"reason\": \"really $word?\"}""#,
             "approval_required",
             "really [redacted]?",
         ),
-        // It is cut in the middle of it.
+        // The truncation is inside the secret.
         (
-            word.to_owned() + r#"(head -c 1995 /dev/zero | tr '\0' x; echo "$word") >&2; exit 2"#,
+            read_secret.to_owned()
+                + r#"(head -c 1995 /dev/zero | tr '\0' x; echo "$word") >&2; exit 2"#,
             "hook_denied",
             "xx[redacted]…",
         ),
     ];
     for password in ["hunter2-long", "hunterü2-long"] {
-        for (script, code, said) in &cases {
+        for (script, code, expected) in &cases {
             let world = TestWorld::new(|agent| agent.hook(shell_hook(script).before()));
             let answer =
                 world.session.call("act", json!({"how": "ok", "password": password})).await;
             let error = answer.outcome.error().unwrap_or_else(|| panic!("{script}: {answer:?}"));
-            assert!(error.code == *code && error.message.contains(said), "{script}: {error:?}");
-            let told = format!("{answer:?} {:?}", world.session.rows().await.unwrap());
-            assert!(!told.contains("hunte"), "{script}: {told}");
+            assert!(error.code == *code && error.message.contains(expected), "{script}: {error:?}");
+            let output = format!("{answer:?} {:?}", world.session.rows().await.unwrap());
+            assert!(!output.contains("hunte"), "{script}: {output}");
         }
     }
     let world = TestWorld::new(|agent| agent.hook(shell_hook(&cases[4].0).after()));

@@ -1,4 +1,4 @@
-//! Calls at the same time come to what some order of them would have come to.
+//! Tests that concurrent calls have the same result as calls in some serial order.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use toolgate::{Effect, Tool, ToolContext};
 
 use crate::support::TestWorld;
 
-/// Reads and rewrites a list, yielding in between, so that a lost update would show.
+/// Declares a tool that rewrites a list and yields in between, so that a lost update is visible.
 fn push_tool() -> Tool {
     Tool::dynamic(
         "push",
@@ -20,7 +20,7 @@ fn push_tool() -> Tool {
             tokio::time::sleep(Duration::from_millis(args["n"].as_u64().unwrap_or(0) % 3)).await;
             list.push(args["n"].clone());
             ctx.set_slice("list", &list)?;
-            if args["fail"] == true { Err(toolgate::Failure::business("told_to", "told to fail")) } else { Ok(json!(list)) }
+            if args["fail"] == true { Err(toolgate::Failure::business("requested_failure", "requested by the test")) } else { Ok(json!(list)) }
         },
     )
     .effect(Effect::Write)
@@ -28,7 +28,7 @@ fn push_tool() -> Tool {
     .open()
 }
 
-/// A random interleaving of writers and readers equals some serial order.
+/// Checks that a random interleaving of writers and readers equals some serial order.
 async fn check_interleaving(calls: u64, seed: u64) {
     let peek = Tool::dynamic(
         "peek",
@@ -40,7 +40,7 @@ async fn check_interleaving(calls: u64, seed: u64) {
             Ok(json!(before))
         },
     );
-    // All of them wait for each other, on a slow disk for long.
+    // All calls wait for one session lock, which can take long on a slow disk.
     let world = TestWorld::with_builder(
         |agent| agent.tool(push_tool()).tool(peek.effect(Effect::Read)),
         |gate| gate.busy_timeout(Duration::from_secs(60)),
@@ -67,8 +67,8 @@ async fn check_interleaving(calls: u64, seed: u64) {
     let (mut written, mut seen) = (Vec::new(), Vec::new());
     for task in tasks {
         let (reads, answer) = task.await.unwrap();
-        // What failed is in nobody's list.
-        if answer.outcome.error().is_some_and(|e| e.code == "told_to") {
+        // A failed call is not part of the list.
+        if answer.outcome.error().is_some_and(|e| e.code == "requested_failure") {
             continue;
         }
         let list: Vec<u64> = serde_json::from_value(
@@ -84,7 +84,10 @@ async fn check_interleaving(calls: u64, seed: u64) {
         assert!(index == 0 || list[..index] == written[index - 1][..]);
     }
     let last = written.last().cloned().unwrap_or_default();
-    assert!(seen.iter().all(|list| last.starts_with(list)), "a reader saw a moment of that chain");
+    assert!(
+        seen.iter().all(|list| last.starts_with(list)),
+        "a reader saw a list that is not in the chain"
+    );
     assert_eq!(world.session.slice("list").await.unwrap().unwrap_or(json!([])), json!(last));
     assert_eq!(world.session.rows().await.unwrap().len() as u64, calls);
 }
@@ -99,8 +102,8 @@ async fn any_interleaving_equals_some_serial_order() {
 
 #[tokio::test]
 async fn conflicting_writers_are_both_recorded_and_one_fails() {
-    // Declared `read`, these two run at the same time and both write: the second finds the session
-    // changed. Neither ends before both have begun, however long a store takes.
+    // Both calls are declared `read`, so they run concurrently. Both write, so the second one
+    // conflicts. The barrier keeps both from ending before both have started.
     let both = Arc::new(Barrier::new(2));
     let meet = Tool::dynamic(
         "push",
@@ -122,10 +125,11 @@ async fn conflicting_writers_are_both_recorded_and_one_fails() {
         world.session.call("push", json!({"n": 1})),
         world.session.call("push", json!({"n": 2}))
     );
-    let lost: Vec<_> = [&a, &b].into_iter().filter_map(|answer| answer.outcome.error()).collect();
-    assert_eq!(lost.len(), 1, "{a:?} {b:?}");
+    let conflicts: Vec<_> =
+        [&a, &b].into_iter().filter_map(|answer| answer.outcome.error()).collect();
+    assert_eq!(conflicts.len(), 1, "{a:?} {b:?}");
     assert_eq!(
-        (&*lost[0].code, lost[0].retryable, lost[0].effects),
+        (&*conflicts[0].code, conflicts[0].retryable, conflicts[0].effects),
         ("conflict", true, toolgate::CallEffects::None)
     );
     assert_eq!(
@@ -154,7 +158,7 @@ async fn sessions_do_not_wait_for_each_other() {
     }
     let answer = tokio::select! {
         answer = other.call("look", json!({})) => answer,
-        _ = &mut slow => panic!("it waited for the other"),
+        _ = &mut slow => panic!("the call waited for the other session"),
     };
     assert!(answer.outcome.success().is_some());
     world.go.add_permits(1);

@@ -1,4 +1,4 @@
-//! Every code that the source gives stands in the specification, and the other way round.
+//! Tests that the error codes in the source and in the specification are equal.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -8,12 +8,12 @@ use regex::Regex;
 use toolgate::ErrorCategory;
 use toolgate::call::error_code;
 
-/// In the table, and said by nobody yet.
+/// Codes of the table that no source uses yet.
 const UNUSED_CODES: &[&str] = &[];
 
 const ERRORS_PAGE: &str = include_str!("../../../../specs/errors.md");
 
-/// The rows of a table of the page.
+/// Returns the rows of a table of the errors page.
 fn table_rows(name: &str) -> Vec<&'static str> {
     let (open, close) = (format!("<!-- {name} -->"), format!("<!-- /{name} -->"));
     let table =
@@ -42,21 +42,20 @@ fn code_table_equals_table_in_specification() {
     for c in error_code::ALL {
         assert!(
             !c.retryable || c.category == ErrorCategory::Transient,
-            "{}: only what passes by itself may be retried",
+            "{}: only a transient error is retryable",
             c.name
         );
     }
 }
 
-/// What a source file says, without comments and tests.
+/// Reads a source file without comments and unit tests.
 fn source_without_tests(path: &Path) -> String {
     let text = fs::read_to_string(path).unwrap();
     let code = text.split("#[cfg(test)]\nmod ").next().unwrap_or_default();
     code.lines().filter(|line| !line.trim_start().starts_with("//")).collect::<Vec<_>>().join("\n")
 }
 
-/// The source of every crate. The tools of the demonstration have codes of their own, as anybody's
-/// have.
+/// Reads the sources of all crates, except the demo, whose tools have their own codes.
 fn all_sources() -> Vec<(PathBuf, String)> {
     fn collect_sources(directory: &Path, found: &mut Vec<PathBuf>) {
         for entry in fs::read_dir(directory).unwrap() {
@@ -79,31 +78,30 @@ fn all_sources() -> Vec<(PathBuf, String)> {
     found.into_iter().map(|path| (path.clone(), source_without_tests(&path))).collect()
 }
 
-/// Codes that are named by their constants, other than to compare with them.
+/// Finds codes that are used by constant, except in comparisons.
 fn codes_used_by_constant(sources: &[(PathBuf, String)]) -> BTreeSet<String> {
-    let named = Regex::new(r"(==|!=)?\s*\berror_code::([A-Z_]{3,})\b").unwrap();
-    let mut said = BTreeSet::new();
+    let pattern = Regex::new(r"(==|!=)?\s*\berror_code::([A-Z_]{3,})\b").unwrap();
+    let mut codes = BTreeSet::new();
     for (path, text) in sources {
         // A replay compares codes and returns none.
         if path.to_string_lossy().contains("/src/replay") {
             continue;
         }
-        for found in named.captures_iter(text).filter(|found| found.get(1).is_none()) {
-            said.insert(found[2].to_lowercase());
+        for found in pattern.captures_iter(text).filter(|found| found.get(1).is_none()) {
+            codes.insert(found[2].to_lowercase());
         }
     }
-    said
+    codes
 }
 
-/// Codes that are written out where an error is made, or in a constant beside it, each with its
-/// categories.
+/// Finds codes that are literals, or constants of the same file, with their categories.
 fn codes_used_by_literal(sources: &[(PathBuf, String)]) -> BTreeMap<String, BTreeSet<String>> {
-    let maker = r"(?:ToolError|Failure)::(?:new\(\s*(?:\w+::)*Category::(\w+),|(transient|validation|permission|business)\(|of\()|\brefused\(";
-    let made =
-        Regex::new(&format!(r#"(?:{maker})\s*(?:"([a-z0-9_]+)"|([A-Z_]{{3,}})\b)"#)).unwrap();
-    let mut said: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    let constructor = r"(?:ToolError|Failure)::(?:new\(\s*(?:\w+::)*Category::(\w+),|(transient|validation|permission|business)\(|of\()|\brefused\(";
+    let pattern =
+        Regex::new(&format!(r#"(?:{constructor})\s*(?:"([a-z0-9_]+)"|([A-Z_]{{3,}})\b)"#)).unwrap();
+    let mut codes: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     for (path, text) in sources {
-        for found in made.captures_iter(text) {
+        for found in pattern.captures_iter(text) {
             let name = match (found.get(3), found.get(4)) {
                 (Some(name), _) => name.as_str().to_owned(),
                 (None, constant) => {
@@ -114,16 +112,16 @@ fn codes_used_by_literal(sources: &[(PathBuf, String)]) -> BTreeMap<String, BTre
                         .nth(1)
                         .and_then(|rest| rest.split('"').next());
                     value
-                        .unwrap_or_else(|| panic!("{}: what is `{constant}`?", path.display()))
+                        .unwrap_or_else(|| panic!("{}: `{constant}` has no value", path.display()))
                         .to_owned()
                 }
             };
             let category =
                 found.get(1).or(found.get(2)).map(|category| category.as_str().to_uppercase());
-            said.entry(name).or_default().extend(category);
+            codes.entry(name).or_default().extend(category);
         }
     }
-    said
+    codes
 }
 
 #[test]
@@ -131,31 +129,30 @@ fn codes_in_source_equal_codes_in_specification() {
     let sources = all_sources();
     let (by_constant, by_name) =
         (codes_used_by_constant(&sources), codes_used_by_literal(&sources));
-    // A look at nothing would find nothing wrong.
+    // An empty search would pass, so check that the search finds codes.
     assert!(
         sources.len() > 100
             && by_constant.contains("forbidden")
             && by_name.contains_key("definition_changed"),
         "{by_name:?}"
     );
-    let own: BTreeSet<&str> = error_code::ALL.iter().map(|code| code.name).collect();
-    let said: BTreeSet<&str> =
+    let table_codes: BTreeSet<&str> = error_code::ALL.iter().map(|code| code.name).collect();
+    let used_codes: BTreeSet<&str> =
         by_constant.iter().chain(by_name.keys()).map(String::as_str).collect();
 
-    let silent: Vec<&str> = own.difference(&said).copied().collect();
-    assert_eq!(silent, UNUSED_CODES, "codes of the table that nobody says");
+    let unused: Vec<&str> = table_codes.difference(&used_codes).copied().collect();
+    assert_eq!(unused, UNUSED_CODES, "codes of the table that no source uses");
     for name in UNUSED_CODES {
         assert!(
-            ERRORS_PAGE.contains(&format!(
-                "`{name}` is in the table for policies to come; nothing comes to say it"
-            )),
+            ERRORS_PAGE
+                .contains(&format!("`{name}` is reserved for future policies; no code uses it")),
             "{name}"
         );
     }
 
     let others: BTreeSet<String> = by_name
         .iter()
-        .filter(|(name, _)| !own.contains(name.as_str()))
+        .filter(|(name, _)| !table_codes.contains(name.as_str()))
         .map(|(name, categories)| {
             format!(
                 "| `{name}` | {} |",
@@ -167,16 +164,16 @@ fn codes_in_source_equal_codes_in_specification() {
         .iter()
         .map(|row| row.split_inclusive('|').take(3).collect())
         .collect();
-    assert_eq!(listed, others, "codes that are not toolgate's own, on the page and in the source");
+    assert_eq!(listed, others, "further codes on the page and in the source");
 
     for (name, categories) in &by_name {
-        let Some(own) = error_code::find(name) else { continue };
+        let Some(entry) = error_code::find(name) else { continue };
         assert!(
-            categories.iter().all(|category| *category == own.category.to_string()),
-            "`{name}` is {}, and is said to be {categories:?}",
-            own.category
+            categories.iter().all(|category| *category == entry.category.to_string()),
+            "`{name}` is {}, but the source uses {categories:?}",
+            entry.category
         );
     }
-    // A constant is a code by the name that it has.
-    assert!(by_constant.iter().all(|name| own.contains(name.as_str())), "{by_constant:?}");
+    // The name of each used constant is a code.
+    assert!(by_constant.iter().all(|name| table_codes.contains(name.as_str())), "{by_constant:?}");
 }

@@ -1,4 +1,4 @@
-//! The worked policies in `examples/`: every call goes as its script says.
+//! Tests that each example in `examples/` decides the calls of its script as the script expects.
 
 use toolgate::{Agent, AgentBuildError};
 

@@ -1,5 +1,6 @@
-//! What fuzzing has found, and small changes to it, on every run: nothing panics, nothing hangs.
-//! The targets are in `fuzz/`.
+//! Runs the fuzz corpus and mutations of the corpus, and checks that nothing panics or hangs.
+//!
+//! The fuzz targets are in `fuzz/`.
 
 use std::path::Path;
 
@@ -8,7 +9,7 @@ use toolgate::policy::{Condition, Deny};
 use toolgate::{Agent, Tool};
 use toolgate_config::Config;
 
-/// Texts of a corpus, and what becomes of them when some of their bytes change.
+/// Returns the texts of a corpus and `changes` mutated copies.
 fn mutated_corpus(corpus: &str, changes: usize) -> Vec<String> {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus").join(corpus);
     let mut files: Vec<_> =
@@ -18,10 +19,10 @@ fn mutated_corpus(corpus: &str, changes: usize) -> Vec<String> {
     let mut texts: Vec<String> =
         seeds.iter().map(|seed| String::from_utf8_lossy(seed).into_owned()).collect();
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
-    let mut next = |most: usize| {
+    let mut next = |limit: usize| {
         state =
             state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (state >> 33) as usize % most.max(1)
+        (state >> 33) as usize % limit.max(1)
     };
     for _ in 0..changes {
         let mut bytes = seeds[next(seeds.len())].clone();
@@ -43,8 +44,8 @@ fn mutated_corpus(corpus: &str, changes: usize) -> Vec<String> {
     texts
 }
 
-fn round_count(few: usize) -> usize {
-    if std::env::var_os("TOOLGATE_SOAK").is_some() { few * 100 } else { few }
+fn round_count(rounds: usize) -> usize {
+    if std::env::var_os("TOOLGATE_SOAK").is_some() { rounds * 100 } else { rounds }
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Hooks: in order, on each other's rewrites, and never in silence.
+//! Tests the order, the rewrites and the failures of hooks.
 
 use std::fs;
 use std::path::PathBuf;
@@ -23,8 +23,8 @@ use crate::support::{TestWorld, closure_policy};
 fn write_script(dir: &tempfile::TempDir, name: &str, body: &str) -> PathBuf {
     let (path, text) = (dir.path().join(name), dir.path().join(format!("{name}.txt")));
     fs::write(&text, format!("#!/bin/sh\n{body}\n")).unwrap();
-    // Another program makes it: what is open for writing here may be so in a child that another
-    // test has just begun, and cannot be run.
+    // Let `install` write the script. A child of another test can inherit a write handle of this
+    // process, and then the script cannot be executed (`ETXTBSY`).
     assert!(
         std::process::Command::new("install")
             .args(["-m", "755"])
@@ -36,7 +36,7 @@ fn write_script(dir: &tempfile::TempDir, name: &str, body: &str) -> PathBuf {
     path
 }
 
-/// Adds to `n`, so that the order shows.
+/// Multiplies `n` and adds to `n`, so that the order is visible.
 struct ArithmeticHook(&'static str, i64, i64);
 
 #[async_trait]
@@ -68,7 +68,7 @@ impl Hook for ArithmeticHook {
 
 #[tokio::test]
 async fn hooks_rewrite_in_order_and_policies_check_last_result() {
-    let seen =
+    let cap =
         closure_policy("cap", |ask| match ask.argument(&"/n".into()).and_then(Value::as_i64) {
             Some(n) if n > 20 => Ok(Verdict::deny(ToolError::new(
                 ErrorCategory::Business,
@@ -78,17 +78,21 @@ async fn hooks_rewrite_in_order_and_policies_check_last_result() {
             _ => Ok(Verdict::allow()),
         });
     let world = TestWorld::new(|agent| {
-        agent.hook(ArithmeticHook("doubles", 2, 0)).hook(ArithmeticHook("adds", 1, 3)).policy(seen)
+        agent.hook(ArithmeticHook("doubles", 2, 0)).hook(ArithmeticHook("adds", 1, 3)).policy(cap)
     });
     let answer = world.session.call("act", json!({"how": "ok", "n": 5})).await;
     assert_eq!(answer.outcome.success().map(|o| &o.value["steps"]), Some(&json!("*2+0*1+3")));
     assert_eq!(world.session.slice("touched").await.unwrap(), Some(json!({"how": "ok", "n": 13})));
     let row = world.session.rows().await.unwrap()[0].clone();
-    assert_eq!(*row.arguments, json!({"how": "ok", "n": 13}), "what ran is what is recorded");
-    assert!(row.facts.hooks.iter().all(|h| h.rewrote));
-    let over = world.session.call("act", json!({"how": "ok", "n": 10})).await;
     assert_eq!(
-        over.outcome.error().map(|e| (&*e.code, e.message.as_str())),
+        *row.arguments,
+        json!({"how": "ok", "n": 13}),
+        "the row contains the executed arguments"
+    );
+    assert!(row.facts.hooks.iter().all(|h| h.rewrote));
+    let denied = world.session.call("act", json!({"how": "ok", "n": 10})).await;
+    assert_eq!(
+        denied.outcome.error().map(|e| (&*e.code, e.message.as_str())),
         Some(("cap", "23 is too much"))
     );
 }
@@ -97,8 +101,8 @@ async fn hooks_rewrite_in_order_and_policies_check_last_result() {
 async fn command_hook_receives_call_event() {
     let dir = tempfile::tempdir().unwrap();
     let log = dir.path().join("seen.json");
-    let keep = write_script(&dir, "keep", &format!("cat > {}", log.display()));
-    let world = TestWorld::new(|agent| agent.hook(CommandHook::new("keep", keep).before()));
+    let script = write_script(&dir, "keep", &format!("cat > {}", log.display()));
+    let world = TestWorld::new(|agent| agent.hook(CommandHook::new("keep", script).before()));
     assert!(world.session.call("act", json!({"how": "ok"})).await.outcome.success().is_some());
     let event: Value = serde_json::from_str(&fs::read_to_string(log).unwrap()).unwrap();
     assert_eq!((&event["tool_name"], &event["tool_input"]), (&json!("act"), &json!({"how": "ok"})));
@@ -107,7 +111,7 @@ async fn command_hook_receives_call_event() {
 #[tokio::test]
 async fn command_hook_output_decides_call() {
     let cases = [
-        // (what it prints and how it ends, the outcome)
+        // (script, outcome)
         ("exit 0", "ok"),
         ("echo '{}'", "ok"),
         ("echo '{\"decision\": \"allow\"}'", "ok"),
@@ -172,7 +176,7 @@ async fn command_hook_output_decides_call() {
             agent.hook(CommandHook::new("script", path).tools("act|other_*").before())
         });
         let answer = world.session.call("act", json!({"how": "ok"})).await;
-        let told = answer.outcome.error().map_or_else(
+        let outcome = answer.outcome.error().map_or_else(
             || "ok".to_owned(),
             |e| {
                 format!(
@@ -184,13 +188,13 @@ async fn command_hook_output_decides_call() {
                 )
             },
         );
-        assert!(told.starts_with(expected), "{body}: {told}");
-        // What the matcher does not name is none of its business.
+        assert!(outcome.starts_with(expected), "{body}: {outcome}");
+        // The hook does not match other tools.
         assert!(world.session.call("look", json!({})).await.outcome.success().is_some());
     }
 }
 
-/// Refuses, and sends the model to this tool.
+/// Denies the call and redirects the model to a tool.
 struct RedirectingHook(&'static str);
 
 #[async_trait]
@@ -210,7 +214,7 @@ impl Hook for RedirectingHook {
 
 #[tokio::test]
 async fn hook_redirect_to_unreachable_tool_is_removed() {
-    for (to, paused, leads) in [
+    for (to, paused, is_reachable) in [
         ("look", false, true),
         ("look", true, false),
         ("back_office", false, false),
@@ -218,7 +222,7 @@ async fn hook_redirect_to_unreachable_tool_is_removed() {
     ] {
         let hidden = Tool::dynamic(
             "back_office",
-            "Not for everybody.",
+            "Only for Bob.",
             json!({"type": "object"}),
             |_, args| async move { Ok(args) },
         );
@@ -232,12 +236,16 @@ async fn hook_redirect_to_unreachable_tool_is_removed() {
         let error = answer.outcome.error().unwrap();
         assert_eq!(
             (&*error.code, error.message.as_str(), error.redirect_tool.as_deref()),
-            ("hook_denied", "not here", leads.then_some(to)),
-            "the refusal stands, with or without"
+            ("hook_denied", "not here", is_reachable.then_some(to)),
+            "the denial is the same with and without a redirect"
         );
-        // Whoever wrote the hook finds out.
+        // The row names the removed redirect for the author of the hook.
         let row = world.session.rows().await.unwrap()[0].clone();
-        assert_eq!(row.facts.hooks[0].no_redirect.as_deref(), (!leads).then_some(to), "{to}");
+        assert_eq!(
+            row.facts.hooks[0].no_redirect.as_deref(),
+            (!is_reachable).then_some(to),
+            "{to}"
+        );
     }
 }
 
@@ -246,31 +254,31 @@ async fn command_hook_gets_only_configured_environment() {
     let dir = tempfile::tempdir().unwrap();
     let log = dir.path().join("env");
     let path = write_script(&dir, "env", &format!("env > {}", log.display()));
-    // Cargo sets plenty of variables for a test.
+    // Cargo sets this variable for tests.
     assert!(std::env::var_os("CARGO_MANIFEST_DIR").is_some());
     let hook =
         CommandHook::new("env", path).env("REFUND_CAP", "500").inherit("CARGO_PKG_NAME").before();
     TestWorld::new(|agent| agent.hook(hook)).session.call("act", json!({"how": "ok"})).await;
-    let seen = fs::read_to_string(log).unwrap();
+    let environment = fs::read_to_string(log).unwrap();
     assert!(
-        seen.contains("REFUND_CAP=500")
-            && seen.contains("CARGO_PKG_NAME=")
-            && !seen.contains("CARGO_MANIFEST_DIR"),
-        "{seen}"
+        environment.contains("REFUND_CAP=500")
+            && environment.contains("CARGO_PKG_NAME=")
+            && !environment.contains("CARGO_MANIFEST_DIR"),
+        "{environment}"
     );
 }
 
 #[tokio::test]
 async fn hanging_hook_is_killed_with_its_children() {
     let dir = tempfile::tempdir().unwrap();
-    // Nobody else sleeps for so long.
-    let (nap, begun) = (format!("60.{}", std::process::id()), dir.path().join("begun"));
+    // A unique duration identifies the process of this test.
+    let (duration, start_marker) = (format!("60.{}", std::process::id()), dir.path().join("begun"));
     let path = write_script(
         &dir,
         "hang",
-        &format!("(echo > {}; exec sleep {nap}) &\nsleep 60", begun.display()),
+        &format!("(echo > {}; exec sleep {duration}) &\nsleep 60", start_marker.display()),
     );
-    // A machine with much to do takes its time to begin.
+    // A busy machine starts processes slowly, so retry with longer timeouts.
     for seconds in [1, 4, 16] {
         let hook = CommandHook::new("hang", &path).timeout(Duration::from_secs(seconds)).before();
         let answer = TestWorld::new(|agent| agent.hook(hook))
@@ -278,22 +286,23 @@ async fn hanging_hook_is_killed_with_its_children() {
             .call("act", json!({"how": "ok"}))
             .await;
         assert_eq!(answer.outcome.error().map(|e| &*e.code), Some("hook_failed"));
-        if begun.exists() {
+        if start_marker.exists() {
             break;
         }
     }
-    assert!(begun.exists(), "no child of the hook was ever there");
-    let line = format!("sleep\0{nap}\0").into_bytes();
-    let is_it =
-        |entry: fs::DirEntry| fs::read(entry.path().join("cmdline")).is_ok_and(|said| said == line);
-    let lives = || fs::read_dir("/proc").unwrap().flatten().any(is_it);
+    assert!(start_marker.exists(), "the child of the hook never started");
+    let line = format!("sleep\0{duration}\0").into_bytes();
+    let is_sleeper = |entry: fs::DirEntry| {
+        fs::read(entry.path().join("cmdline")).is_ok_and(|cmdline| cmdline == line)
+    };
+    let is_alive = || fs::read_dir("/proc").unwrap().flatten().any(is_sleeper);
     for _ in 0..500 {
-        if !lives() {
+        if !is_alive() {
             break;
         }
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
-    assert!(!lives(), "a child of the hook outlived it");
+    assert!(!is_alive(), "a child of the hook outlived it");
 }
 
 #[tokio::test]
@@ -307,7 +316,7 @@ async fn after_hook_rewrites_result() {
     let world = TestWorld::new(|agent| agent.hook(CommandHook::new("post", path).after()));
     let answer = world.session.call("act", json!({"how": "ok"})).await;
     assert_eq!(answer.outcome.success().map(|o| &o.value["note"]), Some(&json!("checked")));
-    // It is told what it needs.
+    // The hook receives the call and the result.
     let log = dir.path().join("seen.json");
     let path = write_script(&dir, "log", &format!("cat > {}", log.display()));
     let world = TestWorld::new(|agent| agent.hook(CommandHook::new("log", path).after()));
@@ -320,7 +329,9 @@ async fn after_hook_rewrites_result() {
     assert!(event["latency_ms"].is_u64());
 }
 
-/// Written without a macro: it dies before there is anything to wait for.
+/// Panics before it returns a future.
+///
+/// The `async_trait` macro would move the panic into the future.
 struct EarlyPanic(&'static str);
 
 impl EarlyPanic {
@@ -387,10 +398,10 @@ async fn panic_before_first_await_is_reported_like_any_panic() {
         ("run", "tool_panicked", Gate::Run, CallEffects::Unknown),
         ("after", "hook_failed", Gate::Shape, CallEffects::Done),
     ];
-    for (place, code, gate, left) in cases {
+    for (place, code, gate, effects) in cases {
         let tool = Tool::with_handler(
             "hasty",
-            "Is in a hurry.",
+            "Panics early.",
             json!({"type": "object"}),
             Arc::new(EarlyPanic(place)),
         );
@@ -401,7 +412,7 @@ async fn panic_before_first_await_is_reported_like_any_panic() {
         let error = answer.outcome.error().unwrap_or_else(|| panic!("{place}: {answer:?}"));
         assert_eq!(
             (&*error.code, answer.gate, error.effects),
-            (code, gate, left),
+            (code, gate, effects),
             "{place}: {error}"
         );
         assert!(!error.message.contains("hunter2"), "{place}: {error}");

@@ -1,4 +1,4 @@
-//! Hostile input gets an error within bounds of time and memory, and nothing else.
+//! Tests that hostile input gets an error within bounds of time and memory.
 
 use std::time::{Duration, Instant};
 
@@ -16,7 +16,7 @@ async fn refusal_code(
 ) -> String {
     let start = Instant::now();
     let answer = world.session.call(tool, arguments).await;
-    // Generous: a bound, not a measurement.
+    // A generous bound, because this test is not a benchmark.
     assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
     assert_eq!(world.run_count(), 0);
     let error = answer.outcome.error().unwrap_or_else(|| panic!("{answer:?}"));
@@ -113,7 +113,7 @@ async fn large_integers_are_exact() {
     let echo = Tool::dynamic("echo", "Echoes.", schema, |_, args| async move { Ok(args) })
         .effect(Effect::Read);
     let world = TestWorld::new(|agent| agent.tool(echo));
-    for (sent, back) in [
+    for (sent, expected) in [
         (r#"{"n": 9007199254740993}"#, r#"{"n":9007199254740993}"#),
         (r#"{"n": 18446744073709551617}"#, r#"{"n":18446744073709551617}"#),
         (r#"{"n": 1.0}"#, r#"{"n":1}"#),
@@ -127,7 +127,7 @@ async fn large_integers_are_exact() {
         let answer = world.session.call("echo", sent).await;
         assert_eq!(
             answer.outcome.success().map(|o| o.value.to_string()).as_deref(),
-            Some(back),
+            Some(expected),
             "{sent}: {answer:?}"
         );
     }
@@ -230,8 +230,8 @@ proptest! {
             prop_assert!(error.message.contains("the number"), "only numbers out of range are refused: {error}");
         }
         if let Ok(read) = strict {
-            // Numbers out of range are refused; everything else means the same, and has one
-            // spelling.
+            // Numbers out of range are refused. All other values keep their meaning and have one
+            // canonical form.
             let again = parse(&to_canonical_bytes(&read), &JsonBounds::default()).unwrap();
             prop_assert_eq!(&again, &read);
             prop_assert_eq!(to_canonical_bytes(&again), to_canonical_bytes(&read));
@@ -267,7 +267,7 @@ fn is_alike(a: &Value, b: &Value, same: &dyn Fn(&Value, &Value) -> bool) -> bool
     }
 }
 
-/// A filter language of choices inside choices, wrong at the very bottom.
+/// Checks a recursive filter schema with an error at the deepest level.
 #[tokio::test]
 async fn deep_error_in_recursive_schema_is_found_quickly() {
     let node = |kind: &str| json!({"type": "object", "properties": {"kind": {"const": kind}, "left": {"$ref": "#/$defs/f"}, "right": {"$ref": "#/$defs/f"}}, "required": ["kind"]});
@@ -307,7 +307,7 @@ async fn deep_error_in_recursive_schema_is_found_quickly() {
     assert!(answer.outcome.success().is_some(), "{answer:?}");
 }
 
-/// All of the above once more, in a process that may not have more than a gigabyte of memory.
+/// Runs the tests of this module again in a process with at most 1 GiB of memory.
 #[test]
 fn hostile_input_uses_bounded_memory() {
     if std::env::var_os("TOOLGATE_BOUNDED").is_some() {

@@ -1,4 +1,6 @@
-//! What an upstream says of its tools is no reason not to load a file.
+//! Tests that the tool definitions of an upstream do not prevent a configuration from loading.
+
+mod secrets;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,7 +13,7 @@ use toolgate::{
 };
 use toolgate_config::{Backend, Config, HttpTool, RemoteToolSpec, UnusableTool, UpstreamConfig};
 
-/// What upstreams offer, by their names.
+/// Holds the tools of each upstream by name.
 struct FakeUpstreams {
     tools: BTreeMap<&'static str, Vec<RemoteToolSpec>>,
     live: bool,
@@ -53,8 +55,7 @@ fn remote_tool(name: &str, input: Value) -> RemoteToolSpec {
     RemoteToolSpec { name: name.to_owned(), description: "Does.".to_owned(), input, output: None }
 }
 
-/// Two tools that a file declares of one upstream: `x`, of which a case speaks, and `y`, of which
-/// nobody does.
+/// Builds a configuration with two tools of one upstream: `x`, which a case changes, and `y`.
 fn config_with_upstream(of_x: &str, rules: &str) -> String {
     format!(
         "[upstreams.u]\ncommand = \"u\"\nprefix = \"\"\n[tools.x]\nkind = \"mcp\"\nupstream = \"u\"\n{of_x}\n\
@@ -67,9 +68,9 @@ fn build_with_tools(
     tools: Vec<RemoteToolSpec>,
     live: bool,
 ) -> Result<(Vec<Agent>, Vec<UnusableTool>), String> {
-    let offers = FakeUpstreams { tools: BTreeMap::from([("u", tools)]), live };
+    let backend = FakeUpstreams { tools: BTreeMap::from([("u", tools)]), live };
     Config::parse("toolgate.toml", text)
-        .with_backend(&offers)
+        .with_backend(&backend)
         .build_with_upstreams(None)
         .map_err(|error| error.render(false))
 }
@@ -90,40 +91,40 @@ async fn mismatch_quarantines_only_its_tool() {
     };
     let open = "policy = \"open\"";
     for (case, of_x, rules, input, why) in [
-        ("no schema", open, String::new(), text(json!({"a": {"type": "strin"}})), "input schema of `x`"),
+        ("invalid schema", open, String::new(), text(json!({"a": {"type": "strin"}})), "input schema of `x`"),
         ("null", open, String::new(), json!({"type": "null"}), "are `null`"),
         (
-            "a secret that evidence is about",
+            "secret entity",
             "effect = \"read\"\nentities = { customer = \"/id\" }",
             String::new(),
             text(json!({"id": {"type": "string", "writeOnly": true}})),
             "is its secret",
         ),
-        ("no command", "policy = \"open\"\nshell = \"/command\"", String::new(), amount(), "but there is no such argument"),
+        ("missing command argument", "policy = \"open\"\nshell = \"/command\"", String::new(), amount(), "but there is no such argument"),
         (
-            "an example",
+            "invalid example",
             "policy = \"open\"\nexamples = [{ description = \"one\", input = { cent = 1 } }]",
             String::new(),
             amount(),
             "invalid input",
         ),
         (
-            "an argument",
+            "unknown argument in a condition",
             "",
             deny("[\"x\"]", "where = [{ argument = \"/amuont\", above = 5 }]"),
             amount(),
             "policy `cap`: `x` has no argument `amuont`; did you mean `amount`?",
         ),
-        ("an argument in an expression", "", deny("[\"x\"]", "when = \"input.amuont > 5\""), amount(), "has no argument `amuont`"),
+        ("unknown argument in an expression", "", deny("[\"x\"]", "when = \"input.amuont > 5\""), amount(), "has no argument `amuont`"),
         (
-            "a condition",
+            "condition of another type",
             "",
             deny("[\"x\"]", "where = [{ argument = \"/amount\", above = 5 }]"),
             text(json!({"amount": {"type": "string"}})),
             "is declared as string",
         ),
         (
-            "a secret that is looked up",
+            "secret limit owner",
             "",
             "[[policy]]\nname = \"cap\"\nrule = \"limit\"\ntools = [\"x\"]\ncalls = 3\nper = \"/id\"\n".to_owned(),
             text(json!({"id": {"type": "string", "writeOnly": true}})),
@@ -132,92 +133,21 @@ async fn mismatch_quarantines_only_its_tool() {
     ] {
         let text = config_with_upstream(of_x, &rules);
         let tools = || vec![remote_tool("x", input.clone()), remote_tool("y", json!({"type": "object"}))];
-        let (agents, unfit) = build_with_tools(&text, tools(), true).unwrap_or_else(|error| panic!("{case}: {error}"));
-        let [UnusableTool { agent, name, upstream, tool, reason: told, is_awaited: false }] = &unfit[..] else {
-            panic!("{case}: {unfit:?}")
+        let (agents, unusable) = build_with_tools(&text, tools(), true).unwrap_or_else(|error| panic!("{case}: {error}"));
+        let [UnusableTool { agent, name, upstream, tool, reason, is_awaited: false }] = &unusable[..] else {
+            panic!("{case}: {unusable:?}")
         };
         assert_eq!([agent, name, upstream, tool], ["default", "x", "u", "x"], "{case}");
-        assert!(told.contains(why), "{case}: {told}");
-        let given = json!({"amuont": 1, "amount": 1, "id": "A"});
-        assert_eq!(call_code(agents, "x", given.clone()).await, "definition_changed", "{case}");
-        assert_eq!(call_code(build_with_tools(&text, tools(), true).unwrap().0, "y", given).await, "ok", "{case}");
-        // Who only looks at the file sees that something is wrong.
+        assert!(reason.contains(why), "{case}: {reason}");
+        let arguments = json!({"amuont": 1, "amount": 1, "id": "A"});
+        assert_eq!(call_code(agents, "x", arguments.clone()).await, "definition_changed", "{case}");
+        assert_eq!(call_code(build_with_tools(&text, tools(), true).unwrap().0, "y", arguments).await, "ok", "{case}");
+        // A check without live upstreams reports the error.
         let error = build_with_tools(&text, tools(), false).unwrap_err();
         assert!(error.contains("error: "), "{case}: {error}");
-        // It is as it would be where the upstream was never seen.
-        let offers = FakeUpstreams { tools: BTreeMap::new(), live: true };
-        assert!(Config::parse("toolgate.toml", &text).with_backend(&offers).build_with_upstreams(None).unwrap().1.is_empty(), "{case}");
-    }
-}
-
-/// Its calls are written down, though nobody runs them.
-#[tokio::test]
-async fn secret_of_quarantined_tool_is_redacted_in_ledger() {
-    let rule = "[[policy]]\nname = \"cap\"\nrule = \"deny\"\ntools = [\"x\"]\nwhere = [{ argument = \"/amuont\", above = 5 }]\n";
-    let input = json!({"type": "object", "properties": {"amount": {"type": "number"}, "key": {"type": "string", "writeOnly": true}}});
-    let (agents, unfit) = build_with_tools(
-        &config_with_upstream("", rule),
-        vec![remote_tool("x", input), remote_tool("y", json!({"type": "object"}))],
-        true,
-    )
-    .unwrap();
-    assert_eq!(unfit.len(), 1);
-    let spec = agents[0].tools().find(|spec| spec.name() == "x").unwrap();
-    assert!(serde_json::to_string(spec).unwrap().contains("/key"), "{spec:?}");
-}
-
-/// Of what is wrong with it, its secret is a part: then nobody can tell what else is one.
-#[tokio::test]
-async fn arguments_are_redacted_if_secrets_are_unknown() {
-    let input = json!({"type": "object", "properties": {"id": {"type": "string", "writeOnly": true}, "key": {"type": "string"}}});
-    let text = config_with_upstream("effect = \"read\"\nentities = { customer = \"/id\" }", "");
-    let (agents, _) = build_with_tools(
-        &text,
-        vec![remote_tool("x", input), remote_tool("y", json!({"type": "object"}))],
-        true,
-    )
-    .unwrap();
-    let gate =
-        agents.into_iter().fold(Toolgate::builder(), ToolgateBuilder::agent).build().unwrap();
-    let session = gate.session("default", "alice", "s");
-    let answer = session.call("x", json!({"id": "hunter2", "key": "hunter3"})).await;
-    assert_eq!(answer.outcome.error().map(|error| &*error.code), Some("definition_changed"));
-    let rows = serde_json::to_string(&session.rows().await.unwrap()).unwrap();
-    assert!(rows.contains("[redacted ") && !rows.contains("hunter"), "{rows}");
-}
-
-/// A counter has a name, and a refusal says what it has found.
-#[tokio::test]
-async fn rule_messages_hide_arguments_with_unknown_secrets() {
-    let input =
-        json!({"type": "object", "properties": {"id": {"type": "string", "writeOnly": true}}});
-    for rule in [
-        "rule = \"limit\"\ncalls = 3\nper = \"/id\"",
-        "rule = \"deny\"\nwhere = [{ argument = \"/id\", in = [\"hunter2\"] }]",
-    ] {
-        let limit = "[[policy]]\nname = \"most\"\nrule = \"limit\"\ntools = [\"x\"]\ncalls = 3\nper = \"/id\"\n";
-        let rules = format!("{limit}[[policy]]\nname = \"cap\"\ntools = [\"x\"]\n{rule}\n");
-        let (agents, _) = build_with_tools(
-            &config_with_upstream("", &rules),
-            vec![remote_tool("x", input.clone()), remote_tool("y", json!({"type": "object"}))],
-            true,
-        )
-        .unwrap();
-        let gate =
-            agents.into_iter().fold(Toolgate::builder(), ToolgateBuilder::agent).build().unwrap();
-        let session = gate.session("default", "alice", "s");
-        let mut written = String::new();
-        for arguments in [json!("hunter2"), json!(["hunter2"]), json!({"id": "hunter2"})] {
-            let answer = session.call("x", arguments).await;
-            assert_eq!(
-                answer.outcome.error().map(|error| &*error.code),
-                Some("definition_changed"),
-                "{rule}"
-            );
-            written += &format!("{answer:?} ");
-        }
-        written += &format!("{:?}", session.rows().await.unwrap());
-        assert!(!written.contains("hunter2"), "{rule}: {written}");
+        // The file loads if the upstream was never seen.
+        let backend = FakeUpstreams { tools: BTreeMap::new(), live: true };
+        assert!(Config::parse("toolgate.toml", &text).with_backend(&backend).build_with_upstreams(None).unwrap().1.is_empty(), "{case}");
     }
 }
 
@@ -257,11 +187,11 @@ fn rule_for_undeclared_upstream_tool_is_no_error() {
         )
     };
     let text = |undeclared: &str, tool: &str| {
-        let own = "[tools.git_status]\ninput = { type = \"object\" }\npolicy = \"open\"\n\
+        let declared = "[tools.git_status]\ninput = { type = \"object\" }\npolicy = \"open\"\n\
                    [tools.git_wipe]\ninput = { type = \"object\" }\npolicy = \"open\"\n[tools.find]\ninput = { type = \"object\" }\npolicy = \"open\"\n\
                    [tools.wipe]\nkind = \"mcp\"\nupstream = \"git\"\ntool = \"clean_all\"\npolicy = \"open\"\n";
         format!(
-            "[upstreams.git]\ncommand = \"git\"\nundeclared = \"{undeclared}\"\n{own}{}",
+            "[upstreams.git]\ncommand = \"git\"\nundeclared = \"{undeclared}\"\n{declared}{}",
             rule(tool)
         )
     };
@@ -269,16 +199,16 @@ fn rule_for_undeclared_upstream_tool_is_no_error() {
         ("ask", "git_commit", false, false, None),
         ("open", "git_commit", false, true, None),
         ("read", "git_log", true, false, None),
-        // It was seen, and has no such tool.
+        // The upstream was seen and does not have the tool.
         ("read", "git_comit", true, false, Some("did you mean `git_commit`?")),
         ("read", "git_comit", true, true, None),
-        // Nobody could.
+        // No upstream can provide the tool.
         ("deny", "git_commit", false, true, Some("is not a tool of this agent")),
         ("read", "gut_commit", false, true, Some("is not a tool of this agent")),
-        // Likeness to a tool of the file decides nothing.
+        // Similarity to a declared tool does not matter.
         ("read", "git_statsu", false, true, None),
         ("read", "git_find", false, true, None),
-        // The upstream has it by that name, and a table gives it another.
+        // The upstream has the tool, but a table gives it another name.
         ("open", "git_clean_all", true, true, Some("`git_clean_all` is not a tool of this agent")),
         ("open", "git_clean_all", false, true, Some("`git_clean_all` is not a tool of this agent")),
         ("open", "git_clean_al", false, true, None),
@@ -294,41 +224,45 @@ fn rule_for_undeclared_upstream_tool_is_no_error() {
                 remote_tool("clean_all", object()),
             ],
         )]);
-        let offers = FakeUpstreams { tools: if seen { tools } else { BTreeMap::new() }, live };
-        let fitted = Config::parse("toolgate.toml", &text(undeclared, tool))
-            .with_backend(&offers)
+        let backend = FakeUpstreams { tools: if seen { tools } else { BTreeMap::new() }, live };
+        let built = Config::parse("toolgate.toml", &text(undeclared, tool))
+            .with_backend(&backend)
             .build_with_upstreams(None);
-        match (fitted, expected) {
-            (Ok((agents, unfit)), None) => {
-                let is_there = seen && tool == "git_log";
+        match (built, expected) {
+            (Ok((agents, unusable)), None) => {
+                let is_offered = seen && tool == "git_log";
                 assert_eq!(
-                    unfit.iter().any(|one| one.name == tool),
-                    !is_there,
-                    "{case}: {unfit:?}"
+                    unusable.iter().any(|entry| entry.name == tool),
+                    !is_offered,
+                    "{case}: {unusable:?}"
                 );
-                let told = agents[0]
+                let has_warning = agents[0]
                     .warnings()
                     .iter()
                     .any(|warning| warning.message.contains(tool) && warning.span.is_some());
-                assert!(told || is_there, "{case}: {:?}", agents[0].warnings());
-                // The whole upstream is quarantined, the tool that a table declares too.
+                assert!(has_warning || is_offered, "{case}: {:?}", agents[0].warnings());
+                // The whole upstream is quarantined, including tools that a table declares.
                 assert_eq!(
-                    unfit.iter().any(|one| one.name == "git_commit"),
+                    unusable.iter().any(|entry| entry.name == "git_commit"),
                     tool == "git_commit" || (seen && tool != "git_log"),
-                    "{case}: {unfit:?}"
+                    "{case}: {unusable:?}"
                 );
-                let held = |one: &UnusableTool| one.name == "wipe" && !one.is_awaited;
-                assert_eq!(unfit.iter().any(held), seen && tool != "git_log", "{case}: {unfit:?}");
+                let is_held = |entry: &UnusableTool| entry.name == "wipe" && !entry.is_awaited;
+                assert_eq!(
+                    unusable.iter().any(is_held),
+                    seen && tool != "git_log",
+                    "{case}: {unusable:?}"
+                );
             }
             (Err(error), Some(why)) => {
                 assert!(error.render(false).contains(why), "{case}: {}", error.render(false))
             }
-            (fitted, _) => panic!("{case}: {fitted:?}"),
+            (built, _) => panic!("{case}: {built:?}"),
         }
     }
 }
 
-/// Upstreams of which one has something that is held back.
+/// Adds a quarantined tool to the upstream `git`.
 struct QuarantiningUpstreams(FakeUpstreams);
 
 impl Backend for QuarantiningUpstreams {
@@ -351,37 +285,37 @@ impl Backend for QuarantiningUpstreams {
 
 #[tokio::test]
 async fn hook_for_undeclared_upstream_tool_is_deferred() {
-    let own = "[tools.git_status]\ninput = { type = \"object\" }\npolicy = \"open\"\n";
+    let declared = "[tools.git_status]\ninput = { type = \"object\" }\npolicy = \"open\"\n";
     let rule = "[tools.own_tool]\ninput = { type = \"object\" }\n\
                 [[policy]]\nname = \"h\"\nrule = \"deny\"\ntools = [\"own_tool\"]\nwhen = \"false\"\n";
-    for (tools, more, seen, waits) in [
-        ("git_*", own, false, Some(false)),
+    for (tools, extra, seen, is_deferred) in [
+        ("git_*", declared, false, Some(false)),
         ("git_*", "", false, Some(true)),
-        ("git_push", own, false, Some(true)),
-        ("git_p*|git_merge", own, false, Some(true)),
-        ("git_merge", own, true, Some(true)),
-        ("git_push", own, true, Some(false)),
-        // Whatever there will be.
+        ("git_push", declared, false, Some(true)),
+        ("git_p*|git_merge", declared, false, Some(true)),
+        ("git_merge", declared, true, Some(true)),
+        ("git_push", declared, true, Some(false)),
+        // The pattern matches every future tool.
         ("*", "", false, Some(false)),
-        // It is there, and has no such tool; or nobody ever will.
-        ("git_psuh", own, true, None),
-        ("git_rebase", own, true, None),
-        ("gut_*", own, false, None),
-        ("git_push|own_tol", own, false, None),
-        ("git_statsu", own, false, Some(true)),
-        ("git_statsu*", own, false, Some(true)),
+        // The upstream does not have the tool, or no upstream can have it.
+        ("git_psuh", declared, true, None),
+        ("git_rebase", declared, true, None),
+        ("gut_*", declared, false, None),
+        ("git_push|own_tol", declared, false, None),
+        ("git_statsu", declared, false, Some(true)),
+        ("git_statsu*", declared, false, Some(true)),
         ("git_*psuh*", "", true, None),
         ("git_*psuh*", "", false, None),
-        // That is wrong whoever is there.
+        // Two rules with one name are an error with any upstream.
         ("git_*", rule, false, None),
     ] {
-        let case = format!("{tools} {more} {seen}");
+        let case = format!("{tools} {extra} {seen}");
         // Another upstream may have the same tool.
         let upstreams = ["git", "gits"]
             .map(|name| format!("[upstreams.{name}]\ncommand = \"x\"\nundeclared = \"open\"\n"))
             .concat();
         let text = format!(
-            "{upstreams}{more}[[hooks]]\nname = \"h\"\ncommand = \"./h\"\ntools = [\"{tools}\"]\n"
+            "{upstreams}{extra}[[hooks]]\nname = \"h\"\ncommand = \"./h\"\ntools = [\"{tools}\"]\n"
         );
         let push = || vec![remote_tool("push", json!({"type": "object"}))];
         let known = if seen {
@@ -390,41 +324,42 @@ async fn hook_for_undeclared_upstream_tool_is_deferred() {
             BTreeMap::from([("gits", push())])
         };
         let known = if tools == "*" { BTreeMap::new() } else { known };
-        let offers = QuarantiningUpstreams(FakeUpstreams { tools: known, live: true });
+        let backend = QuarantiningUpstreams(FakeUpstreams { tools: known, live: true });
         match (
-            Config::parse("toolgate.toml", &text).with_backend(&offers).build_with_upstreams(None),
-            waits,
+            Config::parse("toolgate.toml", &text).with_backend(&backend).build_with_upstreams(None),
+            is_deferred,
         ) {
-            (Ok((agents, unfit)), Some(waits)) => {
-                // Nothing else is held back for it.
-                assert!(unfit.is_empty(), "{case}: {unfit:?}");
-                let told = |warning: &Diagnostic| {
+            (Ok((agents, unusable)), Some(is_deferred)) => {
+                // No tool is quarantined because of the hook.
+                assert!(unusable.is_empty(), "{case}: {unusable:?}");
+                let is_hook_warning = |warning: &Diagnostic| {
                     warning.message.contains("the hook `h`") && warning.span.is_some()
                 };
                 assert_eq!(
-                    agents[0].warnings().iter().any(told),
-                    waits,
+                    agents[0].warnings().iter().any(is_hook_warning),
+                    is_deferred,
                     "{case}: {:?}",
                     agents[0].warnings()
                 );
-                if seen && !waits {
-                    // There is no such program, so it is a fault.
+                if seen && !is_deferred {
+                    // The hook program does not exist, so the call fails.
                     assert_ne!(call_code(agents, "git_push", json!({})).await, "ok", "{case}");
                 }
             }
             (Err(error), None) => {
-                let said = error.render(false);
+                let rendered = error.render(false);
                 assert!(
-                    said.contains("matches no tool") || said.contains("has the name of another"),
-                    "{case}: {said}"
+                    rendered.contains("matches no tool")
+                        || rendered.contains("has the name of another"),
+                    "{case}: {rendered}"
                 );
             }
-            (fitted, _) => panic!("{case}: {fitted:?}"),
+            (built, _) => panic!("{case}: {built:?}"),
         }
     }
 }
 
-/// What is held back only for its name keeps its secrets by itself, and rules speak of it as ever.
+/// Checks that a tool that is quarantined only for its name keeps its secrets and rules.
 #[tokio::test]
 async fn rule_denies_tool_quarantined_by_other_rule() {
     let upstream = |name: &str| {
@@ -437,13 +372,13 @@ async fn rule_denies_tool_quarantined_by_other_rule() {
     };
     let text = format!("{}{}{}{}", upstream("a"), upstream("b"), rule("pulll"), rule("pull"));
     let pull = vec![remote_tool("pull", json!({"type": "object"}))];
-    let offers =
+    let backend =
         FakeUpstreams { tools: BTreeMap::from([("a", pull), ("b", Vec::new())]), live: true };
-    let (agents, unfit) = Config::parse("toolgate.toml", &text)
-        .with_backend(&offers)
+    let (agents, unusable) = Config::parse("toolgate.toml", &text)
+        .with_backend(&backend)
         .build_with_upstreams(None)
         .unwrap();
-    assert!(unfit.iter().any(|unfit| unfit.name == "pull"), "{unfit:?}");
+    assert!(unusable.iter().any(|unusable| unusable.name == "pull"), "{unusable:?}");
     assert_eq!(call_code(agents, "pull", json!({})).await, "no_pull");
 }
 
@@ -466,13 +401,16 @@ fn rule_with_missing_tool_quarantines_its_whole_upstream() {
         );
         let text =
             format!("{}{}{table}{rule}", upstream("a", prefixes[0]), upstream("b", prefixes[1]));
-        let offers = FakeUpstreams { tools: seen.iter().cloned().collect(), live: true };
-        let (_, unfit) = Config::parse("toolgate.toml", &text)
-            .with_backend(&offers)
+        let backend = FakeUpstreams { tools: seen.iter().cloned().collect(), live: true };
+        let (_, unusable) = Config::parse("toolgate.toml", &text)
+            .with_backend(&backend)
             .build_with_upstreams(None)
             .unwrap();
-        let mut names: Vec<String> =
-            unfit.into_iter().map(|unfit| unfit.name).filter(|name| name != tool).collect();
+        let mut names: Vec<String> = unusable
+            .into_iter()
+            .map(|unusable| unusable.name)
+            .filter(|name| name != tool)
+            .collect();
         names.sort();
         names
     };
@@ -492,14 +430,13 @@ fn rule_with_missing_tool_quarantines_its_whole_upstream() {
             "drop_tables",
             &["merge", "pull", "wipe"],
         ),
-        // An upstream that was never connected may have it. It keeps no other upstream from
-        // working.
+        // An upstream that was never connected may have the tool. Other upstreams keep working.
         (["", ""], std::slice::from_ref(&a), "pulll", &none),
         (["git_", "gitlab_"], std::slice::from_ref(&a), "gitlab_push", &none),
     ] {
         assert_eq!(quarantined(prefixes, seen, tool), expected, "{prefixes:?} {tool}");
     }
     // Two tools that are mapped to one name exist, and both are left out.
-    let twice = ("b", remotes(&["push", "Push", "merge", "clean_all"]));
-    assert_eq!(quarantined(["git_", "gitlab_"], &[a, twice], "gitlab_push"), none);
+    let duplicated = ("b", remotes(&["push", "Push", "merge", "clean_all"]));
+    assert_eq!(quarantined(["git_", "gitlab_"], &[a, duplicated], "gitlab_push"), none);
 }

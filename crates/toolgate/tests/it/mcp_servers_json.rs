@@ -1,19 +1,20 @@
-//! Files of servers as clients have them.
+//! Tests that server files of clients are read as upstreams.
 
 use serde_json::{Value, json};
 use toolgate_config::{
     Config, UndeclaredToolPolicy, UpstreamConfig, UpstreamTransport, parse_mcp_servers,
 };
 
-/// What a server of such a file comes to, in one line.
+/// Describes an upstream in one line.
 fn describe_upstream(upstream: &UpstreamConfig) -> String {
-    let lacks = upstream.missing_references();
-    if !lacks.is_empty() {
-        return lacks.join("; ");
+    let missing = upstream.missing_references();
+    if !missing.is_empty() {
+        return missing.join("; ");
     }
     match &upstream.transport {
         UpstreamTransport::Command { program, args, env, directory, .. } => {
-            let args: Vec<String> = args.iter().map(|word| word.resolve().unwrap()).collect();
+            let args: Vec<String> =
+                args.iter().map(|argument| argument.resolve().unwrap()).collect();
             let env: Vec<String> = env
                 .iter()
                 .map(|(name, value)| format!("{name}={}", value.resolve().unwrap()))
@@ -46,14 +47,14 @@ fn server_files_are_read_like_clients_do() {
             "uvx [\"a\"] [\"K=v\"] None".to_owned(),
         ),
         (json!({"command": "uvx", "cwd": "/srv"}), "uvx [] [] Some(\"/srv\")".to_owned()),
-        // As some clients have it: what is null is not there, and a number is its text.
+        // Some clients write null for a missing value, and a number for a text.
         (
             json!({"command": "uvx", "args": null, "env": {"PORT": 8080, "RATE": 1.50, "K": null}}),
             "uvx [] [\"PORT=8080\", \"RATE=1.5\"] None".to_owned(),
         ),
         (json!({"command": "uvx", "env": null, "cwd": null}), "uvx [] [] None".to_owned()),
         (json!({"url": "https://x/mcp", "headers": null}), "https://x/mcp [] either".to_owned()),
-        // What the environment has, wherever it stands and however it is spelled.
+        // References to environment variables, in every place and spelling.
         (json!({"command": "${PATH}/x"}), format!("{path}/x [] [] None")),
         (json!({"command": "${env:PATH}/x"}), format!("{path}/x [] [] None")),
         (json!({"command": "${NO_SUCH_ROOM:-/opt}/x"}), "/opt/x [] [] None".to_owned()),
@@ -71,7 +72,7 @@ fn server_files_are_read_like_clients_do() {
             json!({"url": "https://x/${env:NO_SUCH_ROOM:-r}", "headers": {"K": "${env:PATH}"}}),
             format!("https://x/r {:?} either", [format!("K: {path}")]),
         ),
-        // What is missing is named, and keeps nobody else away.
+        // A missing variable is named and does not affect other servers.
         (json!({"command": "${NO_SUCH_ROOM}/x"}), missing.clone()),
         (json!({"command": "${env:NO_SUCH_ROOM}/x"}), missing.clone()),
         (json!({"command": "x", "cwd": "${NO_SUCH_ROOM}"}), missing.clone()),
@@ -79,7 +80,7 @@ fn server_files_are_read_like_clients_do() {
         (json!({"command": "x", "env": {"K": "${env:NO_SUCH_ROOM}"}}), missing.clone()),
         (json!({"url": "https://x/${env:NO_SUCH_ROOM}"}), missing.clone()),
         (json!({"url": "https://x", "headers": {"K": "${NO_SUCH_ROOM}"}}), missing.clone()),
-        // Addresses, by the names that they have.
+        // URLs under each key that clients use.
         (json!({"url": "https://x/mcp"}), "https://x/mcp [] either".to_owned()),
         (json!({"type": "http", "url": "https://x/mcp"}), "https://x/mcp [] http".to_owned()),
         (json!({"type": "sse", "url": "https://x/sse"}), "https://x/sse [] sse".to_owned()),
@@ -95,7 +96,7 @@ fn server_files_are_read_like_clients_do() {
         for (server, expected) in &cases {
             let text = json!({key: {"one": server, "two": {"command": "well"}}}).to_string();
             let found = parse_mcp_servers(&text).unwrap_or_else(|why| panic!("{server}: {why}"));
-            let names: Vec<&str> = found.iter().map(|one| one.name.as_str()).collect();
+            let names: Vec<&str> = found.iter().map(|upstream| upstream.name.as_str()).collect();
             assert_eq!(names, ["one", "two"], "{key} {server}");
             assert_eq!(
                 (&describe_upstream(&found[0]), describe_upstream(&found[1])),
@@ -103,7 +104,7 @@ fn server_files_are_read_like_clients_do() {
                 "{key} {server}"
             );
             assert!(
-                found.iter().all(|one| one.undeclared == UndeclaredToolPolicy::Ask),
+                found.iter().all(|upstream| upstream.undeclared == UndeclaredToolPolicy::Ask),
                 "{key} {server}"
             );
         }
@@ -157,27 +158,30 @@ fn secret_from_file_stays_redacted_after_file_change() {
     std::fs::write(&key, "first-key-of-ours\n").unwrap();
     let used = read();
     let UpstreamTransport::Command { env, .. } = &used.transport else { panic!("{used:?}") };
-    // Nobody has been given it yet: whatever is there is what it will be.
+    // No process uses the secret yet, so a change of the file does not matter.
     assert!(used.is_unchanged(&read()));
     assert_eq!(env[0].1.resolve_and_remember().unwrap(), "first-key-of-ours");
     assert!(used.is_unchanged(&read()));
     std::fs::write(&key, "second-key-of-ours\n").unwrap();
     assert!(!used.is_unchanged(&read()));
-    let said = "first-key-of-ours, second-key-of-ours";
-    assert_eq!(used.redact_secrets(said), "[redacted], [redacted]");
-    assert_eq!(used.redact_value(json!({"said": said})), json!({"said": "[redacted], [redacted]"}));
+    let secrets = "first-key-of-ours, second-key-of-ours";
+    assert_eq!(used.redact_secrets(secrets), "[redacted], [redacted]");
+    assert_eq!(
+        used.redact_value(json!({"text": secrets})),
+        json!({"text": "[redacted], [redacted]"})
+    );
     assert!(!format!("{used:?}").contains("key-of-ours"), "{used:?}");
-    // It may be written at this moment.
+    // An empty file can be a write in progress.
     std::fs::write(&key, "\n").unwrap();
     assert!(used.is_unchanged(&read()));
     std::fs::remove_file(&key).unwrap();
     assert!(used.is_unchanged(&read()));
-    assert_eq!(used.redact_secrets(said), "[redacted], second-key-of-ours");
-    // Another file that is not there is another one.
+    assert_eq!(used.redact_secrets(secrets), "[redacted], second-key-of-ours");
+    // A reference to another missing file is a change.
     let other =
         Config::parse("toolgate.toml", &text.replace("/key\"", "/another\"")).upstreams.remove(0);
     assert!(!used.is_unchanged(&other));
-    // What values are taken from is looked at again, and is no part of what is accepted.
+    // Files that hold values are watched, but they are not part of the accepted configuration.
     let config = Config::parse("toolgate.toml", &text);
     assert_eq!(config.value_files(), [key, "keys.json".into()]);
     assert!(config.included_files().is_empty());
@@ -186,84 +190,85 @@ fn secret_from_file_stays_redacted_after_file_change() {
 #[test]
 fn url_secrets_are_redacted_in_every_encoding() {
     let url = "https://ann:pass%2Dword-1@x.example/mcp?region=eu&apiKey=k3y%2Bof+ours&plain-k3y#top-of-page";
-    let far = parse_mcp_servers(&json!({"mcpServers": {"far": {"url": url}}}).to_string())
+    let upstream = parse_mcp_servers(&json!({"mcpServers": {"far": {"url": url}}}).to_string())
         .unwrap()
         .remove(0);
     for secret in
         ["pass%2Dword-1", "pass-word-1", "k3y%2Bof+ours", "k3y+of+ours", "k3y+of ours", "plain-k3y"]
     {
-        let said = format!("`{secret}` of ann is wrong");
-        assert_eq!(far.redact_secrets(&said), "`[redacted]` of ann is wrong", "{secret}");
+        let text = format!("`{secret}` of ann is wrong");
+        assert_eq!(upstream.redact_secrets(&text), "`[redacted]` of ann is wrong", "{secret}");
         assert_eq!(
-            far.redact_value(json!([said])),
+            upstream.redact_value(json!([text])),
             json!(["`[redacted]` of ann is wrong"]),
             "{secret}"
         );
     }
-    let said = "nobody is at x.example/mcp in eu, see apiKey and top-of-page";
-    assert_eq!(far.redact_secrets(said), said);
+    let text = "no server is at x.example/mcp in eu, see apiKey and top-of-page";
+    assert_eq!(upstream.redact_secrets(text), text);
 }
 
 #[test]
 fn servers_that_map_to_same_name_are_refused() {
     // The first 32 letters are the same.
     let names = ["a-server-with-a-rather-long-name-one", "a-server-with-a-rather-long-name-two"];
-    let of = |names: &[&str], more: Value| {
+    let parse_servers = |names: &[&str], extra: Value| {
         let servers: serde_json::Map<String, Value> =
             names.iter().map(|name| ((*name).to_owned(), json!({"command": name}))).collect();
         let mut servers = Value::Object(servers);
-        servers[names[0]].as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        servers[names[0]].as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
         parse_mcp_servers(&json!({"mcpServers": servers}).to_string())
-            .map(|found| found.into_iter().map(|one| one.name).collect::<Vec<_>>())
+            .map(|found| found.into_iter().map(|server| server.name).collect::<Vec<_>>())
     };
     let short = "a-server-with-a-rather-long-name";
     let why =
         |name: &str| Err(format!("`{name}` has the same name as another server after mapping"));
-    assert_eq!(of(&names, json!({})), why(names[1]));
-    assert_eq!(of(&[names[0], short], json!({})), why(names[0]));
-    assert_eq!(of(&["Git.Hub", "git_hub"], json!({})), why("Git.Hub"));
-    assert_eq!(of(&names[..1], json!({})), Ok(vec![short.to_owned()]));
-    // One that is left out is in nobody's way.
-    assert_eq!(of(&names, json!({"disabled": true})), Ok(vec![short.to_owned()]));
+    assert_eq!(parse_servers(&names, json!({})), why(names[1]));
+    assert_eq!(parse_servers(&[names[0], short], json!({})), why(names[0]));
+    assert_eq!(parse_servers(&["Git.Hub", "git_hub"], json!({})), why("Git.Hub"));
+    assert_eq!(parse_servers(&names[..1], json!({})), Ok(vec![short.to_owned()]));
+    // A disabled server does not conflict.
+    assert_eq!(parse_servers(&names, json!({"disabled": true})), Ok(vec![short.to_owned()]));
 }
 
 #[test]
 fn conflicting_server_files_are_both_named() {
     let home = tempfile::tempdir().unwrap();
-    let file = |name: &str, server: Value| {
+    let write_file = |name: &str, server: Value| {
         std::fs::write(
             home.path().join(name),
             json!({"mcpServers": {"git": server, name: {"command": "x"}}}).to_string(),
         )
         .unwrap();
     };
-    file("one", json!({"command": "mcp-git", "args": ["here"]}));
-    let read = |more: &str| {
+    write_file("one", json!({"command": "mcp-git", "args": ["here"]}));
+    let read = |extra: &str| {
         let name = home.path().join("toolgate.toml").display().to_string();
-        let config = Config::parse(&name, &format!("mcp_servers = [\"one\", \"two\"]\n{more}"));
-        let names: Vec<String> = config.upstreams.iter().map(|one| one.name.clone()).collect();
+        let config = Config::parse(&name, &format!("mcp_servers = [\"one\", \"two\"]\n{extra}"));
+        let names: Vec<String> =
+            config.upstreams.iter().map(|upstream| upstream.name.clone()).collect();
         (config.problems().iter().map(|problem| problem.message.clone()).collect::<Vec<_>>(), names)
     };
     let all = ["git", "one", "two"].map(str::to_owned).to_vec();
-    file("two", json!({"command": "mcp-git", "args": ["here"]}));
+    write_file("two", json!({"command": "mcp-git", "args": ["here"]}));
     assert_eq!(read(""), (Vec::new(), all.clone()));
     // Clients differ in whether they name the transport.
-    for (one, two, same) in
+    for (first, second, same) in
         [(None, Some("sse"), true), (Some("http"), None, true), (Some("http"), Some("sse"), false)]
     {
         let server = |kind: Option<&str>| match kind {
             Some(kind) => json!({"url": "http://127.0.0.1:1/mcp", "type": kind}),
             None => json!({"url": "http://127.0.0.1:1/mcp"}),
         };
-        file("one", server(one));
-        file("two", server(two));
-        assert_eq!(read("").0.is_empty(), same, "{one:?} {two:?}");
+        write_file("one", server(first));
+        write_file("two", server(second));
+        assert_eq!(read("").0.is_empty(), same, "{first:?} {second:?}");
     }
-    file("one", json!({"command": "mcp-git", "args": ["here"]}));
-    file("two", json!({"command": "mcp-git", "args": ["there"]}));
-    let [one, two] = ["one", "two"].map(|name| home.path().join(name).display().to_string());
-    let why = format!("{one} and {two} both define a server `git`, but differently");
+    write_file("one", json!({"command": "mcp-git", "args": ["here"]}));
+    write_file("two", json!({"command": "mcp-git", "args": ["there"]}));
+    let [first, second] = ["one", "two"].map(|name| home.path().join(name).display().to_string());
+    let why = format!("{first} and {second} both define a server `git`, but differently");
     assert_eq!(read(""), (vec![why], all.clone()));
-    // What the file itself says of it counts.
+    // A definition in the configuration itself wins.
     assert_eq!(read("[upstreams.git]\ncommand = \"another\"\n"), (Vec::new(), all));
 }

@@ -1,4 +1,5 @@
-//! Policies: all are asked, the closest denial is shown, and nothing with effects is ungoverned.
+//! Tests that all policies are checked, the closest denial is shown, and every tool with effects is
+//! governed.
 
 use std::sync::Mutex;
 
@@ -100,12 +101,12 @@ async fn sequence_rule_suggests_next_tool() {
         .unwrap();
     let session =
         crate::support::runtime_builder().agent(agent).build_checked().session("ci", "alice", "s");
-    let mut asked = Vec::new();
-    // Whatever is asked for, playing `next` reaches it.
+    let mut called = Vec::new();
+    // Following the next steps reaches the call.
     for _ in 0..10 {
         let mut tool = "deploy".to_owned();
         let answer = loop {
-            asked.push(tool.clone());
+            called.push(tool.clone());
             let answer = session.call(&tool, json!({})).await;
             match answer.outcome.error().and_then(|e| e.next.clone()) {
                 Some(next) => tool = next.tool,
@@ -114,11 +115,11 @@ async fn sequence_rule_suggests_next_tool() {
         };
         assert!(answer.outcome.success().is_some(), "{answer:?}");
         if tool == "deploy" {
-            assert_eq!(asked, ["deploy", "lint", "deploy", "build", "deploy", "test", "deploy"]);
+            assert_eq!(called, ["deploy", "lint", "deploy", "build", "deploy", "test", "deploy"]);
             return;
         }
     }
-    panic!("{asked:?}");
+    panic!("{called:?}");
 }
 
 #[test]
@@ -149,7 +150,7 @@ fn agent_build_reports_all_errors_at_once() {
         .policy(deny_policy("same"))
         .prompt_policy(deny_policy("same"))
         .describe("twice", "Another description.")
-        .describe("gone", "Nobody.")
+        .describe("gone", "No such tool.")
         .policy(Sequence::new("circle").after("a", ["b"]).after("b", ["a"]))
         .build()
         .unwrap_err();
@@ -199,7 +200,7 @@ async fn policies_are_notified_of_rollbacks() {
     struct RollbackRecorder(&'static Mutex<Vec<String>>);
     impl Policy for RollbackRecorder {
         fn name(&self) -> &str {
-            "told"
+            "recorder"
         }
         fn check(&self, _: &PolicyInput<'_>) -> Result<Verdict, PolicyError> {
             Ok(Verdict::allow())

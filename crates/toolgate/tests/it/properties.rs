@@ -1,5 +1,7 @@
-//! What must hold whatever is called: no run without a permit, no change by a failure, one row a
-//! call, and what was judged is byte for byte what runs.
+//! Tests invariants of every call.
+//!
+//! No call runs without a permit, a failure changes nothing, each call has one row, and the checked
+//! bytes are the executed bytes.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -19,17 +21,17 @@ use toolgate_json::{JsonBounds, parse, to_canonical_bytes};
 
 use crate::support::TestWorld;
 
-/// What the policy judged and what the handler was given, in their order.
+/// Records the arguments that a policy checked or a handler received.
 #[derive(Debug, Clone, PartialEq)]
 enum ObservedStep {
     Checked(Vec<u8>),
-    Ran { permitted: Vec<u8>, given: Vec<u8> },
+    Ran { permitted: Vec<u8>, received: Vec<u8> },
 }
 
 impl ObservedStep {
-    /// A run with nothing but these arguments.
+    /// Builds the step of a run with these arguments.
     fn run_with(arguments: &[u8]) -> Self {
-        Self::Ran { permitted: arguments.to_vec(), given: arguments.to_vec() }
+        Self::Ran { permitted: arguments.to_vec(), received: arguments.to_vec() }
     }
 }
 
@@ -37,11 +39,11 @@ impl ObservedStep {
 struct StepLog(Arc<Mutex<Vec<ObservedStep>>>);
 
 impl StepLog {
-    fn record(&self, moment: ObservedStep) {
-        self.0.lock().unwrap().push(moment);
+    fn record(&self, step: ObservedStep) {
+        self.0.lock().unwrap().push(step);
     }
 
-    /// What was seen since this was asked last.
+    /// Returns the steps since the last call of this function.
     fn take_new(&self) -> Vec<ObservedStep> {
         std::mem::take(&mut *self.0.lock().unwrap())
     }
@@ -59,12 +61,12 @@ impl Handler for RecordingHandler {
     ) -> Result<Value, Failure> {
         self.0.record(ObservedStep::Ran {
             permitted: permit.arguments().bytes().to_vec(),
-            given: arguments.bytes().to_vec(),
+            received: arguments.bytes().to_vec(),
         });
         assert_eq!(permit.call_id(), ctx.call_id());
         ctx.set_slice("last", arguments.value())?;
         if arguments.value()["fail"] == true {
-            Err(Failure::business("told_to", "told to fail"))
+            Err(Failure::business("requested_failure", "requested by the test"))
         } else {
             Ok(arguments.value().clone())
         }
@@ -75,26 +77,26 @@ struct RecordingPolicy(StepLog);
 
 impl Policy for RecordingPolicy {
     fn name(&self) -> &str {
-        "judge"
+        "recorder"
     }
     fn check(&self, ask: &PolicyInput<'_>) -> Result<Verdict, PolicyError> {
         if ask.arguments.value()["deny"] == true {
             return Ok(Verdict::deny(ToolError::new(
                 ErrorCategory::Business,
-                "told_to_deny",
+                "requested_denial",
                 "no",
             )));
         }
         self.0.record(ObservedStep::Checked(ask.arguments.bytes().to_vec()));
         Ok(if ask.arguments.value()["ask"] == true {
-            Verdict::ask("told to ask")
+            Verdict::ask("requested by the test")
         } else {
             Verdict::allow()
         })
     }
 }
 
-/// Rewrites the arguments into what it is given.
+/// Replaces the arguments with the stored value, if there is one.
 #[derive(Clone, Default)]
 struct RewritingHook(Arc<Mutex<Option<Value>>>);
 
@@ -111,15 +113,24 @@ impl Hook for RewritingHook {
     }
 }
 
-fn recording_world(seen: &StepLog, more: impl FnOnce(AgentBuilder) -> AgentBuilder) -> TestWorld {
+fn recording_world(
+    step_log: &StepLog,
+    configure_agent: impl FnOnce(AgentBuilder) -> AgentBuilder,
+) -> TestWorld {
     let flag = || json!({"type": "boolean"});
     let properties = json!({"deny": flag(), "fail": flag(), "ask": flag(), "n": {"type": "integer"}, "data": {}});
     let schema = json!({"type": "object", "properties": properties});
-    let tool =
-        Tool::with_handler("watch", "Watches.", schema, Arc::new(RecordingHandler(seen.clone())))
-            .effect(Effect::Write);
-    let judge = RecordingPolicy(seen.clone());
-    TestWorld::without_replay_check(|agent| more(agent.tool(tool).tool_policy("watch", judge)))
+    let tool = Tool::with_handler(
+        "watch",
+        "Watches.",
+        schema,
+        Arc::new(RecordingHandler(step_log.clone())),
+    )
+    .effect(Effect::Write);
+    let policy = RecordingPolicy(step_log.clone());
+    TestWorld::without_replay_check(|agent| {
+        configure_agent(agent.tool(tool).tool_policy("watch", policy))
+    })
 }
 
 fn any_data() -> impl Strategy<Value = String> {
@@ -132,11 +143,11 @@ fn any_data() -> impl Strategy<Value = String> {
     ]
 }
 
-/// Arguments with something after them, which may make them worthless.
-fn call_with(junk: &'static [&'static str]) -> impl Strategy<Value = (String, &'static str)> {
-    (any::<bool>(), any::<bool>(), any_data(), prop::sample::select(junk)).prop_map(
-        |(deny, fail, data, junk)| {
-            (format!(r#"{{"deny": {deny}, "fail": {fail}, "data": {data}{junk}}}"#), junk)
+/// Generates arguments with a suffix that can make them invalid.
+fn call_with(suffix: &'static [&'static str]) -> impl Strategy<Value = (String, &'static str)> {
+    (any::<bool>(), any::<bool>(), any_data(), prop::sample::select(suffix)).prop_map(
+        |(deny, fail, data, suffix)| {
+            (format!(r#"{{"deny": {deny}, "fail": {fail}, "data": {data}{suffix}}}"#), suffix)
         },
     )
 }
@@ -146,19 +157,19 @@ fn any_call() -> impl Strategy<Value = String> {
         .prop_map(|(text, _)| text)
 }
 
-/// What a hook may make of the arguments, and whether it fits the schema.
+/// Generates an optional rewrite by a hook, and whether the rewrite matches the schema.
 fn any_rewrite() -> impl Strategy<Value = Option<(String, bool)>> {
     let object = call_with(&["", "", ", \"unknown\": 1", ", \"n\": \"one\""])
-        .prop_map(|(text, junk)| (text, junk.is_empty()));
+        .prop_map(|(text, suffix)| (text, suffix.is_empty()));
     prop::option::of(prop_oneof![4 => object, 1 => Just(("[1]".to_owned(), false))])
 }
 
-/// The one spelling of a text.
+/// Canonicalizes a JSON text.
 fn canonical_bytes(text: &str) -> Vec<u8> {
     to_canonical_bytes(&parse(text.as_bytes(), &JsonBounds::default()).unwrap())
 }
 
-/// The arguments in the only row of a call.
+/// Returns the decision and the arguments in the only row of a call.
 async fn recorded_arguments(
     world: &TestWorld,
     call: CallId,
@@ -181,8 +192,8 @@ pub(crate) fn proptest_config(short: u32, long: u32) -> ProptestConfig {
 }
 
 async fn check_calls(calls: &[String]) -> Result<(), TestCaseError> {
-    let seen = StepLog::default();
-    let world = recording_world(&seen, |agent| agent);
+    let step_log = StepLog::default();
+    let world = recording_world(&step_log, |agent| agent);
     let mut model: Option<Value> = None;
     for text in calls {
         let before = world.fingerprint().await;
@@ -196,18 +207,18 @@ async fn check_calls(calls: &[String]) -> Result<(), TestCaseError> {
             None => prop_assert_eq!(world.fingerprint().await, before),
         }
         prop_assert_eq!(world.session.slice("last").await.unwrap(), model.clone());
-        // What ran was judged just before, with the same bytes.
-        let now = seen.take_new();
-        if let Some(ObservedStep::Checked(judged)) = now.first() {
+        // Each run follows a check of the same bytes.
+        let steps = step_log.take_new();
+        if let Some(ObservedStep::Checked(checked)) = steps.first() {
             prop_assert_eq!(
-                &to_canonical_bytes(&serde_json::from_slice::<Value>(judged).unwrap()),
-                judged
+                &to_canonical_bytes(&serde_json::from_slice::<Value>(checked).unwrap()),
+                checked
             );
-            let wanted =
-                vec![ObservedStep::Checked(judged.clone()), ObservedStep::run_with(judged)];
-            prop_assert_eq!(&now, &wanted);
+            let expected =
+                vec![ObservedStep::Checked(checked.clone()), ObservedStep::run_with(checked)];
+            prop_assert_eq!(&steps, &expected);
         } else {
-            prop_assert!(now.is_empty(), "{:?}", now);
+            prop_assert!(steps.is_empty(), "{:?}", steps);
         }
     }
     prop_assert_eq!(world.session.rows().await.unwrap().len(), calls.len());
@@ -215,35 +226,39 @@ async fn check_calls(calls: &[String]) -> Result<(), TestCaseError> {
 }
 
 async fn check_rewrites(calls: &[(String, Option<(String, bool)>)]) -> Result<(), TestCaseError> {
-    let (seen, hook) = (StepLog::default(), RewritingHook::default());
-    let world = recording_world(&seen, |agent| agent.hook(hook.clone()));
-    for (asked, rewrite) in calls {
+    let (step_log, hook) = (StepLog::default(), RewritingHook::default());
+    let world = recording_world(&step_log, |agent| agent.hook(hook.clone()));
+    for (original, rewrite) in calls {
         *hook.0.lock().unwrap() =
             rewrite.as_ref().map(|(text, _)| serde_json::from_str(text).unwrap());
         let before = world.fingerprint().await;
-        let answer = world.session.call("watch", asked.as_str()).await;
-        let (text, fits) = rewrite.as_ref().map_or((asked, true), |(text, fits)| (text, *fits));
-        let (now, arguments) = (seen.take_new(), recorded_arguments(&world, answer.call).await?.1);
+        let answer = world.session.call("watch", original.as_str()).await;
+        let (text, fits) = rewrite.as_ref().map_or((original, true), |(text, fits)| (text, *fits));
+        let (steps, arguments) =
+            (step_log.take_new(), recorded_arguments(&world, answer.call).await?.1);
         let code = answer.outcome.error().map(|error| &*error.code);
         match code {
-            None | Some("told_to") => {
-                let wanted = canonical_bytes(text);
+            None | Some("requested_failure") => {
+                let expected = canonical_bytes(text);
                 prop_assert!(fits, "{} ran", text);
                 prop_assert_eq!(
-                    now,
-                    vec![ObservedStep::Checked(wanted.clone()), ObservedStep::run_with(&wanted)]
+                    steps,
+                    vec![
+                        ObservedStep::Checked(expected.clone()),
+                        ObservedStep::run_with(&expected)
+                    ]
                 );
-                prop_assert_eq!(arguments, wanted, "the row holds something else");
+                prop_assert_eq!(arguments, expected, "the row has other arguments");
             }
-            Some("told_to_deny") => prop_assert!(
-                fits && text.contains(r#""deny": true"#) && now.is_empty(),
+            Some("requested_denial") => prop_assert!(
+                fits && text.contains(r#""deny": true"#) && steps.is_empty(),
                 "{} {:?}",
                 text,
-                now
+                steps
             ),
-            Some("hook_failed") => prop_assert!(!fits && now.is_empty(), "{} {:?}", text, now),
-            Some("loop_detected") => prop_assert!(now.is_empty(), "{:?}", now),
-            other => return Err(TestCaseError::fail(format!("{other:?}: {asked} {rewrite:?}"))),
+            Some("hook_failed") => prop_assert!(!fits && steps.is_empty(), "{} {:?}", text, steps),
+            Some("loop_detected") => prop_assert!(steps.is_empty(), "{:?}", steps),
+            other => return Err(TestCaseError::fail(format!("{other:?}: {original} {rewrite:?}"))),
         }
         if code.is_some() {
             prop_assert_eq!(world.fingerprint().await, before);
@@ -252,8 +267,8 @@ async fn check_rewrites(calls: &[(String, Option<(String, bool)>)]) -> Result<()
     Ok(())
 }
 
-/// One request to a person: a number, data, what the person says, and whether the call then names
-/// the request.
+/// Holds one approval request: a number, data, the answer, and whether the next call names the
+/// approval.
 type ApprovalCase = (i64, String, Option<bool>, bool);
 
 fn any_request() -> impl Strategy<Value = ApprovalCase> {
@@ -262,20 +277,20 @@ fn any_request() -> impl Strategy<Value = ApprovalCase> {
 }
 
 async fn check_approvals(requests: &[ApprovalCase]) -> Result<(), TestCaseError> {
-    let seen = StepLog::default();
-    let world = recording_world(&seen, |agent| agent);
-    for (n, data, said, by_name) in requests {
+    let step_log = StepLog::default();
+    let world = recording_world(&step_log, |agent| agent);
+    for (n, data, answer, by_name) in requests {
         let text = format!(r#"{{"data": {data}, "n": {n}, "ask": true}}"#);
-        let asked = world.session.call("watch", text.as_str()).await;
-        let approval = asked.outcome.error().and_then(|error| error.approval.clone());
+        let first = world.session.call("watch", text.as_str()).await;
+        let approval = first.outcome.error().and_then(|error| error.approval.clone());
         prop_assert!(
-            !seen.take_new().iter().any(|moment| matches!(moment, ObservedStep::Ran { .. })),
-            "asking ran it"
+            !step_log.take_new().iter().any(|step| matches!(step, ObservedStep::Ran { .. })),
+            "the request ran the tool"
         );
-        // It was refused for good before, or is a loop by now.
+        // The call was denied before, or is a loop.
         let Some(approval) = approval else { continue };
-        if let Some(yes) = *said {
-            prop_assert!(world.gate.answer_approval(&approval.id, yes, "bob").await.unwrap());
+        if let Some(approved) = *answer {
+            prop_assert!(world.gate.answer_approval(&approval.id, approved, "bob").await.unwrap());
         }
         for _ in 0..2 {
             let repeated = world.session.prepare("watch", text.as_str());
@@ -285,28 +300,28 @@ async fn check_approvals(requests: &[ApprovalCase]) -> Result<(), TestCaseError>
                 .approval(&approval.id);
             world.gate.call(if *by_name { named } else { repeated }).await;
         }
-        // One answer is one run, with what the person saw.
-        let runs: Vec<ObservedStep> = seen
+        // One approval permits one run with the shown arguments.
+        let runs: Vec<ObservedStep> = step_log
             .take_new()
             .into_iter()
-            .filter(|moment| matches!(moment, ObservedStep::Ran { .. }))
+            .filter(|step| matches!(step, ObservedStep::Ran { .. }))
             .collect();
-        let wanted = if *said == Some(true) {
+        let expected = if *answer == Some(true) {
             vec![ObservedStep::run_with(&canonical_bytes(&text))]
         } else {
             Vec::new()
         };
-        prop_assert_eq!(runs, wanted);
+        prop_assert_eq!(runs, expected);
     }
     Ok(())
 }
 
-/// What is in files, by their paths.
+/// Maps paths to file contents.
 type FileContents = BTreeMap<String, Vec<u8>>;
-/// Files to write, or to remove where there is nothing to write, and whether the call then fails.
+/// Lists files to write, or to remove if the content is `None`, and whether the call then fails.
 type FileEdits = (Vec<(&'static str, Option<String>)>, bool);
 
-/// `b` cannot be a file where there is something below it: then a call fails half-way by itself.
+/// Contains `b` as a file and as a directory, so that some calls fail half-way.
 static EDIT_PATHS: [&str; 5] = ["kept.txt", "a.txt", "b", "b/c.txt", "b/d/e.txt"];
 
 fn any_edit() -> impl Strategy<Value = FileEdits> {
@@ -329,7 +344,7 @@ fn edit_tool() -> Tool {
             }
         }
         if args["fail"] == true {
-            Err(Failure::business("told_to", "told to fail"))
+            Err(Failure::business("requested_failure", "requested by the test"))
         } else {
             Ok(json!("done"))
         }
@@ -339,7 +354,7 @@ fn edit_tool() -> Tool {
     .open()
 }
 
-/// A success leaves what it wrote, and everything else leaves what was there.
+/// Checks that a success keeps its edits and a failure changes nothing.
 async fn check_edits(
     world: &TestWorld,
     look: impl Fn() -> FileContents,
@@ -373,7 +388,7 @@ async fn check_edits(
     Ok(())
 }
 
-/// Every file below a directory.
+/// Collects every file below a directory.
 fn collect_files(below: &Path, root: &Path, found: &mut FileContents) {
     for entry in fs::read_dir(below).unwrap() {
         let path = entry.unwrap().path();
@@ -416,14 +431,14 @@ proptest! {
     fn failed_call_leaves_memory_files_unchanged(edits in prop::collection::vec(any_edit(), 1..8)) {
         block_on(async {
             let world = TestWorld::without_replay_check(|agent| agent.tool(edit_tool()));
-            let there = |path: &&str| world.files.get(path).map(|content| ((*path).to_owned(), content.to_vec()));
-            check_edits(&world, || EDIT_PATHS.iter().filter_map(there).collect(), &edits).await
+            let existing = |path: &&str| world.files.get(path).map(|content| ((*path).to_owned(), content.to_vec()));
+            check_edits(&world, || EDIT_PATHS.iter().filter_map(existing).collect(), &edits).await
         })?;
     }
 }
 
 proptest! {
-    // Each change is synced.
+    // Few cases, because each change is synced to disk.
     #![proptest_config(proptest_config(12, 500))]
 
     #[test]

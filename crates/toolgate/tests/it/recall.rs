@@ -1,4 +1,4 @@
-//! The same call twice: one effect, one result.
+//! Tests that a repeated call has one effect and one result.
 
 use std::time::Duration;
 
@@ -31,18 +31,18 @@ async fn settled_call_is_replayed_without_running() {
     );
     let rows = world.session.rows().await.unwrap();
     assert_eq!(rows.iter().filter(|row| row.decision == Decision::Replayed).count(), 4);
-    // Another session of the same principal gets it too: the key names the act, not the
-    // conversation.
+    // Another session of the same principal gets the replay, because the key is not bound to a
+    // session.
     let other = world.gate.session("agent", "alice", "another");
     let again =
         world.gate.call(other.prepare("act", json!({"how": "ok"})).idempotency_key("k")).await;
     assert!(again.outcome.success().unwrap().replayed);
-    // Another principal does not.
-    let stranger = world.gate.session("agent", "bob", "s");
+    // Another principal gets no replay.
+    let other_principal = world.gate.session("agent", "bob", "s");
     assert!(
         !world
             .gate
-            .call(stranger.prepare("act", json!({"how": "ok"})).idempotency_key("k"))
+            .call(other_principal.prepare("act", json!({"how": "ok"})).idempotency_key("k"))
             .await
             .outcome
             .success()
@@ -53,7 +53,7 @@ async fn settled_call_is_replayed_without_running() {
 
 #[tokio::test]
 async fn running_call_is_not_started_again() {
-    // It hangs for as long as this test wants.
+    // The call hangs until the test cancels the token.
     let world = TestWorld::with_act(|act| act.timeout(Duration::from_secs(60)));
     let other = world.gate.session("agent", "alice", "another");
     let token = CancellationToken::new();
@@ -79,7 +79,7 @@ async fn running_call_is_not_started_again() {
         Some(("pending_reconciliation", false))
     );
     assert_eq!(world.run_count(), 1);
-    // A person looks, and says what happened.
+    // A person settles the call as successful.
     let pending = world.gate.pending_calls().await.unwrap();
     let happened =
         toolgate::Outcome::Success(toolgate::CallOutput::from_value(json!({"done": true})));
@@ -140,7 +140,7 @@ async fn once_tool_is_replayed_without_key() {
     }
     assert_eq!(replayed, [false, false, true, true, true]);
     assert_eq!(world.session.slice("paid").await.unwrap(), Some(json!(2)));
-    // Without `once` and without a key, X, Y, X are three acts.
+    // Without `once` and without a key, X, Y, X are three calls.
     let world = TestWorld::new(|a| a);
     for n in [1, 2, 1] {
         world.session.call("act", json!({"how": "ok", "n": n})).await;
@@ -167,14 +167,14 @@ async fn replay_is_withheld_after_access_is_revoked() {
     RULE_MODE.store(1, Ordering::SeqCst);
     assert!(
         call_with_key(&world, "k", json!({"how": "ok"})).await.outcome.success().is_some(),
-        "a rule about new acts does not hide an old one"
+        "a business rule does not withhold a recorded outcome"
     );
     RULE_MODE.store(2, Ordering::SeqCst);
     let withheld = call_with_key(&world, "k", json!({"how": "ok"})).await;
     assert_eq!(
         withheld.outcome.error().map(|e| (&*e.code, e.effects)),
         Some(("revoked", toolgate::CallEffects::Done)),
-        "it happened"
+        "the effects are known"
     );
 }
 
@@ -254,16 +254,16 @@ async fn once_tool_runs_once_with_any_key() {
         assert!(world.gate.call(call).await.outcome.success().is_some());
     }
     assert_eq!(world.session.slice("paid").await.unwrap(), Some(json!(1)));
-    // Each row says how the first call was known.
-    let by: Vec<Option<DedupKeyKind>> =
+    // Each row names the kind of key that found the first call.
+    let key_kinds: Vec<Option<DedupKeyKind>> =
         world.session.rows().await.unwrap().iter().map(|row| row.facts.recalled_by).collect();
     assert_eq!(
-        by,
+        key_kinds,
         [None, Some(DedupKeyKind::Once), Some(DedupKeyKind::Once), Some(DedupKeyKind::Key)]
     );
 }
 
-/// Trims what it is given, so that what is asked for and what runs differ.
+/// Trims the `how` argument, so that requested and executed arguments differ.
 struct TrimmingHook;
 
 #[async_trait::async_trait]

@@ -1,4 +1,5 @@
-//! Behaviours that the field expects of a safe registry, and every row of its failure semantics.
+//! Tests the behaviours that a safe tool registry must have, and every row of its failure
+//! semantics.
 
 use std::time::Duration;
 
@@ -82,13 +83,13 @@ async fn valid_call_returns_result() {
 #[tokio::test]
 async fn json_query_returns_value_or_known_names() {
     let world = world_with_builtin_tools();
-    let ask = |path: &str| json!({"data": r#"{"user": {"email": "a@b.c"}, "items": [{"name": "pen"}]}"#, "path": path});
-    let found = world.session.call("json_query", ask("items.0.name")).await;
+    let query = |path: &str| json!({"data": r#"{"user": {"email": "a@b.c"}, "items": [{"name": "pen"}]}"#, "path": path});
+    let found = world.session.call("json_query", query("items.0.name")).await;
     assert_eq!(
         found.outcome.success().map(|o| &o.value),
         Some(&json!({"found": true, "value": "pen"}))
     );
-    let missing = world.session.call("json_query", ask("user.emial")).await;
+    let missing = world.session.call("json_query", query("user.emial")).await;
     let output = missing.outcome.success().unwrap();
     assert_eq!(
         (&output.value, output.message.as_deref()),
@@ -97,13 +98,13 @@ async fn json_query_returns_value_or_known_names() {
             Some("there is no `emial` here, did you mean `email`?; known names: email")
         )
     );
-    let junk = world.session.call("json_query", json!({"data": "{", "path": "a"})).await;
-    assert_eq!(junk.outcome.error().map(|e| &*e.code), Some("invalid_json"));
+    let invalid = world.session.call("json_query", json!({"data": "{", "path": "a"})).await;
+    assert_eq!(invalid.outcome.error().map(|e| &*e.code), Some("invalid_json"));
 }
 
 #[derive(Deserialize, JsonSchema)]
 struct EvenNumber {
-    /// Any number, says the schema; an even one, says serde.
+    /// Accepts any number in the schema, but only even numbers in serde.
     #[serde(deserialize_with = "deserialize_even")]
     n: i64,
 }
@@ -118,8 +119,7 @@ fn deserialize_even<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result
     if n % 2 == 0 { Ok(n) } else { Err(serde::de::Error::custom("an odd number")) }
 }
 
-/// What a handler can do wrong, and what the caller is told. Nothing is ever thrown across the
-/// gate.
+/// Checks the outcome of each handler failure. No failure escapes as a panic.
 #[tokio::test]
 async fn handler_failures_map_to_documented_outcomes() {
     let halve = Tool::typed("halve", "Halves.", |_: ToolContext, args: EvenNumber| async move {
@@ -133,14 +133,14 @@ async fn handler_failures_map_to_documented_outcomes() {
     })
     .effect(Effect::Read);
     let world = TestWorld::new(|agent| agent.tool(halve).tool(abort));
-    let quiet = world.fingerprint().await;
-    // A validation error of the tool's own is a failed result.
-    let answer = world.session.call("act", json!({"how": "sideways"})).await;
+    let before = world.fingerprint().await;
+    // A validation error of the tool is a failed result.
+    let answer = world.session.call("act", json!({"how": "unknown"})).await;
     assert_eq!(
         answer.outcome.error().map(|e| (&*e.code, e.category)),
         Some(("unknown_way", toolgate::ErrorCategory::Validation))
     );
-    // A section that must be shown first, or an evaluation that must end, passes through.
+    // Prompt signals pass through.
     assert!(matches!(
         world.session.call("act", json!({"how": "expand"})).await.outcome,
         Outcome::Signal(PromptSignal::ExpandSection { .. })
@@ -149,7 +149,7 @@ async fn handler_failures_map_to_documented_outcomes() {
         world.session.call("abort", json!({})).await.outcome,
         Outcome::Signal(PromptSignal::Abort { .. })
     ));
-    // A deadline that passes is said to be one.
+    // A passed deadline has its own code.
     let late = world
         .gate
         .call(
@@ -157,17 +157,17 @@ async fn handler_failures_map_to_documented_outcomes() {
         )
         .await;
     assert_eq!(late.outcome.error().map(|e| &*e.code), Some("deadline_exceeded"));
-    // Arguments that the type refuses though the schema does not are described.
+    // The error describes arguments that the schema accepts and the type refuses.
     let odd = world.session.call("halve", json!({"n": 3})).await;
     assert_eq!(
         odd.outcome.error().map(|e| (&*e.code, e.message.as_str())),
         Some(("invalid_arguments", "cannot read the arguments: an odd number"))
     );
-    // Anything else is a failed result too.
+    // Every other failure is a failed result.
     assert_eq!(
         world.session.call("act", json!({"how": "io"})).await.outcome.error().map(|e| &*e.code),
         Some("upstream_unavailable")
     );
-    assert_eq!(world.fingerprint().await, quiet);
+    assert_eq!(world.fingerprint().await, before);
     assert_eq!(world.session.rows().await.unwrap().len(), 6);
 }

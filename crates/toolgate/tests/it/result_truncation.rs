@@ -1,4 +1,4 @@
-//! What a model reads of a result: all of it, its beginning and a way to the rest, or nothing.
+//! Tests which part of a result a model reads: all, a truncated part with a handle, or nothing.
 
 use std::sync::{Arc, Mutex};
 
@@ -11,10 +11,10 @@ use toolgate::{CallEffects, Effect, Outcome, Session, Tool, ToolContext};
 use crate::properties::{block_on, proptest_config};
 use crate::support::TestWorld;
 
-/// Most bytes of a result that go into the context.
+/// Largest result that is shown in full, in bytes.
 const MAX_CONTEXT_BYTES: usize = 64;
 
-/// Cannot do its work after the calls that say so.
+/// Fails after calls with `how` = `withhold`.
 struct WithholdingHook;
 
 #[async_trait]
@@ -36,17 +36,17 @@ impl Hook for WithholdingHook {
     }
 }
 
-/// A world with a tool that gives what it is given here, so that no argument holds it.
-fn world_with_result(given: &Arc<Mutex<Value>>) -> TestWorld {
-    let given = Arc::clone(given);
+/// Builds a world with a tool that returns `result`, so that no argument contains the result.
+fn world_with_result(result: &Arc<Mutex<Value>>) -> TestWorld {
+    let result = Arc::clone(result);
     let schema = json!({"type": "object", "properties": {"how": {"type": "string"}, "n": {"type": "integer"}}});
     let tell = Tool::dynamic("tell", "Tells.", schema, move |ctx: ToolContext, args: Value| {
-        let value = given.lock().unwrap().clone();
+        let value = result.lock().unwrap().clone();
         async move {
             if args["how"] == "hide" {
                 ctx.hide_value();
             }
-            ctx.set_slice("told", &args)?;
+            ctx.set_slice("last", &args)?;
             Ok(value)
         }
     });
@@ -56,7 +56,7 @@ fn world_with_result(given: &Arc<Mutex<Value>>) -> TestWorld {
     })
 }
 
-/// A text, alone or inside something. It is long enough to be found by chance nowhere else.
+/// Generates a text, alone or nested, that is too long to occur elsewhere by chance.
 fn any_result() -> impl Strategy<Value = (String, Value)> {
     ("[a-z]{12}[a-zé漢]{0,60}", 0..3usize).prop_map(|(text, within)| {
         let value = match within {
@@ -68,7 +68,7 @@ fn any_result() -> impl Strategy<Value = (String, Value)> {
     })
 }
 
-/// All pages of a result.
+/// Reads all pages of a result.
 async fn read_all_pages(session: &Session, handle: &str) -> String {
     let (mut text, mut offset) = (String::new(), 0);
     loop {
@@ -84,21 +84,21 @@ async fn read_all_pages(session: &Session, handle: &str) -> String {
     }
 }
 
-/// Everything that a model or program is told of an outcome.
+/// Joins all texts of an outcome that a model or a program can read.
 fn visible_text(outcome: &Outcome) -> String {
-    let read = match outcome {
+    let model_text = match outcome {
         Outcome::Success(output) => output.for_model(),
         Outcome::Error(error) => error.for_model(),
         Outcome::Signal(signal) => format!("{signal:?}"),
     };
-    format!("{read}\n{}", outcome.to_json())
+    format!("{model_text}\n{}", outcome.to_json())
 }
 
 async fn check_results(calls: &[(&str, (String, Value))]) -> Result<(), TestCaseError> {
-    let given = Arc::default();
-    let world = world_with_result(&given);
+    let result = Arc::default();
+    let world = world_with_result(&result);
     for (n, (how, (text, value))) in calls.iter().enumerate() {
-        *given.lock().unwrap() = value.clone();
+        *result.lock().unwrap() = value.clone();
         let before = world.fingerprint().await;
         let answer = world.session.call("tell", json!({"how": how, "n": n})).await;
         let row = world
@@ -131,7 +131,7 @@ async fn check_results(calls: &[(&str, (String, Value))]) -> Result<(), TestCase
             prop_assert_eq!(
                 row.outcome.success().map(|output| &output.value),
                 Some(value),
-                "it is recorded all the same"
+                "the row must contain the hidden value"
             );
         } else if all.len() <= MAX_CONTEXT_BYTES {
             prop_assert_eq!((&output.value, &output.stored), (value, &None));

@@ -1,5 +1,6 @@
-//! Policies that cannot be right: what each is told, where, and what to do. Each file in
-//! `tests/broken` stands beside the exact text that it produces.
+//! Tests the diagnostics of invalid rules.
+//!
+//! Each file in `tests/broken` has a snapshot of its diagnostics.
 
 use serde_json::{Value, json};
 use toolgate::policy::source::RuleSet;
@@ -25,7 +26,7 @@ pub(crate) fn refund_desk_builder() -> toolgate::AgentBuilder {
         .tool(dynamic("escalate_to_human", json!({"order_id": text()})).open())
 }
 
-/// The tools that a case needs beside the usual ones.
+/// Adds the tool that a case needs.
 fn builder_for_case(case: &str) -> toolgate::AgentBuilder {
     let mail = Tool::dynamic(
         "send_mail",
@@ -48,23 +49,23 @@ fn broken_policy_reports_error_span_and_help() {
     for path in files {
         let case = path.file_stem().unwrap().to_str().unwrap().to_owned();
         let text = std::fs::read_to_string(&path).unwrap();
-        let said = match builder_for_case(&case).rules(RuleSet::parse("policy.toml", &text)).build()
-        {
-            Err(error) => error.render(false),
-            Ok(agent) => {
-                assert!(!agent.warnings().is_empty(), "{case} is not broken at all");
-                agent.render_warnings(false)
-            }
-        };
-        // An agent with a tool that nothing governs is at fault itself, not a line of the file.
-        assert!(said.contains("--> policy.toml:"), "{case} has no place:\n{said}");
+        let diagnostics =
+            match builder_for_case(&case).rules(RuleSet::parse("policy.toml", &text)).build() {
+                Err(error) => error.render(false),
+                Ok(agent) => {
+                    assert!(!agent.warnings().is_empty(), "{case} is valid");
+                    agent.render_warnings(false)
+                }
+            };
+        // An ungoverned tool is an error of the agent and has no place in the file.
+        assert!(diagnostics.contains("--> policy.toml:"), "{case} has no place:\n{diagnostics}");
         insta::with_settings!({snapshot_path => "../broken", prepend_module_to_snapshot => false, omit_expression => true}, {
-            insta::assert_snapshot!(case.as_str(), said);
+            insta::assert_snapshot!(case.as_str(), diagnostics);
         });
     }
 }
 
-/// Whatever a file holds, it is read or refused; nothing panics, and what is refused has a place.
+/// Checks that a mutated rule file loads or is refused with a diagnostic, without a panic.
 #[test]
 fn any_rule_file_is_loaded_or_refused() {
     use proptest::prelude::*;
@@ -72,14 +73,14 @@ fn any_rule_file_is_loaded_or_refused() {
     use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
     let directory = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/broken");
     let examples = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples");
-    let named = ["refund-desk", "file_editor", "deployment", "bank_transfers"]
+    let example_files = ["refund-desk", "file_editor", "deployment", "bank_transfers"]
         .map(|name| examples.join(name).join("policy.toml"));
     let files = std::fs::read_dir(directory)
         .unwrap()
         .map(|entry| entry.unwrap().path())
         .filter(|path| path.extension().is_some_and(|e| e == "toml"));
     let texts: Vec<Vec<char>> = files
-        .chain(named)
+        .chain(example_files)
         .map(|path| std::fs::read_to_string(path).unwrap().chars().collect())
         .collect();
     let rounds = if std::env::var_os("TOOLGATE_SOAK").is_some() { 200_000 } else { 2_000 };
@@ -87,7 +88,7 @@ fn any_rule_file_is_loaded_or_refused() {
         Config::default(),
         TestRng::from_seed(RngAlgorithm::ChaCha, &[9; 32]),
     );
-    let bits = prop::sample::select(vec![
+    let fragments = prop::sample::select(vec![
         "\"",
         "'",
         "[",
@@ -112,15 +113,15 @@ fn any_rule_file_is_loaded_or_refused() {
     ]);
     let strategy = (
         any::<prop::sample::Index>(),
-        prop::collection::vec((any::<prop::sample::Index>(), 0..6usize, bits), 1..5),
+        prop::collection::vec((any::<prop::sample::Index>(), 0..6usize, fragments), 1..5),
     );
     for _ in 0..rounds {
         let (which, edits) = strategy.new_tree(&mut runner).unwrap().current();
         let mut text = texts[which.index(texts.len())].clone();
-        for (at, cut, put) in edits {
+        for (at, cut, inserted) in edits {
             let at = at.index(text.len() + 1);
             let end = (at + cut).min(text.len());
-            text.splice(at..end, put.chars());
+            text.splice(at..end, inserted.chars());
         }
         let text: String = text.into_iter().collect();
         if let Err(error) = builder_for_case("").rules(RuleSet::parse("policy.toml", &text)).build()
@@ -138,23 +139,23 @@ fn broken_config_reports_error_span_and_help() {
     files.retain(|path| path.extension().is_some_and(|extension| extension == "toml"));
     files.sort();
     assert!(files.len() >= 40, "{}", files.len());
-    let mut poor = String::new();
+    let mut incomplete = String::new();
     for path in files {
         let case = path.file_stem().unwrap().to_str().unwrap().to_owned();
         let config = toolgate_config::Config::parse(
             "toolgate.toml",
             &std::fs::read_to_string(&path).unwrap(),
         );
-        let said = match config.build_agents(None) {
+        let diagnostics = match config.build_agents(None) {
             Err(error) => error.render(false),
-            Ok(_) => panic!("{case} is not broken at all"),
+            Ok(_) => panic!("{case} is valid"),
         };
-        if !said.contains("--> toolgate.toml:") || !said.contains("= help:") {
-            poor.push_str(&format!("{case}:\n{said}\n\n"));
+        if !diagnostics.contains("--> toolgate.toml:") || !diagnostics.contains("= help:") {
+            incomplete.push_str(&format!("{case}:\n{diagnostics}\n\n"));
         }
         insta::with_settings!({snapshot_path => "../broken_config", prepend_module_to_snapshot => false, omit_expression => true}, {
-            insta::assert_snapshot!(case.as_str(), said);
+            insta::assert_snapshot!(case.as_str(), diagnostics);
         });
     }
-    assert!(poor.is_empty(), "no place, or no help:\n{poor}");
+    assert!(incomplete.is_empty(), "no place or no help:\n{incomplete}");
 }

@@ -1,4 +1,4 @@
-//! What is right and wrong about rules before the first call.
+//! Tests that rules are checked when an agent is built.
 
 use serde_json::{Value, json};
 use toolgate::policy::{Condition, Deny};
@@ -22,10 +22,10 @@ fn rules_attach_only_at_matching_levels() {
     };
     assert!(built("").is_ok());
     assert!(built("level = \"tool\"").is_ok());
-    let wrong = built("section = \"other\"").unwrap_err().to_string();
+    let error = built("section = \"other\"").unwrap_err().to_string();
     assert!(
-        wrong.contains("p.toml:6:11") && wrong.contains("which is outside of its scope"),
-        "{wrong}"
+        error.contains("p.toml:6:11") && error.contains("which is outside of its scope"),
+        "{error}"
     );
     let tool_level = "[[policy]]\nname = \"s\"\nrule = \"sequence\"\nlevel = \"tool\"\nafter = { act = [\"proof\"] }\n";
     let (s, _) = start_session(
@@ -36,12 +36,12 @@ fn rules_attach_only_at_matching_levels() {
             .build()
             .unwrap(),
     );
-    let refused = tokio::runtime::Builder::new_current_thread()
+    let code = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .unwrap()
         .block_on(call_code(&s, "act", json!({})));
-    assert_eq!(refused, "prerequisite_missing");
+    assert_eq!(code, "prerequisite_missing");
 }
 
 #[test]
@@ -66,7 +66,7 @@ fn unknown_paths_in_open_or_composed_schemas_are_allowed() {
     for rule in [typed(), cel()] {
         assert!(build(closed.clone(), rule).unwrap_err().contains("did you mean `deap`?"));
     }
-    // What may be null may be something else than what is listed.
+    // A nullable member can have a value that the schema does not list.
     let nullable = json!({"type": "object", "properties": {"status": {"enum": ["open", null]}, "n": {"anyOf": [{"const": 5}, {"type": "null"}]}}});
     for when in ["input.status != \"open\"", "input.n != 5"] {
         assert_eq!(
@@ -75,7 +75,7 @@ fn unknown_paths_in_open_or_composed_schemas_are_allowed() {
             "{when}"
         );
     }
-    // A tangle is given up on, not untangled.
+    // The check gives up on a schema that refers to itself 60 times.
     let names: Vec<String> = (0..60).map(|n| format!("f{n}")).collect();
     let mut properties = serde_json::Map::new();
     names.iter().for_each(|name| drop(properties.insert(name.clone(), json!({"$ref": "#"}))));
@@ -84,7 +84,7 @@ fn unknown_paths_in_open_or_composed_schemas_are_allowed() {
         build(tangle, Deny::new("r", ["act"]).when_cel("input.f1.f2.f3 == input.f4")),
         Ok(())
     );
-    // What one of two tools rules out is a rule still.
+    // A condition may be unsatisfiable for one tool if another tool can satisfy it.
     let tool = |name: &str, most: i64| {
         let schema = json!({"type": "object", "properties": {"amount": {"type": "number", "maximum": most}}});
         Tool::dynamic(name, "Acts.", schema, |_, _| async { Ok(Value::Null) })
@@ -124,8 +124,11 @@ fn paths_into_text_or_list_members_are_refused() {
     let above = |path: &str| Deny::new("r", ["act"]).when(path, Condition::Above(1.into()));
     let cel = |when: &str| Deny::new("r", ["act"]).when_cel(when);
     for rule in [above("/items/price"), cel("has(input.items.price) && input.items.price > 5")] {
-        let said = build(rule).unwrap_err();
-        assert!(said.contains("`/items` is a list") && said.contains("`/items/*/price`"), "{said}");
+        let error = build(rule).unwrap_err();
+        assert!(
+            error.contains("`/items` is a list") && error.contains("`/items/*/price`"),
+            "{error}"
+        );
     }
     for rule in [
         above("/s/tier"),
@@ -133,8 +136,8 @@ fn paths_into_text_or_list_members_are_refused() {
         above("/n/*"),
         cel("has(input.s.tier) && input.s.tier > 1"),
     ] {
-        let said = build(rule).unwrap_err();
-        assert!(said.contains("neither an object nor a list"), "{said}");
+        let error = build(rule).unwrap_err();
+        assert!(error.contains("neither an object nor a list"), "{error}");
     }
     for rule in [
         above("/items/*/price"),
@@ -165,7 +168,7 @@ fn impossible_date_comparisons_are_refused() {
         "now.getHours() == 24",
         "now.getMinutes() > 59",
     ] {
-        assert!(build(when).is_err_and(|wrong| wrong.contains("this can never be true")), "{when}");
+        assert!(build(when).is_err_and(|error| error.contains("this can never be true")), "{when}");
     }
     for when in [
         "now.getMonth() == 11",
@@ -219,12 +222,12 @@ fn shadowed_rule_is_reported() {
         .policy(limit("five", 5))
         .build()
         .unwrap_or_else(|e| panic!("{}", e.render(false)));
-    let told: Vec<String> = agent
+    let warnings: Vec<String> = agent
         .warnings()
         .iter()
         .map(|p| format!("{}: {}", p.rule.as_deref().unwrap_or_default(), p.message))
         .collect();
-    let before = |rule: &str, by: &str| {
+    let never_applies = |rule: &str, by: &str| {
         format!("{rule}: the rule never applies: `{by}` always applies first")
     };
     let expected = [
@@ -236,7 +239,7 @@ fn shadowed_rule_is_reported() {
         ("some", "large"),
         ("zip", "large"),
     ];
-    assert_eq!(told, expected.map(|(rule, by)| before(rule, by)));
+    assert_eq!(warnings, expected.map(|(rule, by)| never_applies(rule, by)));
 }
 
 #[test]
@@ -250,7 +253,7 @@ fn rule_definition_contains_only_limits_it_reads() {
     };
     assert!(
         !with("input.amount > 5").contains("limit_"),
-        "a thousand rules beside a thousand limits are no million"
+        "the definition contains a limit that the rule does not read"
     );
     assert!(with("sum_of(\"limit_7\") > 5").contains("limit_7"));
 }
@@ -268,7 +271,7 @@ fn unsatisfiable_conditions_are_reported() {
     let act = |name: &str, schema: &Value| {
         Tool::dynamic(name, "Acts.", schema.clone(), |_, _| async { Ok(Value::Null) })
     };
-    let told = |agent: toolgate::AgentBuilder| {
+    let warnings = |agent: toolgate::AgentBuilder| {
         let agent = agent.build().unwrap_or_else(|e| panic!("{}", e.render(false)));
         let line = |problem: &toolgate::policy::Diagnostic| {
             assert_eq!(
@@ -346,7 +349,7 @@ fn unsatisfiable_conditions_are_reported() {
             "`/tags/*` of `act` is never \"z\"; allowed by the schema: one of \"x\", \"y\""
                 .to_owned(),
         ),
-        // Where nobody can tell, nothing is said.
+        // No warning if the schema does not decide the value.
         ("/maybe", one_of(json!(["shut"])), String::new()),
         ("/text", one_of(json!(["anything"])), String::new()),
         ("/either", one_of(json!([5, "a", true])), String::new()),
@@ -366,7 +369,7 @@ fn unsatisfiable_conditions_are_reported() {
     for (path, condition, expected) in cases {
         let shown = format!("{path} {condition:?}");
         assert_eq!(
-            told(
+            warnings(
                 Agent::builder("a")
                     .tool(act("act", &schema))
                     .policy(Deny::new("r", ["act"]).when(path, condition))
@@ -375,7 +378,7 @@ fn unsatisfiable_conditions_are_reported() {
             "{shown}"
         );
     }
-    // A part of an expression, where the whole may well be true.
+    // Part of the expression is never true, although the whole expression can be true.
     for (when, expected) in [
         ("input.amount > 5 || input.status == \"open\"", String::new()),
         (
@@ -397,15 +400,17 @@ fn unsatisfiable_conditions_are_reported() {
     ] {
         let rule = Deny::new("r", ["act"]).when_cel(when);
         assert_eq!(
-            told(Agent::builder("a").tool(act("act", &schema)).policy(rule)),
+            warnings(Agent::builder("a").tool(act("act", &schema)).policy(rule)),
             expected,
             "{when}"
         );
     }
-    // What one of two tools rules out is asked of the other.
+    // No warning if another tool can satisfy the condition.
     let wider = json!({"type": "object", "properties": {"amount": {"type": "number"}, "status": {"type": "string"}}});
     let both = |rule: Deny| {
-        told(Agent::builder("a").tool(act("act", &schema)).tool(act("other", &wider)).policy(rule))
+        warnings(
+            Agent::builder("a").tool(act("act", &schema)).tool(act("other", &wider)).policy(rule),
+        )
     };
     assert_eq!(
         both(Deny::new("r", ["act", "other"]).when("/amount", Condition::Above(100.into()))),
@@ -418,185 +423,37 @@ fn unsatisfiable_conditions_are_reported() {
         ),
         ""
     );
-    // The condition of a `require` is one, too.
+    // The condition of a `require` rule is checked too.
     let require = toolgate::policy::Require::new("r", ["act"], ["other"])
         .only_when("/status", one_of(json!(["zzz"])));
     let agent = Agent::builder("a")
         .tool(act("act", &schema))
         .tool(act("other", &wider).effect(Effect::Read))
         .policy(require);
-    assert_eq!(told(agent), format!("`/status` of `act` is never \"zzz\"; {status}"));
-    // So is what a field of a result must be.
-    let of = |what: &str, help: &str| {
-        format!("`/ok` in a result of `proof` is never {what}; allowed by the schema: {help}")
+    assert_eq!(warnings(agent), format!("`/status` of `act` is never \"zzz\"; {status}"));
+    // The required value of a result field is checked too.
+    let never = |value: &str, help: &str| {
+        format!("`/ok` in a result of `proof` is never {value}; allowed by the schema: {help}")
     };
-    for (output, wanted, expected) in [
+    for (output, required, expected) in [
         (json!({"properties": {"ok": {"type": "boolean"}}}), json!(true), String::new()),
-        (json!({"properties": {"ok": {"type": "string"}}}), json!(true), of("true", "text")),
-        (json!({"properties": {"ok": {"const": false}}}), json!(true), of("true", "false")),
+        (json!({"properties": {"ok": {"type": "string"}}}), json!(true), never("true", "text")),
+        (json!({"properties": {"ok": {"const": false}}}), json!(true), never("true", "false")),
         (json!({"properties": {"ok": {"enum": ["yes", "no"]}}}), json!("yes"), String::new()),
-        (json!({"properties": {"ok": {"enum": ["yes", "no"]}}}), json!("on"), of("\"on\"", "one of \"yes\", \"no\"")),
-        (json!({"properties": {"ok": {"type": "integer", "maximum": 3}}}), json!(4), of("4", "at most 3")),
+        (json!({"properties": {"ok": {"enum": ["yes", "no"]}}}), json!("on"), never("\"on\"", "one of \"yes\", \"no\"")),
+        (json!({"properties": {"ok": {"type": "integer", "maximum": 3}}}), json!(4), never("4", "at most 3")),
         (
             json!({"properties": {"good": {}}, "additionalProperties": false}),
             json!(true),
             "`/ok` in a result of `proof` is never there; the output schema does not allow this field".to_owned(),
         ),
-        // Where nobody can tell, nothing is said.
+        // No warning if the schema does not decide the value.
         (json!({"properties": {"good": {}}}), json!(true), String::new()),
         (json!({"properties": {"ok": {"anyOf": [{"type": "string"}, {"type": "number"}]}}}), json!(true), String::new()),
     ] {
-        let shown = format!("{output} {wanted}");
+        let shown = format!("{output} {required}");
         let proof = act("proof", &wider).effect(Effect::Read).proves("/ok").output_schema(output);
-        let rule = toolgate::policy::Require::new("r", ["act"], ["proof"]).field("/ok", wanted);
-        assert_eq!(told(Agent::builder("a").tool(act("act", &schema)).tool(proof).policy(rule)), expected, "{shown}");
-    }
-}
-
-#[test]
-fn unaccepted_client_reports_cause_warning() {
-    use toolgate_config::Config;
-    let tools =
-        "[tools.look]\nkind = \"client\"\neffect = \"read\"\n[tools.act]\nkind = \"client\"\n";
-    for rule in [
-        "rule = \"require\"\ntools = [\"act\"]\nany_of = [\"look\"]",
-        "rule = \"sequence\"\nafter = { act = [\"look\"] }",
-    ] {
-        for reported in [false, true] {
-            let text = format!("{tools}[[policy]]\nname = \"r\"\n{rule}\nreported = {reported}\n");
-            let agents = Config::parse("toolgate.toml", &text)
-                .build_agents(None)
-                .unwrap_or_else(|e| panic!("{}", e.render(false)));
-            let told: Vec<&str> = agents
-                .iter()
-                .flat_map(|agent| agent.warnings())
-                .map(|problem| problem.message.as_str())
-                .collect();
-            let expected: &[&str] = if reported {
-                &[]
-            } else {
-                &["the client runs `look`, and results that a client reports do not count here"]
-            };
-            assert_eq!(told, expected, "{text}");
-        }
-    }
-}
-
-#[test]
-fn retention_belongs_to_file_that_names_ledger() {
-    use toolgate::SignedDuration;
-    use toolgate_config::Config;
-    let of = |text: &str| {
-        Config::parse("toolgate.toml", &format!("{text}[tools.look]\neffect = \"read\"\n"))
-    };
-    let days = |days: i64| Some(SignedDuration::from_hours(24 * days));
-    let project = || of("store = \"project.db\"\nretention = \"30d\"\n");
-    assert_eq!(project().retention, days(30));
-    assert_eq!(project().merge_under_user_config(of("")).retention, days(30));
-    assert_eq!(project().merge_under_user_config(of("store = \"own.db\"\n")).retention, None);
-    assert_eq!(
-        project()
-            .merge_under_user_config(of("store = \"own.db\"\nretention = \"90d\"\n"))
-            .retention,
-        days(90)
-    );
-}
-
-#[test]
-fn equal_rules_of_user_and_project_are_merged() {
-    use toolgate_config::Config;
-    let of = |file: &str, most: u32| {
-        let rule = format!(
-            "[[policy]]\nname = \"few\"\nrule = \"limit\"\ntools = [\"act\"]\ncalls = {most}\n"
-        );
-        Config::parse(file, &format!("[tools.act]\nkind = \"client\"\n{rule}"))
-    };
-    let agents = of("project.toml", 3)
-        .merge_under_user_config(of("own.toml", 3))
-        .build_agents(None)
-        .unwrap_or_else(|e| panic!("{}", e.render(false)));
-    assert_eq!(agents.len(), 1);
-    let said = of("project.toml", 4)
-        .merge_under_user_config(of("own.toml", 3))
-        .build_agents(None)
-        .unwrap_err()
-        .render(false);
-    insta::assert_snapshot!(said, @r#"
-    error: two policies have the name `few`
-     --> project.toml:4:8
-      |
-    4 | name = "few"
-      |        ^^^^^
-      |
-      = help: own.toml has a different rule of this name; rename one of them
-    "#);
-}
-
-#[test]
-fn missing_retry_settings_use_defaults() {
-    use std::time::Duration;
-    use toolgate::RetrySettings;
-    use toolgate_config::Config;
-    let usual = RetrySettings { times: 2, delay: Duration::from_millis(100) };
-    assert_eq!(RetrySettings::default(), usual);
-    for (written, expected) in [
-        ("", usual),
-        ("retry = {}", usual),
-        ("retry = { times = 5 }", RetrySettings { times: 5, ..usual }),
-        ("retry = { times = 0 }", RetrySettings { times: 0, ..usual }),
-        ("retry = { delay = \"1s\" }", RetrySettings { delay: Duration::from_secs(1), ..usual }),
-        (
-            "retry = { times = 1, delay = \"250ms\" }",
-            RetrySettings { times: 1, delay: Duration::from_millis(250) },
-        ),
-    ] {
-        let text = format!(
-            "[tools.ask]\nkind = \"http\"\neffect = \"read\"\nurl = \"https://example.com/\"\n{written}\n"
-        );
-        let agents = Config::parse("toolgate.toml", &text)
-            .build_agents(None)
-            .unwrap_or_else(|e| panic!("{}", e.render(false)));
-        let ask = agents.iter().flat_map(|agent| agent.tools()).next().unwrap();
-        let read: RetrySettings =
-            serde_json::from_value(serde_json::to_value(ask).unwrap()["retry"].clone()).unwrap();
-        assert_eq!(read, expected, "{written}");
-    }
-}
-
-#[test]
-fn duration_syntax_is_the_same_everywhere() {
-    for (text, seconds) in [
-        ("30s", Some(30)),
-        ("15 minutes", Some(900)),
-        ("1 hour", Some(3_600)),
-        ("1.5h", Some(5_400)),
-        ("1h 30m", Some(5_400)),
-        ("7d", Some(604_800)),
-        ("1 day", Some(86_400)),
-        ("90 days", Some(7_776_000)),
-        ("1d 12h", Some(129_600)),
-        ("2w", Some(1_209_600)),
-        (" 2 weeks ", Some(1_209_600)),
-        // More than there was time.
-        ("999999999d", Some(86_399_999_913_600)),
-        ("0s", Some(0)),
-        ("-5s", None),
-        ("+5s", None),
-        ("- 5s", None),
-        ("-1d", None),
-        ("1h ago", None),
-        ("7 days ago", None),
-        ("90 dayz", None),
-        ("1 month", None),
-        ("d", None),
-        ("90", None),
-        ("", None),
-        ("99999999999999999999d", None),
-    ] {
-        assert_eq!(
-            toolgate::clock::parse_duration(text).map(|length| length.as_secs()),
-            seconds,
-            "{text}"
-        );
+        let rule = toolgate::policy::Require::new("r", ["act"], ["proof"]).field("/ok", required);
+        assert_eq!(warnings(Agent::builder("a").tool(act("act", &schema)).tool(proof).policy(rule)), expected, "{shown}");
     }
 }

@@ -1,25 +1,27 @@
-//! The schema that editors use knows what the reader knows, and nothing else.
+//! Tests that the JSON schema of the configuration and the parser agree.
 
 use std::collections::BTreeSet;
 
 use serde_json::{Value, json};
 use toolgate_config::{Config, config_schema};
 
-/// The keys that the reader knows at a place, by what it says to one that it does not know.
+/// Returns the keys that the parser lists in its error about an unknown key.
 fn known_keys(config: &str) -> BTreeSet<String> {
-    let said = Config::parse("toolgate.toml", config)
+    let problems = Config::parse("toolgate.toml", config)
         .build_agents(None)
         .err()
         .map(|error| error.problems)
         .unwrap_or_default();
-    let mut told =
-        said.iter().filter(|problem| problem.message.contains("`zzzzzzzzzz`")).peekable();
-    assert!(told.peek().is_some(), "{config}: {said:?}");
+    let mut unknown_key_problems =
+        problems.iter().filter(|problem| problem.message.contains("`zzzzzzzzzz`")).peekable();
+    assert!(unknown_key_problems.peek().is_some(), "{config}: {problems:?}");
     let names = |help: &str| {
         let names = help.trim_start_matches("known names: ").split(", ");
         names.map(|name| name.trim_matches('`').to_owned()).collect::<Vec<_>>()
     };
-    told.flat_map(|problem| names(problem.help.as_deref().unwrap_or_default())).collect()
+    unknown_key_problems
+        .flat_map(|problem| names(problem.help.as_deref().unwrap_or_default()))
+        .collect()
 }
 
 fn schema_keys(schema: &Value) -> BTreeSet<String> {
@@ -49,10 +51,10 @@ fn schema_keys_equal_parser_keys() {
         ("the gateway", at("gateway"), format!("{tool}[gateway]\nzzzzzzzzzz = 1\n")),
         ("limits", at("limits"), format!("limits = {{ zzzzzzzzzz = 1 }}\n{tool}")),
         ("the client", at("client"), format!("client = {{ zzzzzzzzzz = 1 }}\n{tool}")),
-        ("a silence", at("lint"), format!("lint = [{{ allow = \"overlap\", reason = \"x\", zzzzzzzzzz = 1 }}]\n{tool}")),
+        ("a lint exception", at("lint"), format!("lint = [{{ allow = \"overlap\", reason = \"x\", zzzzzzzzzz = 1 }}]\n{tool}")),
     ];
-    for (name, wanted, config) in cases {
-        assert_eq!(known_keys(&config), wanted, "{name}");
+    for (name, expected, config) in cases {
+        assert_eq!(known_keys(&config), expected, "{name}");
     }
     let mut all = BTreeSet::new();
     for kind in [
@@ -94,20 +96,22 @@ fn shipped_schema_equals_generated_schema() {
     assert!(shipped == config_schema(), "run `cargo run -- schema > schema/toolgate.schema.json`");
 }
 
-/// A value as TOML has it, too.
+/// Serializes a JSON value as TOML.
 fn to_toml(value: &Value) -> String {
-    let all = |parts: Vec<String>| parts.join(", ");
+    let join = |parts: Vec<String>| parts.join(", ");
     match value {
         Value::Object(members) => {
             format!(
                 "{{ {} }}",
-                all(members
-                    .iter()
-                    .map(|(key, value)| format!("{key:?} = {}", to_toml(value)))
-                    .collect())
+                join(
+                    members
+                        .iter()
+                        .map(|(key, value)| format!("{key:?} = {}", to_toml(value)))
+                        .collect()
+                )
             )
         }
-        Value::Array(items) => format!("[{}]", all(items.iter().map(to_toml).collect())),
+        Value::Array(items) => format!("[{}]", join(items.iter().map(to_toml).collect())),
         other => other.to_string(),
     }
 }
@@ -115,18 +119,18 @@ fn to_toml(value: &Value) -> String {
 #[test]
 fn schema_and_parser_refuse_same_values() {
     let validator = jsonschema::validator_for(&config_schema()).unwrap();
-    let rule = |more: Value| {
+    let rule = |extra: Value| {
         let mut rule = json!({"name": "r", "tools": ["pay"]});
-        rule.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-        // What comes after what is said by itself.
+        rule.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+        // A sequence rule has no `tools`.
         if rule["rule"] == "sequence" {
             rule.as_object_mut().unwrap().remove("tools");
         }
         json!({"policy": [rule]})
     };
-    let get = |more: Value| {
+    let get = |extra: Value| {
         let mut tool = json!({"kind": "http", "effect": "read", "url": "https://api.example.com/"});
-        tool.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        tool.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
         json!({"tools": {"get": tool}})
     };
     let upstream = |prefix: &str| json!({"upstreams": {"git": {"command": "mcp-server-git", "prefix": prefix}}});
@@ -187,12 +191,12 @@ fn schema_and_parser_refuse_same_values() {
         (json!({"store": " "}), false),
         (json!({"store": "ledger.db"}), true),
     ];
-    for (said, wanted) in cases {
+    for (change, is_valid) in cases {
         let mut whole = json!({"tools": {
             "look": {"effect": "read", "proves": ["/owner"], "entities": {"id": "/id"}, "input": {"type": "object", "properties": {"id": {"type": "string"}}}},
             "pay": {"policy": "open", "input": {"type": "object", "properties": {"to": {"type": "string"}, "amount": {"type": "number"}}}},
         }});
-        for (key, value) in said.as_object().unwrap() {
+        for (key, value) in change.as_object().unwrap() {
             match whole.get_mut(key).and_then(Value::as_object_mut) {
                 Some(known) => known.extend(value.as_object().unwrap().clone()),
                 None => whole[key] = value.clone(),
@@ -206,7 +210,11 @@ fn schema_and_parser_refuse_same_values() {
             .collect();
         let read = Config::parse("toolgate.toml", &text).build_agents(None);
         let why = read.as_ref().err().map(|error| error.render(false)).unwrap_or_default();
-        assert_eq!((read.is_ok(), validator.is_valid(&whole)), (wanted, wanted), "{said}: {why}");
+        assert_eq!(
+            (read.is_ok(), validator.is_valid(&whole)),
+            (is_valid, is_valid),
+            "{change}: {why}"
+        );
     }
 }
 

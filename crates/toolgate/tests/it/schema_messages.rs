@@ -1,20 +1,20 @@
-//! What is said of arguments that do not fit: true, whatever the schema is put together from.
+//! Tests that messages about invalid arguments are correct for composed schemas.
 
 use serde_json::{Value, json};
 use toolgate::{Effect, Tool};
 
 use crate::support::TestWorld;
 
-/// What a model is told of each of these arguments.
+/// Asserts the message for each set of arguments.
 async fn assert_messages(schema: &Value, cases: &[(Value, &str)]) {
     let tool = Tool::dynamic("t", "A tool.", schema.clone(), |_, _| async { Ok(Value::Null) })
         .effect(Effect::Read);
     let world = TestWorld::new(|agent| agent.tool(tool));
     for (args, expected) in cases {
         let answer = world.session.call("t", args.clone()).await;
-        let said = answer.outcome.error().map_or("ok", |error| error.message.as_str());
-        assert_eq!(said, *expected, "{args} of {schema}");
-        // Nothing is told to be something else than what it is called already.
+        let message = answer.outcome.error().map_or("ok", |error| error.message.as_str());
+        assert_eq!(message, *expected, "{args} of {schema}");
+        // A suggestion differs from the given name.
         for field in answer.outcome.error().into_iter().flat_map(|error| &error.errors) {
             assert!(field.did_you_mean.as_ref() != Some(&field.got), "{field:?}");
         }
@@ -29,7 +29,7 @@ async fn all_of_error_names_failing_part() {
     ]});
     let cases = [
         (json!({"amount": 1, "order": "A", "note": "x"}), "ok"),
-        // It is there, and of the wrong kind; what stands beside it is right.
+        // `amount` has the wrong type, and the other members are valid.
         (
             json!({"amount": "x", "order": "A", "note": "y"}),
             "t: `amount` must be an integer; got the string \"x\"",
@@ -43,7 +43,7 @@ async fn all_of_error_names_failing_part() {
         ),
     ];
     assert_messages(&schema, &cases).await;
-    // Two parts that want the same say it once; two that want different things are not asked which.
+    // Equal requirements are reported once; contradicting types are not listed.
     let twice = json!({"type": "object", "allOf": [
         {"properties": {"a": {"type": "integer"}}, "required": ["a", "b"]},
         {"properties": {"a": {"type": "integer"}, "b": {"type": "string"}}, "required": ["b"]},
@@ -81,7 +81,7 @@ async fn one_of_error_uses_discriminating_member() {
             (json!({"kind": "bank"}), "`t` requires `iban` (string), which is missing"),
             (json!({"number": 1}), "`t` requires `kind`, which is missing"),
             (json!({}), "`t` requires `kind` and `number`, or `kind` and `iban`"),
-            // The schema knows it, in another form.
+            // `iban` belongs to another form.
             (
                 json!({"kind": "card", "number": 1, "iban": "x"}),
                 "`t` does not accept `iban` together with the other members",
@@ -92,7 +92,7 @@ async fn one_of_error_uses_discriminating_member() {
             ),
         ];
         assert_messages(&schema, &cases).await;
-        // The same inside of an argument, by reference.
+        // The same schema inside an argument, by reference.
         let schema = json!({
             "type": "object", "properties": {"by": {"$ref": "#/$defs/payment"}}, "$defs": {"payment": {"type": "object", word: forms}},
         });
@@ -126,7 +126,7 @@ async fn any_of_error_lists_alternatives() {
         (json!({"email": 5}), "t: `email` must be a string; got 5"),
     ];
     assert_messages(&schema, &cases).await;
-    // Of two forms, the one that is about what was given was meant.
+    // The message is about the form that matches the given members.
     let forms = [
         json!({"properties": {"query": text}, "required": ["query"]}),
         json!({"properties": {"ids": {"type": "array", "items": {"type": "integer"}}}, "required": ["ids"]}),
@@ -202,7 +202,7 @@ async fn errors_in_references_and_nested_lists_have_paths() {
         ),
     ];
     assert_messages(&schema, &cases).await;
-    // What is wrong inside of a part is told there, and not as if the part were unknown.
+    // An error inside a part has its path there.
     let inside = json!({"type": "object", "allOf": [{"properties": {"lines": {"type": "array", "items": {"type": "object", "properties": {"sku": {"type": "string"}}}}}}]});
     let cases = [
         (json!({"lines": [{"skuu": "a"}]}), "t: `lines[0]` has no `skuu`, did you mean `sku`?"),

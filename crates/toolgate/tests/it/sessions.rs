@@ -1,4 +1,4 @@
-//! What a session remembers, and how it is put back.
+//! Tests the state of a session: evidence, reset, snapshot and restore.
 
 use serde_json::json;
 use toolgate::limits::{Budget, Limits};
@@ -82,10 +82,10 @@ async fn successful_call_is_evidence_about_its_entities() {
         json!("C-2"),
         "the latest"
     );
-    // What a client says it did is marked as such.
-    let pass = world.session.admit("client_side", json!({"anything": 1})).await.ok().unwrap();
-    assert_eq!(pass.arguments.value(), &json!({"anything": 1}));
-    world.session.report(&pass, Ok(json!("done"))).await;
+    // Evidence from a report of the client has its own origin.
+    let deferred = world.session.admit("client_side", json!({"anything": 1})).await.ok().unwrap();
+    assert_eq!(deferred.arguments.value(), &json!({"anything": 1}));
+    world.session.report(&deferred, Ok(json!("done"))).await;
     let state = world.session.state().await.unwrap();
     assert_eq!(
         state.evidence(&EvidenceKey::tool("client_side").reported()).unwrap().origin,

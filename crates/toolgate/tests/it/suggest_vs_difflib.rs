@@ -1,4 +1,4 @@
-//! Suggestions agree with Python's difflib, asked for real.
+//! Tests that suggestions agree with `difflib` of Python.
 
 use std::io::Write;
 use std::process::{Command, Stdio};
@@ -17,7 +17,7 @@ for line in sys.stdin:
     print(json.dumps([close[0] if close else None, ratio]))
 ";
 
-/// Ten thousand words, each with names that are near it, far from it or the same.
+/// Generates 10,000 words, each with near, distant or equal names.
 fn word_pairs() -> Vec<(String, Vec<String>)> {
     let mut runner = TestRunner::new_with_rng(
         Config::default(),
@@ -62,18 +62,18 @@ fn suggestions_agree_with_difflib_on_ten_thousand_pairs() {
         .collect();
     assert_eq!(answers.len(), pairs.len());
     let mut suggested = 0;
-    for ((word, names), (close, alike)) in pairs.iter().zip(answers) {
+    for ((word, names), (close, ratio)) in pairs.iter().zip(answers) {
         assert_eq!(
             find_closest(word, names.iter().map(String::as_str)),
             close.as_deref(),
             "{word} among {names:?}"
         );
         assert!(
-            (similarity_ratio(&names[0], word) - alike).abs() < 1e-12,
+            (similarity_ratio(&names[0], word) - ratio).abs() < 1e-12,
             "{word} and {}",
             names[0]
         );
         suggested += usize::from(close.is_some());
     }
-    assert!((1_000..9_900).contains(&suggested), "the pairs say something: {suggested}");
+    assert!((1_000..9_900).contains(&suggested), "unexpected number of suggestions: {suggested}");
 }

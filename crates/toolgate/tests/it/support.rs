@@ -1,5 +1,7 @@
-//! A small world to make calls in: one agent, one tool that does as it is told, a store that can
-//! fail.
+//! Provides the test world: one agent, a scripted tool and a store that can fail.
+
+mod policies;
+mod scripted_tools;
 
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -10,63 +12,63 @@ use std::time::Duration;
 use async_trait::async_trait;
 use jiff::{SignedDuration, Timestamp};
 use rust_decimal::Decimal;
-use serde_json::{Value, json};
 use tokio::sync::Semaphore;
-use toolgate::limits::{Charge, ChargeError, ChargeUnit};
-use toolgate::policy::{
-    DecisionFacts, FactRequest, Obligations, Policy, PolicyError, PolicyInput, Verdict,
-};
+use toolgate::limits::{Charge, ChargeError};
+use toolgate::policy::{DecisionFacts, FactRequest};
 use toolgate::session::state::{SessionEdit, SessionState};
 use toolgate::store::{
     Approval, ClaimError, ClaimRecord, ClaimResolution, CommitConflictError, CommitRequest,
     PauseTarget, SessionLock, SessionRequest, SessionSnapshot, StoreError,
 };
 use toolgate::{
-    AdmissionDecision, Agent, AgentBuilder, CallEffects, CallId, Effect, ErrorCategory, Event,
-    Failure, LazyReceipt, ManualClock, MemoryFs, MemoryStore, Outcome, PromptSignal, Replay,
-    ReplayComparison, Row, Session, SessionKey, Store, Tool, ToolContext, ToolError, Toolgate,
-    ToolgateBuilder,
+    AdmissionDecision, Agent, AgentBuilder, CallId, Event, LazyReceipt, ManualClock, MemoryFs,
+    MemoryStore, Outcome, Replay, ReplayComparison, Row, Session, SessionKey, Store, Tool,
+    Toolgate, ToolgateBuilder,
 };
 use toolgate_json::Digest;
 
-/// Which operation of the store fails.
+use self::policies::MeterPolicy;
+pub(crate) use self::policies::{closure_policy, meter_charge};
+use self::scripted_tools::act_tool;
+pub(crate) use self::scripted_tools::look_tool;
+
+/// Selects the store operation that fails.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum InjectedFault {
     Paused,
     Enter,
     Load,
     Claim,
-    /// Beginning dies.
+    /// Makes `claim` panic.
     ClaimPanics,
     Commit,
-    /// Finishing dies, once.
+    /// Makes the next `commit` panic.
     CommitPanics,
-    /// Somebody else has changed the session by then, once.
+    /// Makes the next `commit` report a conflict.
     CommitConflicts,
     TakeDeferred,
-    /// Spooled rows are not taken in.
+    /// Makes `append_spooled` fail.
     AppendSpooled,
 }
 
-/// The store that all tests run on: in memory, or with `TOOLGATE_TEST_STORE=sqlite` in a file.
+/// Opens the store of a test: in memory, or SQLite if `TOOLGATE_TEST_STORE=sqlite`.
 pub(crate) fn test_store() -> Arc<dyn Store> {
     static NEXT_STORE: AtomicU32 = AtomicU32::new(0);
-    let wanted = std::env::var("TOOLGATE_TEST_STORE").unwrap_or_default();
-    assert!(
-        matches!(wanted.as_str(), "" | "memory" | "sqlite"),
-        "there is no store `{wanted}` to test"
-    );
-    if wanted == "sqlite" {
+    let kind = std::env::var("TOOLGATE_TEST_STORE").unwrap_or_default();
+    assert!(matches!(kind.as_str(), "" | "memory" | "sqlite"), "unknown test store `{kind}`");
+    if kind == "sqlite" {
         static CLEAN_UP_ONCE: Once = Once::new();
-        let own = std::process::id().to_string();
-        let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("stores-{own}"));
+        let process_id = std::process::id().to_string();
+        let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("stores-{process_id}"));
         CLEAN_UP_ONCE.call_once(|| {
-            // What earlier runs left behind, one with the same number among them. A test may start
-            // this program again while the first still runs.
+            // Remove the stores of processes that ended, and of an earlier process with the same
+            // id. A test may start this program again while the first process runs.
             for old in std::fs::read_dir(env!("CARGO_TARGET_TMPDIR")).unwrap().flatten() {
                 let name = old.file_name();
                 let owner = name.to_str().and_then(|name| name.strip_prefix("stores-"));
-                if owner.is_some_and(|pid| pid == own || !Path::new("/proc").join(pid).exists()) {
+                if owner
+                    .is_some_and(|pid| pid == process_id || !Path::new("/proc").join(pid).exists())
+                {
                     let _ = std::fs::remove_dir_all(old.path());
                 }
             }
@@ -78,13 +80,12 @@ pub(crate) fn test_store() -> Arc<dyn Store> {
     Arc::new(MemoryStore::new())
 }
 
-/// A runtime on that store.
+/// Starts a runtime builder with the test store.
 pub(crate) fn runtime_builder() -> ToolgateBuilder {
     Toolgate::builder().store(test_store())
 }
 
-/// Builds a runtime that looks back at each of its calls: decided again on what was recorded, it
-/// must come out the same.
+/// Builds a runtime that replays each recorded call and aborts if the decisions differ.
 pub(crate) trait BuildWithReplayCheck {
     fn build_checked(self) -> Toolgate;
 }
@@ -92,9 +93,9 @@ pub(crate) trait BuildWithReplayCheck {
 impl BuildWithReplayCheck for ToolgateBuilder {
     fn build_checked(self) -> Toolgate {
         let replay: Arc<OnceLock<Replay>> = Arc::default();
-        let look_back = Arc::clone(&replay);
+        let listener_replay = Arc::clone(&replay);
         let gate =
-            self.on_event(move |event| check_replay(look_back.get(), event)).build().unwrap();
+            self.on_event(move |event| check_replay(listener_replay.get(), event)).build().unwrap();
         assert!(replay.set(Replay::from_toolgate(&gate).unwrap()).is_ok());
         gate
     }
@@ -102,35 +103,35 @@ impl BuildWithReplayCheck for ToolgateBuilder {
 
 fn check_replay(replay: Option<&Replay>, event: &Event) {
     let (Some(replay), Event::CallEnded(row)) = (replay, event) else { return };
-    // As it is read back from a ledger.
+    // Parse the row again, because a replay reads rows from a ledger.
     let row: Row = serde_json::from_slice(&row.to_canonical_bytes().unwrap()).unwrap();
-    // Whoever has done much without a pause would wait for one.
+    // A task that used up its cooperative budget would never be ready here.
     let mut decided = std::pin::pin!(tokio::task::unconstrained(replay.decide(&row)));
-    // Another call may be looked back at: that takes no time.
-    let compared = loop {
+    // The replay can be busy with another call for a short time.
+    let comparison = loop {
         match decided.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
-            Poll::Ready(compared) => break compared,
+            Poll::Ready(comparison) => break comparison,
             Poll::Pending => std::thread::yield_now(),
         }
     };
-    if let ReplayComparison::Differs(now) = compared {
-        // A listener that panics is caught.
-        let told = format!(
-            "decided again, this call comes out as {now:?}, and was {:?}:\n{row:#?}\n",
+    if let ReplayComparison::Differs(now) = comparison {
+        // A panic in a listener is caught, so abort the process.
+        let report = format!(
+            "the replay decides {now:?}, but the call was decided {:?}:\n{row:#?}\n",
             AdmissionDecision::from_row(&row)
         );
-        std::io::Write::write_all(&mut std::io::stderr(), told.as_bytes()).unwrap();
+        std::io::Write::write_all(&mut std::io::stderr(), report.as_bytes()).unwrap();
         std::process::abort();
     }
 }
 
-/// A store that can be told to fail.
+/// Wraps the test store and injects faults.
 pub(crate) struct FaultyStore {
     inner: Arc<dyn Store>,
     failing: Mutex<Vec<InjectedFault>>,
-    /// How many spooled rows have come to be taken in.
+    /// Number of calls of `append_spooled`.
     pub(crate) append_attempts: AtomicU32,
-    /// Whoever has it keeps them waiting.
+    /// Blocks `append_spooled` while a test holds the lock.
     pub(crate) append_lock: tokio::sync::Mutex<()>,
 }
 
@@ -146,13 +147,13 @@ impl Default for FaultyStore {
 }
 
 impl FaultyStore {
-    pub(crate) fn inject_faults(&self, what: &[InjectedFault]) {
-        *self.failing.lock().unwrap() = what.to_vec();
+    pub(crate) fn inject_faults(&self, faults: &[InjectedFault]) {
+        *self.failing.lock().unwrap() = faults.to_vec();
     }
 
-    fn check(&self, what: InjectedFault) -> Result<(), StoreError> {
-        if self.failing.lock().unwrap().contains(&what) {
-            Err(StoreError(format!("injected fault at {what:?}")))
+    fn check(&self, fault: InjectedFault) -> Result<(), StoreError> {
+        if self.failing.lock().unwrap().contains(&fault) {
+            Err(StoreError::unavailable(format!("injected fault at {fault:?}")))
         } else {
             Ok(())
         }
@@ -229,8 +230,8 @@ impl Store for FaultyStore {
         now: Timestamp,
     ) -> Result<Result<Vec<Decimal>, ClaimError>, StoreError> {
         self.check(InjectedFault::Claim)?;
-        let dies = self.failing.lock().unwrap().contains(&InjectedFault::ClaimPanics);
-        assert!(!dies, "injected death");
+        let panics = self.failing.lock().unwrap().contains(&InjectedFault::ClaimPanics);
+        assert!(!panics, "injected panic");
         self.inner.claim(intent, charges, approval, now).await
     }
     async fn commit(
@@ -238,12 +239,12 @@ impl Store for FaultyStore {
         finish: Box<CommitRequest>,
     ) -> Result<Result<Option<LazyReceipt>, CommitConflictError>, StoreError> {
         self.check(InjectedFault::Commit)?;
-        let once = std::mem::take(&mut *self.failing.lock().unwrap());
-        assert!(!once.contains(&InjectedFault::CommitPanics), "injected death");
-        if once.contains(&InjectedFault::CommitConflicts) {
+        let faults = std::mem::take(&mut *self.failing.lock().unwrap());
+        assert!(!faults.contains(&InjectedFault::CommitPanics), "injected panic");
+        if faults.contains(&InjectedFault::CommitConflicts) {
             return Ok(Err(CommitConflictError));
         }
-        *self.failing.lock().unwrap() = once;
+        *self.failing.lock().unwrap() = faults;
         self.inner.commit(finish).await
     }
     async fn take_deferred_claim(
@@ -347,36 +348,7 @@ impl Store for FaultyStore {
     }
 }
 
-/// Charges one unit of the counter `meter` for every call of `act`.
-pub(crate) struct MeterPolicy;
-
-pub(crate) fn meter_charge(amount: i64) -> Charge {
-    Charge {
-        counter: "meter".into(),
-        amount: amount.into(),
-        cap: 100.into(),
-        window: None,
-        unit: ChargeUnit::Fixed,
-    }
-}
-
-impl Policy for MeterPolicy {
-    fn name(&self) -> &str {
-        "meter"
-    }
-    fn governs(&self, tool: &toolgate::ToolSpec) -> bool {
-        tool.name() == "act"
-    }
-    fn check(&self, _: &PolicyInput<'_>) -> Result<Verdict, PolicyError> {
-        let error = ToolError::new(ErrorCategory::Business, "meter_full", "the meter is full");
-        Ok(Verdict::Allow(Obligations {
-            charges: vec![(meter_charge(1), error)],
-            ..Obligations::default()
-        }))
-    }
-}
-
-/// The world of one test.
+/// Holds a runtime, a session and the collaborators of one test.
 pub(crate) struct TestWorld {
     pub(crate) gate: Toolgate,
     pub(crate) session: Session,
@@ -384,37 +356,39 @@ pub(crate) struct TestWorld {
     pub(crate) files: MemoryFs,
     pub(crate) clock: Arc<ManualClock>,
     pub(crate) runs: Arc<AtomicU32>,
-    /// Lets go what `act` was told to wait for.
+    /// Releases a call of `act` with `how` = `read and wait`.
     pub(crate) go: Arc<Semaphore>,
     pub(crate) spool: tempfile::TempDir,
 }
 
 impl TestWorld {
-    /// A world with the tools `act` (an effect, as it is told), `look` (a read) and what is added.
-    pub(crate) fn new(more: impl FnOnce(AgentBuilder) -> AgentBuilder) -> Self {
-        Self::with_builder(more, |gate| gate)
+    /// Builds a world with the tools `act` (a scripted write) and `look` (a read).
+    pub(crate) fn new(configure_agent: impl FnOnce(AgentBuilder) -> AgentBuilder) -> Self {
+        Self::with_builder(configure_agent, |gate| gate)
     }
 
     pub(crate) fn with_builder(
-        more: impl FnOnce(AgentBuilder) -> AgentBuilder,
-        also: impl FnOnce(ToolgateBuilder) -> ToolgateBuilder,
+        configure_agent: impl FnOnce(AgentBuilder) -> AgentBuilder,
+        configure_gate: impl FnOnce(ToolgateBuilder) -> ToolgateBuilder,
     ) -> Self {
-        Self::build_world(|act| act, more, |gate| also(gate).build_checked())
+        Self::build_world(|act| act, configure_agent, |gate| configure_gate(gate).build_checked())
     }
 
-    /// A world whose `act` is declared otherwise.
-    pub(crate) fn with_act(is: impl FnOnce(Tool) -> Tool) -> Self {
-        Self::build_world(is, |agent| agent, BuildWithReplayCheck::build_checked)
+    /// Builds a world with a changed declaration of `act`.
+    pub(crate) fn with_act(configure_act: impl FnOnce(Tool) -> Tool) -> Self {
+        Self::build_world(configure_act, |agent| agent, BuildWithReplayCheck::build_checked)
     }
 
-    /// A world that is not looked back at, for policies that take down when they are asked.
-    pub(crate) fn without_replay_check(more: impl FnOnce(AgentBuilder) -> AgentBuilder) -> Self {
-        Self::build_world(|act| act, more, |gate| gate.build().unwrap())
+    /// Builds a world without the replay check, for policies that record their inputs.
+    pub(crate) fn without_replay_check(
+        configure_agent: impl FnOnce(AgentBuilder) -> AgentBuilder,
+    ) -> Self {
+        Self::build_world(|act| act, configure_agent, |gate| gate.build().unwrap())
     }
 
     fn build_world(
-        is: impl FnOnce(Tool) -> Tool,
-        more: impl FnOnce(AgentBuilder) -> AgentBuilder,
+        configure_act: impl FnOnce(Tool) -> Tool,
+        configure_agent: impl FnOnce(AgentBuilder) -> AgentBuilder,
         build: impl FnOnce(ToolgateBuilder) -> Toolgate,
     ) -> Self {
         let (ran, go) = (Arc::new(AtomicU32::new(0)), Arc::new(Semaphore::new(0)));
@@ -422,10 +396,10 @@ impl TestWorld {
             (MemoryFs::new([("kept.txt", "as it was")]), Arc::new(FaultyStore::default()));
         let agent = Agent::builder("agent")
             .files(files.clone())
-            .tool(is(act_tool(&ran, &go)))
+            .tool(configure_act(act_tool(&ran, &go)))
             .tool(look_tool())
             .policy(MeterPolicy);
-        let agent = more(agent).build().unwrap();
+        let agent = configure_agent(agent).build().unwrap();
         let spool = tempfile::tempdir().unwrap();
         let clock = Arc::new(ManualClock::at(Timestamp::from_second(1_800_000_000).unwrap()));
         let gate = Toolgate::builder()
@@ -451,7 +425,7 @@ impl TestWorld {
             .unwrap()
     }
 
-    /// Everything that a failed call must leave alone.
+    /// Describes the state that a failed call must not change.
     pub(crate) async fn fingerprint(&self) -> (String, Digest) {
         let state = self.session.state().await.unwrap();
         let mut lines: Vec<String> =
@@ -464,117 +438,20 @@ impl TestWorld {
         (lines.join("\n"), self.files.digest())
     }
 
-    /// Rows in the ledger, and how many wait in the spool.
+    /// Returns the rows in the ledger and the number of spooled rows.
     pub(crate) async fn rows(&self) -> (Vec<Arc<Row>>, usize) {
         let mut rows = self.session.rows().await.unwrap();
-        rows.extend(self.store.rows(&SessionKey::new("nobody", "alice", "s")).await.unwrap());
+        rows.extend(
+            self.store.rows(&SessionKey::new("unknown_agent", "alice", "s")).await.unwrap(),
+        );
         rows.extend(self.store.rows(&SessionKey::new("agent", "mallory", "s")).await.unwrap());
         (rows, self.spooled_lines().len())
     }
 
-    /// Rows that wait in the spool, as they are written there.
+    /// Returns the spooled rows as JSON lines.
     pub(crate) fn spooled_lines(&self) -> Vec<String> {
         let text =
             std::fs::read_to_string(self.spool.path().join("rows.jsonl")).unwrap_or_default();
         text.lines().filter(|line| !line.is_empty()).map(str::to_owned).collect()
-    }
-}
-
-/// A tool that changes a slice and a file, and then does as it is told.
-fn act_tool(ran: &Arc<AtomicU32>, go: &Arc<Semaphore>) -> Tool {
-    let (ran, go) = (Arc::clone(ran), Arc::clone(go));
-    let schema = json!({
-        "type": "object",
-        "properties": {"how": {"type": "string"}, "n": {"type": "integer"}, "password": {"type": "string", "writeOnly": true}},
-        "required": ["how"],
-    });
-    Tool::dynamic("act", "Does as it is told.", schema, move |ctx: ToolContext, args: Value| {
-        let (ran, go) = (Arc::clone(&ran), Arc::clone(&go));
-        async move {
-            ran.fetch_add(1, Ordering::SeqCst);
-            let how = args["how"].as_str().unwrap_or_default();
-            ctx.set_slice("touched", &args)?;
-            ctx.log("attempts", &args)?;
-            // Where it is declared a read, it may not change files.
-            if !how.starts_with("read") {
-                ctx.files()?.write("kept.txt", b"changed")?;
-                ctx.files()?.write("new/file.txt", b"made")?;
-            }
-            run_scripted(&ctx, how, &go).await
-        }
-    })
-    .effect(Effect::Write)
-    .timeout(Duration::from_millis(300))
-    .output_schema(json!({"type": "object", "properties": {"done": {"type": "boolean"}}, "required": ["done"]}))
-}
-
-async fn run_scripted(ctx: &ToolContext, how: &str, go: &Semaphore) -> Result<Value, Failure> {
-    match how {
-        "ok" | "read" => Ok(json!({"done": true})),
-        "fail" => Err(Failure::business("no_stock", "there is none left")),
-        "refuse" => {
-            Err(Failure::business("no_stock", "there is none left").effects(CallEffects::None))
-        }
-        "io" => Err(std::io::Error::from(std::io::ErrorKind::ConnectionReset).into()),
-        "http" => Err(Failure::http(503, "try later")),
-        "panic" => panic!("the handler has a fault"),
-        "hang" => std::future::pending().await,
-        "beat" => {
-            for _ in 0..20 {
-                tokio::time::sleep(Duration::from_millis(20)).await;
-                ctx.send_heartbeat();
-            }
-            Ok(json!({"done": true}))
-        }
-        "beat, then stop" => {
-            // For longer than any heartbeat here.
-            for _ in 0..120 {
-                tokio::time::sleep(Duration::from_millis(10)).await;
-                ctx.send_heartbeat();
-            }
-            ctx.log("beats", &"stopped")?;
-            std::future::pending().await
-        }
-        "read and wait" => {
-            let _let_go = go.acquire().await?;
-            Ok(json!({"done": true}))
-        }
-        "junk" => Ok(json!({"undone": "yes"})),
-        "dated" => Ok(json!({"done": true, "at": "soon"})),
-        "nothing" => Ok(Value::Null),
-        "expand" => Err(Failure::signal(PromptSignal::ExpandSection {
-            section: "refunds".into(),
-            reason: "needed".into(),
-        })),
-        other => Err(Failure::validation("unknown_way", format!("no such way: {other}"))),
-    }
-}
-
-pub(crate) fn look_tool() -> Tool {
-    let schema = json!({"type": "object", "properties": {"at": {"type": "string"}}});
-    Tool::dynamic("look", "Looks at something.", schema, |_, args| async move { Ok(args) })
-        .effect(Effect::Read)
-}
-
-/// A policy from a closure.
-pub(crate) struct ClosurePolicy<F>(&'static str, F);
-
-pub(crate) fn closure_policy<
-    F: Fn(&PolicyInput<'_>) -> Result<Verdict, PolicyError> + Send + Sync,
->(
-    name: &'static str,
-    check: F,
-) -> ClosurePolicy<F> {
-    ClosurePolicy(name, check)
-}
-
-impl<F: Fn(&PolicyInput<'_>) -> Result<Verdict, PolicyError> + Send + Sync> Policy
-    for ClosurePolicy<F>
-{
-    fn name(&self) -> &str {
-        self.0
-    }
-    fn check(&self, ask: &PolicyInput<'_>) -> Result<Verdict, PolicyError> {
-        (self.1)(ask)
     }
 }

@@ -1,4 +1,4 @@
-//! Exactly one event a call, and a span in the words of the GenAI conventions.
+//! Tests that each call emits one event, and one span with the names of the GenAI conventions.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -49,7 +49,7 @@ async fn call_emits_one_event_and_one_span() {
     let _guard = tracing::subscriber::set_default(
         Registry::default().with(SpanCollector(Arc::clone(&spans))),
     );
-    let heard = Arc::clone(&events);
+    let recorded_events = Arc::clone(&events);
     let announce = Tool::dynamic(
         "announce",
         "Announces.",
@@ -67,12 +67,12 @@ async fn call_emits_one_event_and_one_span() {
     let world = TestWorld::with_builder(
         |a| a.tool(announce),
         |g| {
-            g.on_event(move |event| heard.lock().unwrap().push(event.clone()))
+            g.on_event(move |event| recorded_events.lock().unwrap().push(event.clone()))
                 .on_event(|_| panic!("a listener has a fault"))
         },
     );
-    // Another test's thread may have met the span first and found nobody listening: what was
-    // concluded then is forgotten.
+    // Another test can have registered the span without a subscriber. Rebuild the cache, so that
+    // the span is enabled.
     world.gate.session("agent", "alice", "warm-up").call("look", json!({})).await;
     tracing::callsite::rebuild_interest_cache();
     spans.lock().unwrap().clear();
@@ -93,17 +93,17 @@ async fn call_emits_one_event_and_one_span() {
             .count();
         assert_eq!(invoked, 1, "{tool}");
     }
-    // To look is not to execute.
-    let heard = events.lock().unwrap().len();
+    // `explain` emits no event.
+    let event_count = events.lock().unwrap().len();
     world.session.explain("act", json!({"how": "ok"})).await;
-    assert_eq!(events.lock().unwrap().len(), heard);
+    assert_eq!(events.lock().unwrap().len(), event_count);
     let published = events
         .lock()
         .unwrap()
         .iter()
         .filter(|e| matches!(e, Event::Published { name, .. } if &**name == "order.paid"))
         .count();
-    assert_eq!(published, 1, "what a failed call would have announced did not happen");
+    assert_eq!(published, 1, "a failed call publishes nothing");
     let spans: Vec<_> = spans
         .lock()
         .unwrap()
@@ -122,7 +122,7 @@ async fn call_emits_one_event_and_one_span() {
     assert_eq!(find("acts", "toolgate.gate").as_deref(), Some("resolve"));
 }
 
-/// What a model calls a tool that there is not, and what a tool calls its failure, may be anything.
+/// Checks names of unknown tools and codes of failures, because both can contain any text.
 #[tokio::test]
 async fn span_contains_no_redacted_text() {
     let spans: SpanFields = Arc::default();

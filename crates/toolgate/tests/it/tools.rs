@@ -1,4 +1,4 @@
-//! Tools: typed and dynamic, secrets, extra arguments, large outputs, overrides.
+//! Tests typed and dynamic tools, extra arguments, large outputs and overrides.
 
 use std::collections::BTreeMap;
 
@@ -72,31 +72,31 @@ async fn typed_arguments_round_trip_and_unknown_names_fail() {
 
 #[tokio::test]
 async fn unserializable_result_reports_effects() {
-    // A name in JSON is text, and a pair is none.
-    let made = || {
+    // A JSON member name is a text, so a pair cannot be a key.
+    let make_tool = || {
         Tool::typed("make", "Makes something.", |_: ToolContext, _: OrderLine| async {
             Ok(BTreeMap::from([((1_u8, 2_u8), 3_u8)]))
         })
         .open()
     };
     let cases = [
-        ("an effect", made().effect(Effect::Write), CallEffects::Done),
-        ("one that only acts here", made().effect(Effect::Write).local(), CallEffects::RolledBack),
-        ("a read", made().effect(Effect::Read), CallEffects::None),
+        ("an effect", make_tool().effect(Effect::Write), CallEffects::Done),
+        ("a local write", make_tool().effect(Effect::Write).local(), CallEffects::RolledBack),
+        ("a read", make_tool().effect(Effect::Read), CallEffects::None),
     ];
-    for (what, tool, left) in cases {
+    for (case, tool, effects) in cases {
         let world = TestWorld::new(|a| a.tool(tool));
         let answer = world.session.call("make", json!({"sku": "x", "price": 1})).await;
-        let error = answer.outcome.error().unwrap_or_else(|| panic!("{what}: {answer:?}"));
+        let error = answer.outcome.error().unwrap_or_else(|| panic!("{case}: {answer:?}"));
         assert_eq!(
             (&*error.code, error.retryable, error.effects),
-            ("invalid_result", false, left),
-            "{what}: {error}"
+            ("invalid_result", false, effects),
+            "{case}: {error}"
         );
         assert_eq!(
             world.gate.pending_calls().await.unwrap().len(),
             0,
-            "{what}: nobody need settle it"
+            "{case}: no claim is pending"
         );
     }
 }
@@ -125,96 +125,12 @@ async fn extra_arguments_follow_extra_setting() {
         call_value(&world, "refuse", json!({"a": {"b": 1}, "c": 3})).await,
         json!({"a": {"b": 1}, "c": 3})
     );
-    // What was dropped was never judged and is not recorded.
+    // Dropped arguments are neither checked nor recorded.
     let rows = world.session.rows().await.unwrap();
     assert_eq!(
         *rows.iter().find(|r| &*r.tool == "drop").unwrap().arguments,
         json!({"a": {"b": 1}, "c": 3})
     );
-}
-
-#[tokio::test]
-async fn secret_is_absent_from_errors_and_rows() {
-    let login = |name: &str| {
-        let schema = json!({"type": "object", "properties": {
-            "user": {"type": "string"},
-            "password": {"type": "string", "writeOnly": true, "minLength": 8},
-            "pins": {"type": "array", "items": {"type": "object", "properties": {"pin": {"type": "integer", "writeOnly": true, "maximum": 999_999_999_999_u64}}}},
-        }, "required": ["user", "password"]});
-        Tool::dynamic(name, "Logs in.", schema, |_, _| async move {
-            Ok(json!({"token": "hunter2-token", "ok": true}))
-        })
-        .effect(Effect::Read)
-        .secret("/token")
-    };
-    let world = TestWorld::new(|a| a.tool(login("login")));
-    let mut said = String::new();
-    for args in [
-        json!({"user": "al", "password": "hunter2"}),
-        json!({"user": "al", "password": 771_177_117_711_u64}),
-        json!({"user": "al", "pasword": "hunter2-long"}),
-        json!({"user": "al", "password": "hunter2-long", "pins": [{"pin": 7_711_771_177_117_u64}]}),
-        json!({"user": "al", "password": "hunter2-long", "pins": [{"pin": "hunter2"}]}),
-        json!({"user": "al", "password": "hunter2-long", "pins": [{"pin": 771_177_117_711_u64}]}),
-    ] {
-        said.push_str(&serde_json::to_string(&world.session.call("login", args).await).unwrap());
-    }
-    for row in world.session.rows().await.unwrap() {
-        said.push_str(&serde_json::to_string(&*row).unwrap());
-    }
-    // Long enough not to stand in a digest by chance.
-    assert!(!said.contains("hunter2") && !said.contains("771177117711"), "{said}");
-    assert!(said.contains("(hidden)") && said.contains("[redacted "));
-    // The same secret leaves the same mark, so that rows can be matched.
-    world.session.call("login", json!({"user": "bo", "password": "hunter2-long"})).await;
-    world.session.call("login", json!({"user": "bo", "password": "hunter2-other"})).await;
-    let rows = world.session.rows().await.unwrap();
-    assert_eq!(rows[5].arguments["password"], rows[6].arguments["password"]);
-    assert_ne!(rows[5].arguments["password"], rows[7].arguments["password"]);
-    assert_eq!(rows[6].arguments["user"], json!("bo"));
-}
-
-#[tokio::test]
-async fn secret_member_names_are_redacted() {
-    let schema = json!({"type": "object", "properties": {
-        "card": {"type": "object", "properties": {"number": {"type": "string"}}, "patternProperties": {"^x-": {"type": "string"}}},
-        "open": {"type": "object", "additionalProperties": {"type": "object", "properties": {"n": {"type": "integer"}}}},
-        "user": {"type": "string"},
-    }});
-    let pay = Tool::dynamic("pay", "Pays.", schema, |_, _| async { Ok(Value::Null) })
-        .effect(Effect::Read)
-        .secret("/card")
-        .secret("/open");
-    let world = TestWorld::new(|a| a.tool(pay));
-    let mut said = String::new();
-    for args in [
-        json!({"card": {"hunter2": "x", "hunter22": "y"}}),
-        json!({"card": {"x-hunter2": 5}}),
-        json!({"card": {"number": 5}}),
-        json!({"open": {"hunter2": {"n": "x"}}}),
-        json!({"open": {"hunter2": {"hunter2": 1}}}),
-    ] {
-        let answer = world.session.call("pay", args).await;
-        assert_eq!(answer.outcome.error().unwrap().code, "invalid_arguments");
-        said.push_str(&serde_json::to_string(&answer).unwrap());
-    }
-    assert!(
-        said.contains("has 2 unknown member(s), not shown (it takes `number`)")
-            && said.contains("`card.number` must be"),
-        "{said}"
-    );
-    assert!(said.contains("open.(hidden).n"), "{said}");
-    for text in [r#"{"card": {"hunter2": 1, "hunter2": 2}}"#, r#"{"card": {"hunter2" 1}}"#] {
-        said.push_str(&serde_json::to_string(&world.session.call("pay", text).await).unwrap());
-    }
-    assert!(said.contains("a key is given twice"), "{said}");
-    for row in world.session.rows().await.unwrap() {
-        said.push_str(&serde_json::to_string(&*row).unwrap());
-    }
-    assert!(!said.contains("hunter2"), "{said}");
-    // Outside of the secret, a name is told.
-    let answer = world.session.call("pay", json!({"usr": "x"})).await;
-    assert!(answer.outcome.error().unwrap().message.contains("did you mean `user`?"), "{answer:?}");
 }
 
 #[tokio::test]
@@ -249,7 +165,7 @@ async fn large_result_is_stored_and_read_in_pages() {
         }
     }
     assert_eq!(read, whole);
-    // It belongs to the session that made it.
+    // The handle belongs to the session that made the call.
     let other = world
         .gate
         .session("agent", "bob", "s")
@@ -285,7 +201,7 @@ async fn hidden_value_is_not_sent_to_model() {
     assert_eq!(
         world.session.rows().await.unwrap()[0].outcome.success().map(|o| o.value.clone()),
         Some(json!([1, 2, 3])),
-        "the ledger has it"
+        "the ledger contains the value"
     );
 }
 
@@ -364,9 +280,9 @@ async fn useless_settings_are_refused_at_build() {
             "two resources have the type `u32`",
         ),
     ];
-    for (builder, told) in cases {
+    for (builder, expected) in cases {
         let error = builder.build().unwrap_err();
-        assert!(error.problems.len() == 1 && error.to_string().contains(told), "{error}");
+        assert!(error.problems.len() == 1 && error.to_string().contains(expected), "{error}");
     }
     let ping =
         Tool::typed("ping", "Pings.", |_: ToolContext, _: EmptyArguments| async { Ok(true) })
@@ -390,44 +306,10 @@ fn builtin_tools_have_complete_declarations() {
         assert_eq!(
             tool.description().lines().count(),
             4,
-            "{}: what, when, edge cases, ordering",
+            "{}: the description needs purpose, use, edge cases and ordering",
             tool.name()
         );
     }
-}
-
-#[tokio::test]
-async fn misplaced_secret_is_redacted() {
-    // Inside a condition, inside a type that holds itself, as text where an object should be, in
-    // another branch.
-    let schema = json!({
-        "type": "object",
-        "properties": {
-            "auth": {"type": "object", "properties": {"token": {"type": "string", "writeOnly": true}}, "required": ["token"]},
-            "tree": {"$ref": "#/$defs/tree"},
-            "kind": {"type": "string"},
-        },
-        "if": {"properties": {"kind": {"const": "key"}}, "required": ["kind"]},
-        "then": {"properties": {"key": {"type": "string", "writeOnly": true}}, "required": ["key"]},
-        "$defs": {"tree": {"type": "object", "properties": {"pin": {"type": "string", "writeOnly": true}, "next": {"$ref": "#/$defs/tree"}}}},
-    });
-    let tool = Tool::dynamic("open", "Opens.", schema, |_, _| async { Ok(Value::Null) })
-        .effect(Effect::Read);
-    let world = TestWorld::new(|a| a.tool(tool));
-    let mut said = String::new();
-    for args in [
-        json!({"auth": "hunter2"}),
-        json!({"auth": {"token": "hunter2"}}),
-        json!({"auth": {"tokken": "hunter2"}}),
-        json!({"kind": "key", "key": "hunter2"}),
-        json!({"tree": {"pin": "hunter2", "next": {"pin": "hunter2", "next": {"next": {"pin": "hunter2"}}}}}),
-    ] {
-        said.push_str(&serde_json::to_string(&world.session.call("open", args).await).unwrap());
-    }
-    for row in world.session.rows().await.unwrap() {
-        said.push_str(&serde_json::to_string(&*row).unwrap());
-    }
-    assert!(!said.contains("hunter2"), "{said}");
 }
 
 #[tokio::test]
@@ -502,8 +384,8 @@ fn normalization_without_effect_is_refused() {
         });
         let built =
             Agent::builder("a").tool(tool.effect(Effect::Read).normalize(rule.clone())).build();
-        let wrong = built.err().map(|e| e.to_string());
-        assert_eq!(wrong.is_some(), expected.is_some(), "{rule:?}: {wrong:?}");
-        assert!(wrong.unwrap_or_default().contains(expected.unwrap_or_default()), "{rule:?}");
+        let error = built.err().map(|e| e.to_string());
+        assert_eq!(error.is_some(), expected.is_some(), "{rule:?}: {error:?}");
+        assert!(error.unwrap_or_default().contains(expected.unwrap_or_default()), "{rule:?}");
     }
 }

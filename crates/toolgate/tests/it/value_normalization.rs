@@ -1,4 +1,4 @@
-//! Addresses, numbers and amounts of an untrusted page are recognised however they are spelled.
+//! Tests that untrusted URLs, numbers and amounts are recognized in every spelling.
 
 use serde_json::json;
 use toolgate::Agent;
@@ -56,7 +56,7 @@ async fn untrusted_number_is_recognized_in_every_spelling() {
     );
     assert_eq!(call_code(&session, "page", json!({})).await, "ok");
     for to in [
-        // Zeros before it, a sign, a point and an exponent.
+        // Leading zeros, a sign, a decimal point and an exponent.
         json!("0012345678"),
         json!("12345678"),
         json!(12_345_678),
@@ -73,9 +73,9 @@ async fn untrusted_number_is_recognized_in_every_spelling() {
         json!("4711 0815"),
         json!("004930901820"),
         json!("0049 30 901820"),
-        // A name in small letters is the same name.
+        // Lower case.
         json!("νίκος@evil.example"),
-        // In digits of other alphabets.
+        // Digits of other scripts.
         json!("١٢٣٤٥٦٧٨"),
         json!("१२३४५६७८"),
         json!("００１２３４５６７８"),

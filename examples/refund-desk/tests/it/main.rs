@@ -56,7 +56,7 @@ fn a_signal_to_the_agent_ends_its_gateway() {
 
 #[test]
 fn no_work_starts_on_an_unhealthy_gateway() {
-    for (name, ready, up, held, why) in [
+    for (name, ready, up, held_tools, why) in [
         ("not-ready", "503 Away", 1, 0, "the gateway is not ready: the canary was not refused"),
         ("away", "200 OK", 0, 0, "the upstream `desk` is down"),
         ("held", "200 OK", 1, 2, "tools of the upstream `desk` are quarantined"),
@@ -74,12 +74,12 @@ fn no_work_starts_on_an_unhealthy_gateway() {
                     .next()
                     .unwrap_or_default()
                     .to_owned();
-                let (status, said) = match line.as_str() {
+                let (status, body) = match line.as_str() {
                     "GET /readyz HTTP/1.1" => (ready, "the canary was not refused\n".to_owned()),
                     "GET /metrics HTTP/1.1" => (
                         "200 OK",
                         format!(
-                            "toolgate_upstream_up{{upstream=\"desk\"}} {up}\ntoolgate_upstream_held_tools{{upstream=\"desk\"}} {held}\n"
+                            "toolgate_upstream_up{{upstream=\"desk\"}} {up}\ntoolgate_upstream_held_tools{{upstream=\"desk\"}} {held_tools}\n"
                         ),
                     ),
                     _ => ("404 No", String::new()),
@@ -87,9 +87,9 @@ fn no_work_starts_on_an_unhealthy_gateway() {
                 recorded.lock().unwrap().push(line);
                 let head = format!(
                     "HTTP/1.1 {status}\r\nconnection: close\r\ncontent-length: {}\r\n\r\n",
-                    said.len()
+                    body.len()
                 );
-                let _ = stream.write_all((head + &said).as_bytes());
+                let _ = stream.write_all((head + &body).as_bytes());
             }
         });
         let script = format!(
@@ -103,8 +103,8 @@ fn no_work_starts_on_an_unhealthy_gateway() {
             .current_dir(&home)
             .output()
             .unwrap();
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert!(!output.status.success() && said.contains(why), "{name}: {said}");
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && stderr.contains(why), "{name}: {stderr}");
         // The agent only read the status pages.
         let requests = requests.lock().unwrap();
         assert!(

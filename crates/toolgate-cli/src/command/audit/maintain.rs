@@ -37,7 +37,7 @@ pub(crate) fn verify(
 ) -> io::Result<ExitCode> {
     let path = ledger_path(store)?;
     if !path.is_file() {
-        // Opening the path returns an error that says what it is.
+        // Opening the path returns an error that names the problem.
         open_ledger(store)?;
     }
     let checked = Ledger::open_to_verify(path).and_then(|ledger| {
@@ -53,7 +53,7 @@ pub(crate) fn verify(
     });
     let mut out = IgnoreBrokenPipe(anstream::stdout().lock());
     match checked {
-        // The ledger is unreadable, or a key is missing. It may still be intact.
+        // The ledger is unreadable, or a key is missing. The ledger may still be intact.
         Err(flaw) if flaw.unchecked => {
             return Err(io::Error::other(format!("cannot check the ledger: {flaw}")));
         }
@@ -104,7 +104,7 @@ pub(crate) fn verify(
     Ok(ExitCode::SUCCESS)
 }
 
-/// How long rows are kept by default.
+/// Default maximum age of rows.
 const DEFAULT_RETENTION: SignedDuration = SignedDuration::from_hours(24 * 90);
 
 /// Returns `retention` of the configuration in the current directory.

@@ -1,5 +1,6 @@
 //! Implements `toolgate audit`: queries, verifies and maintains the ledger.
 
+mod export;
 mod maintain;
 mod query;
 
@@ -257,7 +258,7 @@ fn dispatch(args: Args, store: Option<&Path>) -> io::Result<ExitCode> {
             crate::command::audit::query::show(&call, receipt, json, store)
         }
         AuditCommand::Export { filter, out } => {
-            crate::command::audit::query::export(&filter, out.as_deref(), store)
+            crate::command::audit::export::export(&filter, out.as_deref(), store)
         }
         AuditCommand::Stats { filter, json } => {
             crate::command::audit::query::stats(&filter, json, store)

@@ -1,5 +1,6 @@
-//! Accounts of the demo desk: customers, orders and payments, recorded by the desk and not by the
-//! gate.
+//! Holds the accounts of the demo desk: customers, orders and payments.
+//!
+//! The desk records them, independently of the gate.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -1,4 +1,4 @@
-//! The script of the demo: each call of the model, and the gate at which it ends.
+//! Contains the script of the demo: each call of the model, and the gate at which it ends.
 
 /// The part of the demo that a step belongs to.
 pub(super) enum DemoPart {

@@ -38,7 +38,7 @@ pub(crate) fn accounts_clock(accounts: &SharedDeskAccounts) -> Arc<dyn Clock> {
     struct DeskClock(SharedDeskAccounts);
     impl fmt::Debug for DeskClock {
         fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            f.write_str("BookClock")
+            f.write_str("DeskClock")
         }
     }
     impl Clock for DeskClock {
@@ -121,7 +121,7 @@ struct OrderId {
 #[derive(Serialize, JsonSchema)]
 struct DeskOrder {
     order_id: String,
-    /// Absent where there is no such order.
+    /// Absent if the order does not exist.
     customer_id: Option<String>,
 }
 
@@ -155,7 +155,7 @@ struct Refund {
     /// In dollars; exact.
     #[schemars(with = "f64", range(min = 0.01))]
     amount_usd: Value,
-    /// Why, in the model's words. Nobody decides by it.
+    /// Reason in the words of the model. No rule reads this argument.
     #[serde(default)]
     note: String,
 }
@@ -208,7 +208,7 @@ fn issue_refund(accounts: &SharedDeskAccounts) -> Tool {
 #[derive(Deserialize, JsonSchema)]
 struct Escalation {
     order_id: String,
-    /// What a person should know.
+    /// Information for the person.
     reason: String,
 }
 

@@ -252,10 +252,8 @@ fn check_hooks(
         }
     }
     if !entries.iter().any(|(event, ..)| event == client.before_tool_event()) {
-        problems.push(format!(
-            "there is no hook for {}, so calls are not checked",
-            client.before_tool_event()
-        ));
+        problems
+            .push(format!("{} has no hook, so calls are not checked", client.before_tool_event()));
     }
     // Run the hooks to check their arguments. The file may contain any command, so run only entries
     // that `init` writes.

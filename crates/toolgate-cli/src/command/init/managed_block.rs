@@ -6,7 +6,7 @@ use std::path::Path;
 use toolgate_config::Config;
 use toolgate_json::Digest;
 
-use super::client_template;
+use super::template::client_template;
 use toolgate_hook::client_hooks::SupportedClient;
 
 /// Returns the tools that the template of a client declares.
@@ -168,7 +168,7 @@ fn append_managed_block(client: SupportedClient, text: &str, body: &str) -> Stri
 
 /// Returns the tables and rules of some tools from a template, with a suffix for rule names.
 ///
-/// Includes the `[client]` table if `answers` is true.
+/// Includes the `[client]` table if `has_client_table` is true.
 fn select_template_parts(
     client: SupportedClient,
     missing: &[&str],

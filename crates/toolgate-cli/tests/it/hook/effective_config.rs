@@ -1,12 +1,9 @@
 //! Tests which configuration is in force: trust, precedence and named files.
 
-use std::path::{Path, PathBuf};
-
 use assert_cmd::Command;
 use assert_cmd::cargo::CommandCargoExt;
 use serde_json::json;
 
-use super::service::HookServiceProcess;
 use super::{CONFIG, TestProject, decision, hook_event, list_files, post_tool_use_event};
 
 #[test]
@@ -50,7 +47,10 @@ fn backtest_with_effective_config_changes_nothing() {
     let assert_backtest = |file: &str, code: i32, expected: &str| {
         let (exit_code, stdout, stderr) =
             project.run(&["backtest", "--config", file, "--store", "ledger.db"], "");
-        assert!(exit_code == code && stdout.contains(expected), "{file}: {exit_code} {stdout}{stderr}");
+        assert!(
+            exit_code == code && stdout.contains(expected),
+            "{file}: {exit_code} {stdout}{stderr}"
+        );
     };
     // An undeclared tool still needs approval.
     assert_backtest("toolgate.toml", 0, "1 call: 1 would be decided the same, 0 differently");
@@ -146,36 +146,6 @@ fn agent_cannot_write_config_in_subdirectory() {
 }
 
 #[test]
-fn config_cache_is_separate_per_environment() {
-    let project = TestProject::with_config(&CONFIG.replace("store = \"ledger.db\"\n", ""));
-    std::thread::sleep(std::time::Duration::from_millis(1_200));
-    let run = |store: Option<&str>, id: &str| {
-        let mut command = std::process::Command::cargo_bin("toolgate").unwrap();
-        project.set_environment(&mut command);
-        command.envs(store.map(|store| ("TOOLGATE_STORE", store)));
-        let event =
-            hook_event("PreToolUse", id, "Bash", json!({"command": format!("git push {id}")}));
-        Command::from_std(command)
-            .args(["hook", "--config", "toolgate.toml"])
-            .write_stdin(event.to_string())
-            .output()
-            .unwrap();
-    };
-    let rows = |store: &Path| {
-        project.run(&["audit", "export", "--store", store.to_str().unwrap()], "").1.lines().count()
-    };
-    (0..3).for_each(|n| run(None, &format!("a{n}")));
-    (0..2).for_each(|n| run(Some("other.db"), &format!("b{n}")));
-    assert_eq!(
-        (
-            rows(&project.path(".local/state/toolgate/ledger.db")),
-            rows(&project.path("project/other.db"))
-        ),
-        (3, 2)
-    );
-}
-
-#[test]
 fn project_config_is_ignored_until_trusted() {
     let project = TestProject::with_config(CONFIG);
     let ask = |n: u32, command: &str| {
@@ -190,7 +160,7 @@ fn project_config_is_ignored_until_trusted() {
             &json!({"hook_event_name": "SessionStart", "session_id": "s1"}),
         )
     };
-    // The project file is not trusted, and there is no other file.
+    // The project file is not trusted, and the user has no file.
     assert!(decision(&ask(1, "ls")).1.ends_with(
         "is not trusted in its current form; read it, then run `toolgate trust` in a terminal"
     ));
@@ -215,105 +185,13 @@ fn project_config_is_ignored_until_trusted() {
 }
 
 #[test]
-fn config_cache_is_dropped_on_any_change() {
-    let project = TestProject::with_config(CONFIG);
-    let old = std::time::SystemTime::now() - std::time::Duration::from_secs(60);
-    let set_old_time = || {
-        std::fs::File::open(project.path("project/toolgate.toml"))
-            .unwrap()
-            .set_modified(old)
-            .unwrap()
-    };
-    set_old_time();
-    std::thread::sleep(std::time::Duration::from_millis(1_100));
-    let cache = project.path(".local/state/toolgate/compiled");
-    assert_eq!(
-        decision(&project.pre_tool_use("t1", "Bash", json!({"command": "git push a"}))).0,
-        "deny"
-    );
-    let cache_files = || {
-        list_files(&cache)
-            .into_iter()
-            .filter(|path| path.file_name().is_some_and(|name| name == "bash"))
-            .collect::<Vec<_>>()
-    };
-    assert_eq!(cache_files().len(), 1);
-    // The same decision, from the cache.
-    assert_eq!(
-        decision(&project.pre_tool_use("t2", "Bash", json!({"command": "git push b"}))).0,
-        "deny"
-    );
-    assert_eq!(decision(&project.pre_tool_use("t3", "Read", json!({"file_path": "x"}))).0, "allow");
-    // An edited cache file is ignored.
-    let [path] = cache_files().try_into().unwrap();
-    let mut text = std::fs::read(&path).unwrap();
-    let at = text.windows(8).position(|part| part == b"git push").unwrap();
-    text[at..at + 8].copy_from_slice(b"git pull");
-    std::fs::write(&path, text).unwrap();
-    assert_eq!(
-        decision(&project.pre_tool_use("t4", "Bash", json!({"command": "git push c"}))).0,
-        "deny"
-    );
-    // An edited configuration makes the cache invalid.
-    project.write("project/toolgate.toml", &CONFIG.replace("git push", "git pull"));
-    assert_eq!(
-        decision(&project.pre_tool_use("t5", "Bash", json!({"command": "git push d"}))).0,
-        "none"
-    );
-}
-
-#[test]
-fn config_cache_is_dropped_when_symlink_changes() {
-    let link = |from: PathBuf, to: PathBuf| {
-        std::fs::rename(&from, &to).unwrap();
-        std::os::unix::fs::symlink(to, from).unwrap();
-    };
-    for (serves, args) in
-        [(false, ["hook", "--config", "toolgate.toml"]), (true, ["hook", "--socket", "hook.sock"])]
-    {
-        let project = TestProject::with_config(CONFIG);
-        project.write("project/.claude/settings.json", "{}");
-        project.write("dotfiles/other.json", "{}");
-        std::thread::sleep(std::time::Duration::from_millis(1_200));
-        let _service = serves.then(|| HookServiceProcess::start(&project));
-        let write = |id: &str, name: &str| {
-            let answer = project.run_hook_with(
-                &args,
-                &hook_event(
-                    "PreToolUse",
-                    id,
-                    "Write",
-                    json!({"file_path": project.path(name), "content": id}),
-                ),
-            );
-            decision(&answer).0.to_owned()
-        };
-        assert_eq!(write("t1", "dotfiles/one.json"), "none");
-        assert_eq!(write("t2", "dotfiles/one.json"), "none");
-        assert!(serves || project.path(".local/state/toolgate/compiled").exists());
-        link(project.path("project/.claude/settings.json"), project.path("dotfiles/one.json"));
-        assert_eq!(write("t3", "dotfiles/one.json"), "deny");
-        // A file does not change if its directory is moved.
-        assert_eq!(write("t4", "dotfiles/claude/settings.local.json"), "none");
-        link(project.path("project/.claude"), project.path("dotfiles/claude"));
-        assert_eq!(write("t5", "dotfiles/claude/settings.local.json"), "deny");
-    }
-}
-
-#[test]
 fn trust_covers_config_path_includes_and_programs() {
     let config = format!(
         "include = [\"more.toml\"]\n{CONFIG}\n[[hooks]]\nname = \"house\"\ncommand = \"./house.sh\"\ntools = [\"bash\"]\n"
     );
     let project = TestProject::with_config(&config);
     project.write("project/more.toml", "");
-    project.write("project/house.sh", "#!/bin/sh\nexit 0\n");
-    use std::os::unix::fs::PermissionsExt;
-    std::fs::set_permissions(
-        project.path("project/house.sh"),
-        std::fs::Permissions::from_mode(0o755),
-    )
-    .unwrap();
+    project.write_script("project/house.sh", "#!/bin/sh\nexit 0\n");
     let ask = |n: u32| {
         project.run_hook_with(
             &["hook"],
@@ -347,16 +225,10 @@ fn hook_secret_is_absent_from_ledger_and_output() {
     let hook = "[[hooks]]\nname = \"house\"\ncommand = \"./house.sh\"\ntools = [\"bash\"]\nenv = { KEY = { file = \"house.key\" }, PLACE = \"at ${HOME}\" }\n";
     let project = TestProject::with_config(&format!("{CONFIG}\n{hook}"));
     project.write("project/house.key", "s3cret\n");
-    project.write(
+    project.write_script(
         "project/house.sh",
         "#!/bin/sh\n[ \"$KEY\" = s3cret ] && [ \"$PLACE\" = \"at $HOME\" ] || exit 2\n",
     );
-    use std::os::unix::fs::PermissionsExt;
-    std::fs::set_permissions(
-        project.path("project/house.sh"),
-        std::fs::Permissions::from_mode(0o755),
-    )
-    .unwrap();
     assert_eq!(project.pre_tool_use("t1", "Bash", json!({"command": "ls"})), json!({}));
     project.run_hook(&post_tool_use_event("t1", "Bash", json!({"command": "ls"}), json!({})));
     // The secret is redacted even if the hook prints it.

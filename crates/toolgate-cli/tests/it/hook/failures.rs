@@ -28,7 +28,8 @@ fn hook_denies_call_on_any_failure() {
         break_it(&project);
         let output = project.masked_output(&["hook", "--config", "toolgate.toml"], input);
         let is_denied = output.starts_with("exit 2\n")
-            || (output.starts_with("exit 0\n") && output.contains("\"permissionDecision\":\"deny\""));
+            || (output.starts_with("exit 0\n")
+                && output.contains("\"permissionDecision\":\"deny\""));
         assert!(is_denied, "{output}");
         output
     };
@@ -114,8 +115,8 @@ fn ambiguous_event_is_refused_and_recorded() {
     .into_iter()
     .enumerate()
     {
-        let (code, stdout, stderr) =
-            project.run(&["hook", "--config", "toolgate.toml"], &format!("{{{event},{duplicate}}}"));
+        let (code, stdout, stderr) = project
+            .run(&["hook", "--config", "toolgate.toml"], &format!("{{{event},{duplicate}}}"));
         assert!(
             code == 2 && stdout.is_empty() && stderr.contains("invalid_request"),
             "{duplicate}: {stdout}{stderr}"
@@ -223,7 +224,8 @@ fn locked_ledger_is_reported_and_call_refused() {
         let answer: Value = serde_json::from_str(&stdout).unwrap();
         assert_eq!((code, decision(&answer).0), (0, expected), "{stdout}");
         assert!(
-            decision(&answer).1.contains("store_unavailable") && stderr.contains("database is locked"),
+            decision(&answer).1.contains("store_unavailable")
+                && stderr.contains("database is locked"),
             "{stdout}{stderr}"
         );
         ledger.execute_batch("COMMIT").unwrap();

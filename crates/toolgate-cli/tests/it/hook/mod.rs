@@ -1,9 +1,13 @@
 //! Tests the hook of coding agents: its answers to events in the format of each client.
 
+mod client_tool_names;
+mod config_cache;
+mod decisions;
 mod effective_config;
 mod failures;
 mod results;
 mod service;
+mod test_project;
 
 use std::path::{Path, PathBuf};
 
@@ -11,6 +15,8 @@ use assert_cmd::Command;
 use assert_cmd::cargo::CommandCargoExt;
 use regex::Regex;
 use serde_json::{Value, json};
+
+pub(crate) use self::test_project::TestProject;
 
 pub(crate) const CONFIG: &str = r#"
 store = "ledger.db"
@@ -51,113 +57,6 @@ where = [{ argument = "/command", runs = ["rm"] }]
 reason = "This deletes something."
 "#;
 
-/// A temporary home directory with a project.
-pub(crate) struct TestProject {
-    directory: tempfile::TempDir,
-}
-
-impl TestProject {
-    pub(crate) fn new() -> Self {
-        let project = Self { directory: tempfile::tempdir().unwrap() };
-        std::fs::create_dir_all(project.path("project")).unwrap();
-        project
-    }
-
-    pub(crate) fn with_config(config: &str) -> Self {
-        let project = Self::new();
-        project.write("project/toolgate.toml", config);
-        project
-    }
-
-    pub(crate) fn path(&self, name: &str) -> PathBuf {
-        self.directory.path().join(name)
-    }
-
-    pub(crate) fn write(&self, name: &str, text: &str) {
-        let path = self.path(name);
-        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
-        std::fs::write(path, text).unwrap();
-    }
-
-    pub(crate) fn read(&self, name: &str) -> String {
-        std::fs::read_to_string(self.path(name)).unwrap()
-    }
-
-    pub(crate) fn set_environment(&self, command: &mut std::process::Command) {
-        command
-            .current_dir(self.path("project"))
-            .env_clear()
-            .env("HOME", self.path(""))
-            .env("PATH", "/usr/bin:/bin");
-    }
-
-    pub(crate) fn run(&self, args: &[&str], input: &str) -> (i32, String, String) {
-        self.run_with(&[], args, input)
-    }
-
-    pub(crate) fn run_with(
-        &self,
-        variables: &[(&str, &str)],
-        args: &[&str],
-        input: &str,
-    ) -> (i32, String, String) {
-        let mut command = std::process::Command::cargo_bin("toolgate").unwrap();
-        self.set_environment(&mut command);
-        command.envs(variables.iter().copied());
-        let output = Command::from_std(command).args(args).write_stdin(input).output().unwrap();
-        let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
-        (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
-    }
-
-    /// Returns the exit code and output of a verb with masked ids, times and paths.
-    pub(crate) fn masked_output(&self, args: &[&str], input: &str) -> String {
-        let (code, stdout, stderr) = self.run(args, input);
-        let text = format!("exit {code}\n{stdout}{stderr}")
-            .replace(self.directory.path().to_str().unwrap(), "HOME");
-        let mask = |pattern: &str, to: &str, text: &str| {
-            Regex::new(pattern).unwrap().replace_all(text, to).into_owned()
-        };
-        let text =
-            mask("[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}", "CALL", &text);
-        let text = mask("[0-9]{4}-[0-9]{2}-[0-9]{2} [0-9:]{8}Z", "TIME", &text);
-        let text = mask(r"[^ \x22']*/toolgate(-hook)?(['\x22 ,])", "TOOLGATE$1$2", &text);
-        mask(r"in [0-9.]+(µs|ms|s)\b", "in LENGTH", &text)
-    }
-
-    /// Sends an event, and returns the answer.
-    fn run_hook(&self, event: &Value) -> Value {
-        self.run_hook_with(&["hook", "--config", "toolgate.toml"], event)
-    }
-
-    pub(crate) fn run_hook_with(&self, args: &[&str], event: &Value) -> Value {
-        let (code, stdout, stderr) = self.run(args, &event.to_string());
-        assert_eq!((code, stderr.as_str()), (0, ""), "{event}");
-        serde_json::from_str(&stdout).unwrap()
-    }
-
-    pub(crate) fn pre_tool_use(&self, id: &str, tool: &str, input: Value) -> Value {
-        self.run_hook(&hook_event("PreToolUse", id, tool, input))
-    }
-
-    fn exported_rows(&self) -> Vec<Value> {
-        let (_, stdout, stderr) = self.run(&["audit", "export", "--store", "ledger.db"], "");
-        assert_eq!(stderr, "");
-        stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
-    }
-
-    fn recorded_outcomes(&self) -> Vec<(String, String)> {
-        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-        let row = |row: &Value| {
-            (text(&row["row"]["decision"]), text(&row["row"]["outcome"]["error"]["code"]))
-        };
-        let plain = |row: &Value| (text(&row["decision"]), text(&row["outcome"]["error"]["code"]));
-        self.exported_rows()
-            .iter()
-            .map(|line| if line["row"].is_object() { row(line) } else { plain(line) })
-            .collect()
-    }
-}
-
 pub(crate) fn hook_event(name: &str, id: &str, tool: &str, input: Value) -> Value {
     json!({
         "hook_event_name": name, "session_id": "s1", "transcript_path": "/x", "cwd": "/", "permission_mode": "default", "effort": {"level": "x"},
@@ -177,215 +76,6 @@ pub(crate) fn decision(answer: &Value) -> (&str, &str) {
         output["permissionDecision"].as_str().unwrap_or("none"),
         output["permissionDecisionReason"].as_str().unwrap_or_default(),
     )
-}
-
-#[test]
-fn hook_answers_deny_allow_ask_or_nothing() {
-    let project = TestProject::with_config(CONFIG);
-    let settings = project.path("project/.claude/settings.json").display().to_string();
-    let changed = |path: String| {
-        ("Write", json!({"file_path": path, "content": ""}), "deny", "Agents must not change")
-    };
-    let cases = [
-        // Another program may read these paths differently.
-        changed(format!("{settings}\n")),
-        changed(format!(" {settings}")),
-        changed(settings.replace("/settings", "/x\n/../settings")),
-        changed(settings.replace("/.claude", &format!("/{}.claude", "./".repeat(2_100)))),
-        changed("toolgate.toml\n".to_owned()),
-        changed("\t.claude/settings.json \n".to_owned()),
-        (
-            "Write",
-            json!({"file_path": "notes.md", "content": "// see\nfile=toolgate.toml, and so on\n"}),
-            "none",
-            "",
-        ),
-        // The content of a file is not a path.
-        (
-            "Write",
-            json!({"file_path": ".gitignore", "content": ".claude/settings.json\n"}),
-            "none",
-            "",
-        ),
-        (
-            "Write",
-            json!({"file_path": "notes.md", "edits": [{"old_string": "  toolgate.toml", "newText": "toolgate.toml\n"}]}),
-            "none",
-            "",
-        ),
-        (
-            "Write",
-            json!({"file_path": "notes.md", "old_string": "settings.json", "new_string": "toolgate.toml"}),
-            "none",
-            "",
-        ),
-        ("Write", json!({"content": "toolgate.toml"}), "deny", "Agents must not change"),
-        (
-            "Write",
-            json!({"file_path": "x", "new_string": "--- a/x\n+++ b/.claude/settings.json\n"}),
-            "deny",
-            "Agents must not change",
-        ),
-        ("Bash", json!({"command": "ls", "description": "List"}), "none", ""),
-        ("Bash", json!({"command": "git push"}), "deny", "Do not push from here."),
-        ("Bash", json!({"command": "x=push; git $x"}), "deny", "Do not push from here."),
-        ("Bash", json!({"command": "rm x"}), "ask", "This deletes something."),
-        (
-            "Bash",
-            json!({"command": "python3 -c 1"}),
-            "ask",
-            "Toolgate cannot determine what this call does: `python3` has code that can run anything.",
-        ),
-        ("Read", json!({"file_path": "/x/a.txt"}), "allow", ""),
-        ("Grep", json!({}), "deny", "there is no tool `grep`"),
-        ("Bash", json!({"command": "cat toolgate.toml"}), "none", ""),
-        (
-            "Bash",
-            json!({"command": "echo x > toolgate.toml"}),
-            "deny",
-            "Agents must not change the files that control them.",
-        ),
-        (
-            "Bash",
-            json!({"command": "sed -i s/deny/ask/ toolgate.toml"}),
-            "deny",
-            "Agents must not change the files that control them.",
-        ),
-        (
-            "Bash",
-            json!({"command": "cp x $(ls *.toml)"}),
-            "ask",
-            "Toolgate cannot determine what this call does",
-        ),
-        (
-            "Write",
-            json!({"file_path": project.path("project/toolgate.toml"), "content": ""}),
-            "deny",
-            "Agents must not change",
-        ),
-        (
-            "Write",
-            json!({"file_path": project.path("project/.claude/settings.json"), "content": ""}),
-            "deny",
-            "Agents must not change",
-        ),
-        ("Read", json!({"file_path": project.path("project/toolgate.toml")}), "allow", ""),
-        (
-            "Read",
-            json!({"file_path": project.path("project/ledger.db.state/keys/seal.key")}),
-            "deny",
-            "Agents must not access",
-        ),
-        (
-            "Bash",
-            json!({"command": "cat ~/.local/state/toolgate/trusted.json"}),
-            "deny",
-            "Agents must not access",
-        ),
-        (
-            "Bash",
-            json!({"command": "toolgate audit settle x --done"}),
-            "deny",
-            "Agents must not run this command",
-        ),
-        ("Bash", json!({"command": "toolgate eject"}), "deny", "Agents must not run this command"),
-        (
-            "Bash",
-            json!({"command": "toolgate explain c27a3fb5b2c8"}),
-            "deny",
-            "Agents must not run this command",
-        ),
-        (
-            "Bash",
-            json!({"command": "echo x | toolgate hook"}),
-            "deny",
-            "Agents must not run this command",
-        ),
-        (
-            "Bash",
-            json!({"command": "toolgate-hook --socket x"}),
-            "deny",
-            "Agents must not run this command",
-        ),
-        (
-            "Write",
-            json!({"file_path": project.path("project/.github/hooks/toolgate.json"), "content": ""}),
-            "deny",
-            "Agents must not change",
-        ),
-        ("Bash", json!({"command": "cat settings.json package.json"}), "none", ""),
-        ("Bash", json!({"command": "rm .claude/settings.json"}), "deny", "Agents must not change"),
-        (
-            "Bash",
-            json!({"command": "cd .claude && rm settings.json"}),
-            "deny",
-            "Agents must not change",
-        ),
-        ("Bash", json!({"command": "mv .claude x"}), "deny", "Agents must not change"),
-        ("Bash", json!({"command": "mv ./.claude* x"}), "ask", "Toolgate cannot determine"),
-        ("Bash", json!({"command": "git rm -r .claude"}), "deny", "Agents must not change"),
-        (
-            "Write",
-            json!({"patch": "*** Begin Patch\n*** Update File: toolgate.toml\n@@\n-a\n+b\n*** End Patch"}),
-            "deny",
-            "Agents must not change",
-        ),
-        (
-            "Write",
-            json!({"patch": "--- a/x\n+++ b/.claude/settings.json\n"}),
-            "deny",
-            "Agents must not change",
-        ),
-        (
-            "Write",
-            json!({"content": "a page\nabout toolgate.toml\n", "file_path": "notes.md"}),
-            "none",
-            "",
-        ),
-        (
-            "Bash",
-            json!({"command": "toolgate audit query"}),
-            "deny",
-            "Agents must not run this command",
-        ),
-        (
-            "Bash",
-            json!({"command": "toolgate serve --stdio --config /tmp/x.toml < m"}),
-            "deny",
-            "Agents must not run this command",
-        ),
-        (
-            "Bash",
-            json!({"command": "toolgate replay s1"}),
-            "deny",
-            "Agents must not run this command",
-        ),
-        ("Bash", json!({"command": "toolgate check --config x.toml"}), "none", ""),
-    ];
-    for (n, (tool, input, expected, reason)) in cases.into_iter().enumerate() {
-        let answer = project.pre_tool_use(&format!("t{n}"), tool, input.clone());
-        let (decided, why) = decision(&answer);
-        assert!(decided == expected && why.starts_with(reason), "{tool} {input}: {answer}");
-    }
-    // The reason contains the error object for the model.
-    let answer = project.pre_tool_use("t99", "Bash", json!({"command": "git push --all"}));
-    let (_, reason) = decision(&answer);
-    let (_, contract) = reason.split_once('\n').unwrap();
-    let contract: Value = serde_json::from_str(contract).unwrap();
-    assert_eq!((&contract["code"], &contract["isRetryable"]), (&json!("no_push"), &json!(false)));
-}
-
-#[test]
-fn third_identical_call_is_loop_across_processes() {
-    let project = TestProject::with_config(CONFIG);
-    let decisions: Vec<String> = (0..3)
-        .map(|n| {
-            decision(&project.pre_tool_use(&format!("t{n}"), "Bash", json!({"command": "ls"})))
-                .0
-                .to_owned()
-        })
-        .collect();
-    assert_eq!(decisions, ["none", "none", "deny"]);
 }
 
 #[test]
@@ -456,7 +146,9 @@ fn derived_call_id_contains_no_secret() {
             project
                 .run(
                     then,
-                    &format!(r#"{{"tool_name":"write","tool_input":{respelled},"tool_result":null}}"#)
+                    &format!(
+                        r#"{{"tool_name":"write","tool_input":{respelled},"tool_result":null}}"#
+                    )
                 )
                 .0,
             0
@@ -600,9 +292,12 @@ fn hook_binary_answers_like_toolgate_hook() {
         )
         .unwrap();
         for event in events {
-            let mut command =
-                std::process::Command::cargo_bin(if is_binary { "toolgate-hook" } else { "toolgate" })
-                    .unwrap();
+            let mut command = std::process::Command::cargo_bin(if is_binary {
+                "toolgate-hook"
+            } else {
+                "toolgate"
+            })
+            .unwrap();
             project.set_environment(&mut command);
             let verb: &[&str] = if is_binary { &[] } else { &["hook"] };
             let output = Command::from_std(command)
@@ -631,7 +326,9 @@ fn hook_binary_answers_like_toolgate_hook() {
         assert_eq!(run(true, extra_args), run(false, extra_args), "{extra_args:?}");
     }
     // An unknown flag denies the call.
-    assert!(run(true, &["--no-such-flag", "x"]).0.iter().all(|output| output.starts_with("Some(2)")));
+    assert!(
+        run(true, &["--no-such-flag", "x"]).0.iter().all(|output| output.starts_with("Some(2)"))
+    );
 }
 
 #[test]
@@ -645,7 +342,8 @@ fn agent_config_selects_error_dialect() {
             "bash",
             json!({"command": format!("git push {n}")}),
         );
-        let contract: Value = serde_json::from_str(decision(&answer).1.lines().last().unwrap()).unwrap();
+        let contract: Value =
+            serde_json::from_str(decision(&answer).1.lines().last().unwrap()).unwrap();
         assert_eq!(
             (&contract["error"]["bucket"], &contract["error"]["code"]),
             (&json!("Business"), &json!("no_push")),

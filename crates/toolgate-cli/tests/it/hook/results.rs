@@ -178,10 +178,14 @@ fn result_of_unreadable_event_is_withheld() {
             br#""}],"more":true}"#,
         ]
         .concat();
-        let early = [format!("{{{head},{event_name},").as_bytes(), result.as_slice(), b"}"].concat();
-        let late =
-            [format!("{{{head},").as_bytes(), result.as_slice(), format!(",{event_name}}}").as_bytes()]
-                .concat();
+        let early =
+            [format!("{{{head},{event_name},").as_bytes(), result.as_slice(), b"}"].concat();
+        let late = [
+            format!("{{{head},").as_bytes(),
+            result.as_slice(),
+            format!(",{event_name}}}").as_bytes(),
+        ]
+        .concat();
         (early, late)
     };
     let run = |name: &str, args: &[&str], event: &[u8]| {
@@ -326,13 +330,7 @@ fn slow_after_hook_withholds_result() {
         "{CONFIG}\n[[hooks]]\nname = \"slow\"\ncommand = \"./slow.sh\"\ntools = [\"lookup\"]\nwhen = \"after\"\ntimeout = \"60s\"\n"
     );
     let project = TestProject::with_config(&config);
-    project.write("project/slow.sh", "#!/bin/sh\nsleep 30\n");
-    use std::os::unix::fs::PermissionsExt;
-    std::fs::set_permissions(
-        project.path("project/slow.sh"),
-        std::fs::Permissions::from_mode(0o755),
-    )
-    .unwrap();
+    project.write_script("project/slow.sh", "#!/bin/sh\nsleep 30\n");
     assert_eq!(project.pre_tool_use("t1", "lookup", json!({})), json!({}));
     let answer =
         project.run_hook(&post_tool_use_event("t1", "lookup", json!({}), json!({"secret": "x"})));

@@ -7,6 +7,7 @@ use assert_cmd::cargo::CommandCargoExt;
 use serde_json::{Value, json};
 
 use super::{CONFIG, TestProject, decision, hook_event, post_tool_use_event};
+use crate::output_snapshots::{CODER_CONFIG, run_program};
 
 /// A hook service that ends when this value is dropped.
 pub(super) struct HookServiceProcess(Child);
@@ -103,4 +104,41 @@ fn hook_service_applies_undeclared_setting_of_loaded_file() {
     );
     project.write("project/toolgate.toml", CONFIG);
     assert_eq!([decide("t5", "Known"), decide("t6", "NeverSeen")], ["deny"; 2]);
+}
+
+#[test]
+fn truncated_service_answer_is_refused() {
+    let project = TestProject::with_config(CODER_CONFIG);
+    let event = r#"{"hook_event_name": "PreToolUse", "session_id": "s", "tool_name": "Bash", "tool_input": {"command": "ls"}}"#;
+    for (reply, is_denied) in [
+        ("0", true),
+        ("0{\"hookSpecific", true),
+        ("0{}", true),
+        ("", true),
+        ("1{}\n", true),
+        ("2no", true),
+        ("0{}\n", false),
+    ] {
+        let socket = project.path("socket");
+        let _ = std::fs::remove_file(&socket);
+        let listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+        let serving = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            std::io::Read::read_to_end(&mut stream, &mut Vec::new()).unwrap();
+            std::io::Write::write_all(&mut stream, reply.as_bytes()).unwrap();
+        });
+        let (code, stdout, _) = run_program(
+            &project,
+            "toolgate-hook",
+            &["--socket", socket.to_str().unwrap()],
+            event.as_bytes(),
+        );
+        serving.join().unwrap();
+        assert_eq!(code, 0, "{reply}");
+        assert_eq!(
+            stdout.contains(r#""permissionDecision":"deny""#),
+            is_denied,
+            "{reply}: {stdout}"
+        );
+    }
 }

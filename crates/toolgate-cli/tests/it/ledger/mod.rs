@@ -1,5 +1,7 @@
 //! Tests the `audit` verbs on a durable ledger.
 
+mod closed_stdout;
+mod pending_calls;
 mod replay_and_backtest;
 
 use std::cell::Cell;
@@ -207,28 +209,14 @@ fn audit_show_prints_counter_names() {
         row["row"]["facts"]["claimed"].as_array().is_some_and(|claimed| claimed.len() == 2)
     };
     let call = rows.iter().find(claims).unwrap()["row"]["call"].as_str().unwrap().to_owned();
-    let (_, shown, _) = demo.run(&["audit", "show", &call]);
+    let (_, stdout, _) = demo.run(&["audit", "show", &call]);
     assert!(
-        shown.contains("        daily_sum for \"C-1001\",\n") && !shown.contains("u001f"),
-        "{shown}"
+        stdout.contains("        daily_sum for \"C-1001\",\n") && !stdout.contains("u001f"),
+        "{stdout}"
     );
     // The JSON output has the exact key.
     let (_, json, _) = demo.run(&["audit", "show", &call, "--json"]);
     assert!(json.contains("limit\\u001frefund-desk\\u001fdaily_sum\\u001f"), "{json}");
-}
-
-#[test]
-fn full_stdout_is_reported_as_error() {
-    let demo = DemoLedger::new();
-    for verb in ["query", "stats", "export"] {
-        let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
-        let mut command = std::process::Command::new(assert_cmd::cargo::cargo_bin("toolgate"));
-        command.args(["audit", verb, "--store"]).arg(demo.path()).env_clear().stdout(full);
-        let output = command.output().unwrap();
-        let stderr = String::from_utf8(output.stderr).unwrap();
-        assert_eq!(output.status.code(), Some(2), "{verb}: {stderr}");
-        assert!(stderr.starts_with("error: cannot write to standard output: "), "{verb}: {stderr}");
-    }
 }
 
 #[test]
@@ -372,70 +360,6 @@ fn fifo_as_ledger_is_refused_without_waiting() {
     assert!(code == 2 && stderr.contains("redact.key: not a regular file"), "{stderr}");
 }
 
-#[test]
-fn closed_stdout_pipe_causes_no_panic() {
-    let demo = DemoLedger::new();
-    let program = assert_cmd::cargo::cargo_bin("toolgate");
-    for verb in
-        ["query --json", "stats --json", "stats", "export", "verify", "verify --json", "key"]
-    {
-        let script = format!(
-            "'{}' audit {verb} --store '{}' | true; exit ${{PIPESTATUS[0]}}",
-            program.display(),
-            demo.path().display()
-        );
-        let output = std::process::Command::new("bash").args(["-c", &script]).output().unwrap();
-        let stderr = String::from_utf8_lossy(&output.stderr);
-        assert!(!stderr.contains("panicked"), "{verb}: {stderr}");
-    }
-}
-
-#[test]
-fn exit_code_is_kept_if_stdout_is_closed() {
-    let demo = DemoLedger::new();
-    let (file, receipt) =
-        (demo.directory.path().join("policy.toml"), demo.directory.path().join("receipt.json"));
-    std::fs::write(
-        &file,
-        include_str!("../../../src/command/demo/policy.toml").replace("above = 500", "above = 100"),
-    )
-    .unwrap();
-    let call = demo.json_rows(&["audit", "query", "-n", "1"])[0]["row"]["call"]
-        .as_str()
-        .unwrap()
-        .to_owned();
-    std::fs::write(&receipt, demo.run(&["audit", "show", &call, "--receipt"]).1).unwrap();
-    let (file, receipt, path) = (file.to_str().unwrap(), receipt.to_str().unwrap(), demo.path());
-    let exit_code = |args: &[&str]| {
-        let (reader, writer) = std::io::pipe().unwrap();
-        drop(reader);
-        let mut command = std::process::Command::new(assert_cmd::cargo::cargo_bin("toolgate"));
-        command
-            .args(args)
-            .args(["--store", path.to_str().unwrap()])
-            .env_clear()
-            .stdout(writer)
-            .status()
-            .unwrap()
-            .code()
-    };
-    for verb in [&["audit", "verify"][..], &["audit", "receipt", receipt], &["replay", "monday"]] {
-        assert_eq!(exit_code(verb), Some(0), "{verb:?}");
-    }
-    assert_eq!(exit_code(&["backtest", "--config", file]), Some(1));
-    demo.open_for_tampering()
-        .execute("UPDATE configs SET body = replace(body, 'above = 500', 'above = 50')", [])
-        .unwrap();
-    for verb in [
-        &["audit", "verify"][..],
-        &["audit", "verify", "--json"],
-        &["audit", "receipt", receipt],
-        &["replay", "monday"],
-    ] {
-        assert_eq!(exit_code(verb), Some(1), "{verb:?}");
-    }
-}
-
 /// Builds a gate with a ledger and a read tool.
 fn gate_with_read_tool(ledger: &Path) -> toolgate::Toolgate {
     use toolgate::{Agent, Effect, Tool, Toolgate};
@@ -488,110 +412,6 @@ async fn audit_output_escapes_control_characters() {
     output_of(&["audit", "tail"]);
     output_of(&["audit", "stats"]);
     output_of(&["explain", &call]);
-}
-
-#[tokio::test]
-async fn audit_show_prints_pending_call_as_json() {
-    use toolgate::{Agent, ManualClock, SignedDuration, Timestamp, Tool, Toolgate};
-    let directory = tempfile::tempdir().unwrap();
-    let path = directory.path().join("ledger.db");
-    let store = std::sync::Arc::new(toolgate_store::SqliteStore::open(&path).unwrap());
-    let agent =
-        Agent::builder("a").tool(Tool::external("run", "Runs.", None).open()).build().unwrap();
-    // The lease of the call has expired, and no sweep has run since.
-    let past = Timestamp::now().checked_sub(SignedDuration::from_hours(72)).unwrap();
-    let gate = Toolgate::builder()
-        .store(store)
-        .agent(agent)
-        .clock(std::sync::Arc::new(ManualClock::at(past)))
-        .build()
-        .unwrap();
-    let call = gate
-        .admit(gate.session("a", "b", "s").prepare("run", json!({"n": 1})).client_id("c"))
-        .await
-        .unwrap()
-        .call
-        .to_string();
-    drop(gate);
-    let show = |extra_args: &[&str]| {
-        run_toolgate(&[&["audit", "show", &call, "--store", path.to_str().unwrap()], extra_args].concat())
-    };
-    let (code, stdout, stderr) = show(&["--json"]);
-    assert_eq!((code, stderr.as_str()), (0, ""));
-    let shown: Value = serde_json::from_str(&stdout).unwrap();
-    assert_eq!(
-        (shown["row"]["call"].as_str(), &shown["row"]["arguments"]),
-        (Some(call.as_str()), &json!({"n": 1}))
-    );
-    assert!(show(&[]).1.starts_with("not in the ledger yet: the outcome is unknown\n"));
-}
-
-/// Creates a ledger with two pending calls, and returns their ids.
-async fn ledger_with_pending_calls(path: &Path) -> Vec<String> {
-    use toolgate::{Agent, Failure, Tool, Toolgate};
-    let schema = json!({"type": "object", "properties": {"order": {"type": "string"}}});
-    let pay = Tool::dynamic("pay", "Pays.", schema, |_, _| async {
-        Err::<Value, _>(Failure::transient("gone", "the line broke"))
-    });
-    let gate = Toolgate::builder()
-        .store(std::sync::Arc::new(toolgate_store::SqliteStore::open(path).unwrap()))
-        .agent(Agent::builder("a").tool(pay.open().once()).build().unwrap())
-        .build()
-        .unwrap();
-    let session = gate.session("a", "b", "s");
-    for order in ["one", "two"] {
-        session.call("pay", json!({"order": order})).await;
-    }
-    gate.pending_calls().await.unwrap().into_iter().map(|intent| intent.call.to_string()).collect()
-}
-
-#[tokio::test]
-async fn pending_call_survives_prune_and_is_settled() {
-    use std::os::unix::fs::PermissionsExt;
-    let directory = tempfile::tempdir().unwrap();
-    let path = directory.path().join("ledger.db");
-    let calls = ledger_with_pending_calls(&path).await;
-    let run = |args: &[&str]| run_toolgate(&[args, &["--store", path.to_str().unwrap()]].concat());
-    assert_replay_unchanged(&path, run_toolgate);
-    // The keys are private.
-    let mut keys = 0;
-    for key in std::fs::read_dir(directory.path().join("ledger.db.state/keys")).unwrap() {
-        assert_eq!(key.unwrap().metadata().unwrap().permissions().mode() & 0o077, 0);
-        keys += 1;
-    }
-    assert!(keys >= 2, "{keys}");
-    // Pruning removes rows and keeps claims.
-    assert!(run(&["audit", "prune", "--older-than", "0s"]).1.contains("2 rows"));
-    let (code, listed, _) = run(&["audit", "settle"]);
-    assert!(
-        code == 0 && calls.len() == 2 && calls.iter().all(|call| listed.contains(call.as_str())),
-        "{calls:?} {listed}"
-    );
-    let (code, stdout, _) =
-        run(&["audit", "settle", &calls[0], "--happened", "{\"paid\": true}", "--by", "ann"]);
-    assert!(code == 0 && stdout.contains("it happened. A repeated call gets this result"), "{stdout}");
-    let (code, stdout, _) = run(&["audit", "settle", &calls[1], "--never", "--by", "ann", "--json"]);
-    assert_eq!(
-        (code, serde_json::from_str::<Value>(&stdout).unwrap()["happened"].as_bool()),
-        (0, Some(false)),
-        "{stdout}"
-    );
-    assert_eq!(run(&["audit", "settle"]).1, "no pending calls\n");
-    assert_eq!(run(&["audit", "settle", &calls[1], "--never", "--by", "ann"]).0, 2);
-    let (code, stdout, _) = run(&["audit", "verify"]);
-    assert!(code == 0, "{stdout}");
-    let (code, stdout, _) = run(&["audit", "show", &calls[0]]);
-    assert!(
-        code == 0 && stdout.starts_with("the row of this call was pruned") && stdout.contains("by ann"),
-        "{stdout}"
-    );
-    let (code, stdout, stderr) = run(&["audit", "show", &calls[0], "--receipt"]);
-    assert!(
-        code == 2 && stdout.is_empty() && stderr.contains("rows up to 2 were pruned since then"),
-        "{stderr}"
-    );
-    let (_, rows, _) = run(&["audit", "query", "--decision", "settled", "--json"]);
-    assert_eq!(rows.lines().count(), 2, "{rows}");
 }
 
 #[test]

@@ -61,8 +61,8 @@ fn filtered_backtest_decides_like_full_backtest() {
     let file = demo.directory.path().join("one.toml");
     std::fs::write(&file, format!("[[policy]]{rule_text}")).unwrap();
     let backtest = |extra_args: &[&str]| {
-        let mut lines =
-            demo.json_rows(&[&["backtest", "--config", file.to_str().unwrap()], extra_args].concat());
+        let mut lines = demo
+            .json_rows(&[&["backtest", "--config", file.to_str().unwrap()], extra_args].concat());
         lines.pop();
         lines
             .into_iter()
@@ -284,8 +284,12 @@ async fn explain_uses_facts_recorded_with_call() {
           pass      daily 0 of 500 used
                     + at most 500: 300 more
     "#);
-    let explanation: Value = serde_json::from_str(&explain(&["--json", calls[2].as_str()])).unwrap();
-    assert_eq!((&explanation["now"], &explanation["was"]["refused"]["rule"]), (&json!("same"), &json!("daily")));
+    let explanation: Value =
+        serde_json::from_str(&explain(&["--json", calls[2].as_str()])).unwrap();
+    assert_eq!(
+        (&explanation["now"], &explanation["was"]["refused"]["rule"]),
+        (&json!("same"), &json!("daily"))
+    );
     let rules = explanation["explanation"]["rules"].as_array().unwrap();
     assert_eq!(rules.iter().map(|note| &note["said"]).collect::<Vec<_>>(), ["pass", "deny"]);
     assert!(rules[1]["why"].as_str().unwrap().ends_with("(used: 300)"), "{explanation}");

@@ -34,7 +34,12 @@ pub(crate) fn demo_project() -> TestProject {
 }
 
 /// Sends a hook event of a command.
-pub(crate) fn send_hook_event(project: &TestProject, event_name: &str, command: &str, fields: &Value) {
+pub(crate) fn send_hook_event(
+    project: &TestProject,
+    event_name: &str,
+    command: &str,
+    fields: &Value,
+) {
     let mut event = json!({"hook_event_name": event_name, "session_id": "s1", "tool_name": "Bash", "tool_use_id": command});
     event["tool_input"] = json!({"command": command});
     event.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());

@@ -144,7 +144,8 @@ fn verbosity_flags_control_serve_output() {
     assert!(output.contains("upstream is down"), "`-q` hides an error: {output}");
     let output = serve_output(&unreachable, &serve);
     assert!(
-        output.contains("  ✗ gone: unavailable\n") && output.matches("cannot be started").count() == 1,
+        output.contains("  ✗ gone: unavailable\n")
+            && output.matches("cannot be started").count() == 1,
         "the reason must be printed once: {output}"
     );
     let output =

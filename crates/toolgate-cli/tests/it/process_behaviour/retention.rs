@@ -158,7 +158,8 @@ fn doctor_reports_age_of_oldest_row() {
         .unwrap();
     let output = transcript(&project, "doctor --config toolgate.toml");
     assert!(
-        output.contains("the oldest row is from TIME; set `retention` or run `toolgate audit prune`"),
+        output
+            .contains("the oldest row is from TIME; set `retention` or run `toolgate audit prune`"),
         "{output}"
     );
     assert_eq!(project.run(&["audit", "prune", "--older-than", "0s"], "").0, 0);

@@ -17,7 +17,7 @@ use crate::gateway::lock;
 /// Identifies a version of a file: modification time, length and inode.
 pub(crate) type PinFileVersion = (SystemTime, u64, u64);
 
-/// The result of locking the file; `None` if there is no file.
+/// The result of locking the file; `None` without a pin file.
 pub(crate) type PinFileLockResult = io::Result<Option<PinFileLock>>;
 
 /// How long to wait for the lock: the process that holds it may be suspended.
@@ -102,7 +102,7 @@ impl Pins {
             )))
         };
         let stored: PinFileContents = serde_json::from_slice(&text).map_err(invalid_file)?;
-        // The definitions of the own upstream are not in the file.
+        // The definitions of the upstream of this process are not in the file.
         let own_definitions = std::mem::take(&mut contents.own_definitions);
         *contents = PinFileContents { own_definitions, ..stored };
         *known_version = version;

@@ -146,8 +146,8 @@ fn quarantine_survives_a_missing_listing() {
     assert!(after.is_current("look", after.accepted_digest("look")));
 }
 
-/// Otherwise a person could never accept what was shown: the stored definition would have changed
-/// by then.
+/// If two processes did, the definition that a person reviewed could change before the person
+/// accepts it.
 #[test]
 fn two_processes_do_not_overwrite_each_other() {
     let home = tempfile::tempdir().unwrap();
@@ -236,7 +236,7 @@ fn a_stuck_lock_holder_neither_blocks_nor_accepts() {
     assert_eq!(stored_quarantine(home.path()), pair("Looks.", "Looks further."));
 }
 
-/// Otherwise a changed definition would count as new after the next start.
+/// A tool without a stored pin counts as new after the next start, even if its definition changed.
 #[test]
 fn new_tools_are_accepted_once_they_are_stored() {
     let home = tempfile::tempdir().unwrap();

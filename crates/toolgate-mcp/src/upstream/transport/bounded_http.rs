@@ -1,4 +1,4 @@
-//! HTTP client for streamable HTTP upstreams that limits the size of responses and events.
+//! Limits the size of responses and events of streamable HTTP upstreams.
 //!
 //! The protocol library would read a response of any length to its end.
 

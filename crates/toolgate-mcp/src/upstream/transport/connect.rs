@@ -10,6 +10,7 @@ use crate::upstream::client_handler::UpstreamClientHandler;
 use crate::upstream::oauth::AccessTokenRequest;
 use crate::upstream::supervisor::is_modern;
 use crate::upstream::transport::bounded_http::{BoundedHttpClient, MAX_RESPONSE_BYTES};
+use crate::upstream::transport::child_process::{UpstreamProcess, read_stderr};
 use crate::upstream::transport::direct_http::DirectClient;
 use crate::upstream::transport::legacy_sse::SseTransport;
 use reqwest::header::{HeaderName, HeaderValue};
@@ -21,9 +22,8 @@ use rmcp::service::{
 use rmcp::transport::streamable_http_client::{
     StreamableHttpClientTransport, StreamableHttpClientTransportConfig,
 };
-use rustix::process::{Pid, Signal, kill_process, kill_process_group};
-use tokio::io::{AsyncBufReadExt, AsyncRead, BufReader};
-use tokio::process::{Child, Command};
+use rustix::process::Pid;
+use tokio::process::Command;
 use tokio_util::sync::CancellationToken;
 use toolgate_config::{
     Credentials, SecretRef, UPSTREAM_ENVIRONMENT, UpstreamConfig, UpstreamTransport,
@@ -108,67 +108,7 @@ impl From<ClientInitializeError> for UpstreamConnectError {
     }
 }
 
-/// A child process and its descendants.
-pub(crate) struct UpstreamProcess {
-    child: Child,
-    id: Option<Pid>,
-    /// The child is the supervisor process, which kills the program and its descendants on
-    /// `SIGTERM`.
-    is_supervised: bool,
-}
-
-impl UpstreamProcess {
-    /// Waits for the process to exit after its input was closed, then kills it.
-    pub(crate) async fn stop(mut self, timeout: Duration) {
-        let _ = tokio::time::timeout(timeout, self.child.wait()).await;
-        self.kill();
-        let kill_timeout = if self.is_supervised {
-            toolgate_process::supervisor::KILL_TIMEOUT + Duration::from_secs(1)
-        } else {
-            Duration::from_secs(2)
-        };
-        if tokio::time::timeout(kill_timeout, self.child.wait()).await.is_err() {
-            self.is_supervised = false;
-            self.kill();
-            let _ = tokio::time::timeout(Duration::from_secs(2), self.child.wait()).await;
-        }
-    }
-
-    /// Returns whether the supervisor process could not start the program.
-    ///
-    /// The supervisor process reports that by its exit code, and the reason on standard error.
-    async fn has_failed_to_start(&mut self) -> bool {
-        let status_result = tokio::time::timeout(Duration::from_secs(1), self.child.wait()).await;
-        self.is_supervised
-            && matches!(status_result, Ok(Ok(status)) if status.code() == Some(toolgate_process::supervisor::NOT_STARTED_EXIT_CODE))
-    }
-
-    fn kill(&mut self) {
-        use std::os::unix::process::ExitStatusExt as _;
-        let Some(id) = self.id else { return };
-        let exit_status = self.child.try_wait();
-        match &exit_status {
-            // The supervisor process kills everything, also before a normal exit.
-            Ok(None) if self.is_supervised => {
-                let _ = kill_process(id, Signal::TERM);
-            }
-            Ok(Some(status)) if self.is_supervised && status.signal().is_none() => {}
-            // Members of the process group may outlive the child.
-            _ => {
-                let _ = kill_process_group(id, Signal::KILL);
-                let _ = self.child.start_kill();
-            }
-        }
-    }
-}
-
-impl Drop for UpstreamProcess {
-    fn drop(&mut self) {
-        self.kill();
-    }
-}
-
-/// Connects to an upstream. Lines of standard error go to `hear`.
+/// Connects to an upstream. Lines of standard error go to `on_line`.
 pub(crate) async fn connect(
     upstream: &UpstreamConfig,
     handler: UpstreamClientHandler,
@@ -382,73 +322,25 @@ async fn connect_sse(
     Ok(UpstreamConnection { service, child: None, direct: None, closed })
 }
 
-/// Reads standard error line by line.
-///
-/// Long lines are passed on in pieces, never split inside a secret.
-async fn read_stderr(
-    stderr: impl AsyncRead + Unpin,
-    upstream: UpstreamConfig,
-    on_line: Arc<dyn Fn(String) + Send + Sync>,
-) -> String {
-    let mut lines = BufReader::new(stderr);
-    let (mut line, mut last) = (Vec::new(), String::new());
-    loop {
-        let is_end = matches!(lines.read_bounded_line(&mut line).await, Ok(0) | Err(_));
-        let piece_len = if is_end || line.ends_with(b"\n") {
-            line.len()
-        } else {
-            line.len() - pending_tail_bytes(&upstream, &line)
-        };
-        let piece: Vec<u8> = line.drain(..piece_len).collect();
-        if !piece.is_empty() {
-            last = String::from_utf8_lossy(&piece).trim_end().to_owned();
-            on_line(last.clone());
-        }
-        if is_end {
-            return last;
-        }
-    }
-}
-
-/// Returns how many trailing bytes of a piece to keep for the next one: an incomplete character or
-/// the start of a secret.
-fn pending_tail_bytes(upstream: &UpstreamConfig, piece: &[u8]) -> usize {
-    let Some(last) = piece.utf8_chunks().last() else { return 0 };
-    last.invalid().len() + last.valid().len() - upstream.safe_prefix_len(last.valid())
-}
-
-/// Lines of bounded length.
-trait BoundedLineReader {
-    async fn read_bounded_line(&mut self, line: &mut Vec<u8>) -> std::io::Result<usize>;
-}
-
-impl<R: tokio::io::AsyncBufRead + Unpin> BoundedLineReader for R {
-    async fn read_bounded_line(&mut self, line: &mut Vec<u8>) -> std::io::Result<usize> {
-        use tokio::io::AsyncReadExt;
-        self.take(8 << 10).read_until(b'\n', line).await
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use std::sync::{Mutex, Weak};
+    use std::sync::Weak;
 
     use rmcp::transport::async_rw::AsyncRwTransport;
     use serde_json::{Value, json};
-    use tokio::io::AsyncWriteExt;
-    use toolgate_config::Config;
+    use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 
     use super::*;
 
     /// Connects to a program that starts after 12 s and then answers all pending requests.
     async fn connect_slow_server(
-        is_newer: bool,
-        is_older: bool,
+        supports_discover: bool,
+        supports_initialize: bool,
         mode: HandshakeMode,
     ) -> Result<RunningService<RoleClient, UpstreamClientHandler>, UpstreamConnectError> {
         connect_scripted_server(
-            if is_newer { json!(["2026-07-28"]) } else { Value::Bool(false) },
-            is_older,
+            if supports_discover { json!(["2026-07-28"]) } else { Value::Bool(false) },
+            supports_initialize,
             mode,
         )
         .await
@@ -460,7 +352,7 @@ mod tests {
     /// is empty.
     async fn connect_scripted_server(
         revisions: Value,
-        is_older: bool,
+        supports_initialize: bool,
         mode: HandshakeMode,
     ) -> Result<RunningService<RoleClient, UpstreamClientHandler>, UpstreamConnectError> {
         let (ours, theirs) = tokio::io::duplex(1 << 16);
@@ -477,7 +369,7 @@ mod tests {
                         "resultType": "complete", "supportedVersions": revisions, "capabilities": {}, "serverInfo": info,
                         "ttlMs": 1000, "cacheScope": "private", "_meta": {"io.modelcontextprotocol/serverInfo": info},
                     }),
-                    "initialize" if is_older => {
+                    "initialize" if supports_initialize => {
                         json!({"protocolVersion": "2025-11-25", "capabilities": {}, "serverInfo": info})
                     }
                     _ => Value::Null,
@@ -507,15 +399,17 @@ mod tests {
             .await
             .unwrap_or_else(|error| panic!("{error:?}"));
         assert!(!is_modern(service.peer()));
-        for is_older in [false, true] {
-            let error =
-                connect_slow_server(true, is_older, HandshakeMode::Auto).await.err().unwrap();
+        for supports_initialize in [false, true] {
+            let error = connect_slow_server(true, supports_initialize, HandshakeMode::Auto)
+                .await
+                .err()
+                .unwrap();
             assert_eq!(
                 HandshakeMode::Auto.next_after(&error),
                 Some(HandshakeMode::Discover),
                 "{error:?}"
             );
-            let service = connect_slow_server(true, is_older, HandshakeMode::Discover)
+            let service = connect_slow_server(true, supports_initialize, HandshakeMode::Discover)
                 .await
                 .unwrap_or_else(|error| panic!("{error:?}"));
             assert!(is_modern(service.peer()));
@@ -550,39 +444,5 @@ mod tests {
             connect_slow_server(false, false, HandshakeMode::Initialize).await.err().unwrap();
         assert_eq!(HandshakeMode::Initialize.next_after(&error), None);
         assert!(error.reason.contains("unknown"), "{error:?}");
-    }
-
-    #[tokio::test]
-    async fn no_secret_is_split_across_pieces() {
-        // The second secret ends as it begins.
-        for secret in ["hünter2-öf-the-upstream", "hünter2-öf-this-month"] {
-            let config = format!(
-                "[upstreams.loud]\ncommand = \"/bin/true\"\nenv = {{ KEY = \"{secret}\" }}\n"
-            );
-            let upstream =
-                Config::parse("toolgate.toml", &config).upstreams.into_iter().next().unwrap();
-            // For every cut of the line.
-            for padding in (8 << 10) - secret.len() - 1..=(8 << 10) + 1 {
-                let line = format!("{}{secret} and more\nnext\nlast", "x".repeat(padding));
-                let pieces = Arc::new(Mutex::new(Vec::new()));
-                let (redactor, sink) = (upstream.clone(), Arc::clone(&pieces));
-                let on_line = Arc::new(move |piece: String| {
-                    sink.lock().unwrap().push(redactor.redact_secrets(&piece))
-                });
-                read_stderr(line.as_bytes(), upstream.clone(), on_line).await;
-                let pieces = pieces.lock().unwrap().clone();
-                assert_eq!(
-                    pieces.iter().rev().take(2).collect::<Vec<_>>(),
-                    ["last", "next"],
-                    "{padding}"
-                );
-                let joined = pieces.get(..pieces.len() - 2).unwrap().concat();
-                assert_eq!(
-                    joined.trim_start_matches('x').replace(' ', ""),
-                    "[redacted]andmore",
-                    "{padding}"
-                );
-            }
-        }
     }
 }

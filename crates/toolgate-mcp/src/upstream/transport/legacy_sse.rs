@@ -1,4 +1,4 @@
-//! Client side of the 2024-11-05 transport: one event stream, and a URL for posts.
+//! Implements the client side of the 2024-11-05 transport: one event stream, and a URL for posts.
 
 use std::collections::HashMap;
 use std::time::Duration;

@@ -28,7 +28,7 @@ async fn start_expiring_token_server(
             let Some((head, request)) = read_request(&mut stream).await else { return };
             let capabilities = json!({"tools": {}, "prompts": {}, "resources": {}});
             let done = json!({"resultType": "complete", "content": [{"type": "text", "text": "done"}]});
-            let modern = |result: Value| modern_result(&request, result);
+            let respond = |result: Value| modern_result(&request, result);
             if request["method"] == "initialize" {
                 legacy_hellos.fetch_add(1, Ordering::SeqCst);
             }
@@ -46,12 +46,12 @@ async fn start_expiring_token_server(
                 _ if !head.contains(&format!("authorization: bearer t{period}")) => http_response("401 No", "application/json", "{}"),
                 "server/discover" if modern => discover_result(&request, "toll", &capabilities),
                 "server/discover" | "" | "initialize" | "ping" => legacy_response(&head, &request, &capabilities),
-                "tools/list" => modern(talk_tool_list()),
-                "prompts/list" => modern(json!({"prompts": [{"name": "ask"}]})),
-                "prompts/get" => modern(json!({"messages": [{"role": "user", "content": {"type": "text", "text": "done"}}]})),
-                "resources/list" => modern(json!({"resources": [{"uri": "note://x", "name": "x"}]})),
-                "resources/templates/list" => modern(json!({"resourceTemplates": []})),
-                "resources/read" => modern(json!({"contents": [{"uri": "note://x", "text": "done"}]})),
+                "tools/list" => respond(talk_tool_list()),
+                "prompts/list" => respond(json!({"prompts": [{"name": "ask"}]})),
+                "prompts/get" => respond(json!({"messages": [{"role": "user", "content": {"type": "text", "text": "done"}}]})),
+                "resources/list" => respond(json!({"resources": [{"uri": "note://x", "name": "x"}]})),
+                "resources/templates/list" => respond(json!({"resourceTemplates": []})),
+                "resources/read" => respond(json!({"contents": [{"uri": "note://x", "text": "done"}]})),
                 "tools/call" => {
                     calls.fetch_add(1, Ordering::SeqCst);
                     json_rpc_result(&request, done)
@@ -164,12 +164,12 @@ async fn start_rejecting_server(modern: bool, early: Arc<AtomicUsize>) -> String
         async move {
             let Some((head, request)) = read_request(&mut stream).await else { return };
             let capabilities = json!({"tools": {}, "prompts": {}});
-            let modern = |result: Value| modern_result(&request, result);
+            let respond = |result: Value| modern_result(&request, result);
             let response = match request["method"].as_str().unwrap_or_default() {
                 "server/discover" if modern => discover_result(&request, "picky", &capabilities),
                 "server/discover" | "" | "initialize" | "ping" => legacy_response(&head, &request, &capabilities),
-                "tools/list" => modern(talk_tool_list()),
-                "prompts/list" => modern(json!({"prompts": [{"name": "ask"}]})),
+                "tools/list" => respond(talk_tool_list()),
+                "prompts/list" => respond(json!({"prompts": [{"name": "ask"}]})),
                 "prompts/get" => http_response("403 No", "text/html", "<p>"),
                 "tools/call" if request.pointer("/params/arguments/who").is_some_and(|who| who == "bob") => {
                     http_response("403 No", "text/html", "<p>")
@@ -204,7 +204,7 @@ async fn start_downgraded_server(
         let (is_older, ran) = (older.load(Ordering::SeqCst), Arc::clone(&ran));
         async move {
             let Some((head, request)) = read_request(&mut stream).await else { return };
-            let modern = |result: Value| modern_result(&request, result);
+            let respond = |result: Value| modern_result(&request, result);
             let response = match request["method"].as_str().unwrap_or_default() {
                 "initialize" if is_older => json_rpc_result(&request, initialize_result()).replacen("\r\n", "\r\nmcp-session-id: one\r\n", 1),
                 "" if head.starts_with("get ") => http_response("405 No", "text/plain", ""),
@@ -216,10 +216,10 @@ async fn start_downgraded_server(
                     false => http_response(status, "text/plain", "no"),
                 },
                 "server/discover" => discover_result(&request, "host", &json!({"tools": {}})),
-                "tools/list" => modern(talk_tool_list()),
+                "tools/list" => respond(talk_tool_list()),
                 "tools/call" => {
                     ran.fetch_add(1, Ordering::SeqCst);
-                    modern(json!({"content": [{"type": "text", "text": "done"}]}))
+                    respond(json!({"content": [{"type": "text", "text": "done"}]}))
                 }
                 "ping" => json_rpc_result(&request, json!({})),
                 _ => http_response("202 Accepted", "text/plain", ""),
@@ -253,8 +253,11 @@ async fn downgraded_upstream_is_detected_by_next_call() {
         let start = Instant::now();
         wait_until("the new revision is detected", async || {
             attempt += 1;
-            let error = gate.client().in_session(&format!("s{attempt}")).call("talk", json!({})).await
-                ["_meta"]["toolgate/error"]
+            let error = gate
+                .client()
+                .in_session(&format!("s{attempt}"))
+                .call("talk", json!({}))
+                .await["_meta"]["toolgate/error"]
                 .clone();
             assert!(
                 error.is_null()
@@ -274,7 +277,7 @@ async fn downgraded_upstream_is_detected_by_next_call() {
 #[tokio::test(flavor = "multi_thread")]
 async fn answer_with_retry_after_is_not_retried_early() {
     for modern in [false, true] {
-        for (who, effect, effects) in
+        for (caller, effect, effects) in
             [("eve", "write", "none"), ("dan", "read", "none"), ("dan", "write", "unknown")]
         {
             let early = Arc::new(AtomicUsize::new(0));
@@ -284,9 +287,9 @@ async fn answer_with_retry_after_is_not_retried_early() {
                  [tools.talk]\nkind = \"mcp\"\nupstream = \"picky\"\neffect = \"{effect}\"\npolicy = \"open\"\n"
             ))
             .await;
-            let error = gate.client().call("talk", json!({"who": who})).await["_meta"]
-                ["toolgate/error"]
-                .clone();
+            let error =
+                gate.client().call("talk", json!({"who": caller})).await["_meta"]["toolgate/error"]
+                    .clone();
             assert_eq!(
                 (&error["code"], &error["effects"]),
                 (&json!("upstream_unavailable"), &json!(effects)),
@@ -297,12 +300,12 @@ async fn answer_with_retry_after_is_not_retried_early() {
                 (&json!(effects == "none"), &json!(7_000)),
                 "{modern}: {error}"
             );
-            if who == "dan" {
+            if caller == "dan" {
                 // The message says that the server was reached.
                 let message = error["message"].as_str().unwrap();
                 assert!(message.contains("answered with status 503"), "{modern}: {error}");
             }
-            assert_eq!(early.load(Ordering::SeqCst), 1, "{modern} {who} {effect}");
+            assert_eq!(early.load(Ordering::SeqCst), 1, "{modern} {caller} {effect}");
             gate.shut_down().await;
         }
     }

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
-use crate::support::{TestGateway, wait_until};
+use crate::support::{TestGateway, count_rows, wait_until};
 
 /// Reads one request. Returns its head in lower case, and its body.
 pub(crate) async fn read_request(stream: &mut TcpStream) -> Option<(String, Value)> {
@@ -21,7 +21,9 @@ pub(crate) async fn read_request(stream: &mut TcpStream) -> Option<(String, Valu
     loop {
         let Ok(n @ 1..) = stream.read(&mut chunk).await else { return None };
         text.extend_from_slice(&chunk[..n]);
-        let Some(head_end) = text.windows(4).position(|window| window == b"\r\n\r\n") else { continue };
+        let Some(head_end) = text.windows(4).position(|window| window == b"\r\n\r\n") else {
+            continue;
+        };
         let head = String::from_utf8_lossy(&text[..head_end]).to_ascii_lowercase();
         let length: usize = head
             .lines()
@@ -317,7 +319,8 @@ async fn lost_session_is_detected_during_open_request() {
         code(format!("lost-{attempt}")).await == "ok"
     })
     .await;
-    // The gateway waits 30 s for the list request, and pauses calls for the first 5 s.
+    // Without this detection, the gateway waits 30 s for the list request. The circuit breaker is
+    // open for the first 5 s.
     assert!(start.elapsed() < Duration::from_secs(25), "{:?}", start.elapsed());
     gate.shut_down().await;
 }
@@ -374,9 +377,8 @@ async fn pending_call_is_settled_by_reconcile_tool() {
     }
     // The gateway does not reconcile a call whose lease is valid.
     let gateway = gate.gateway.clone();
-    let checks = tokio::spawn(async move {
-        gateway.run_periodic_checks(Duration::from_millis(200)).await
-    });
+    let checks =
+        tokio::spawn(async move { gateway.run_periodic_checks(Duration::from_millis(200)).await });
     tokio::time::sleep(Duration::from_millis(600)).await;
     assert_eq!(gate.gateway.runtime().pending_calls().await.unwrap().len(), 3);
     let sql = rusqlite::Connection::open(gate.ledger_path()).unwrap();

@@ -78,7 +78,8 @@ async fn read_is_repeated_if_its_stream_cannot_be_resumed() {
         let mut attempt = 0;
         wait_until("the session is open again", async || {
             attempt += 1;
-            gate.client().in_session(&format!("s{attempt}")).call_code("talk", json!({})).await == "ok"
+            gate.client().in_session(&format!("s{attempt}")).call_code("talk", json!({})).await
+                == "ok"
         })
         .await;
         gate.shut_down().await;

@@ -108,9 +108,12 @@ async fn client_churn_in_own_process() {
     for round in 0..3 {
         connect_and_vanish(&gate, home.path(), round).await;
         for reload in 0..RELOADS_PER_ROUND {
-            gate.reload(&config(home.path(), 1 + round * RELOADS_PER_ROUND + reload)).await.unwrap();
+            gate.reload(&config(home.path(), 1 + round * RELOADS_PER_ROUND + reload))
+                .await
+                .unwrap();
         }
-        wait_until("the replaced upstreams have exited", async || child_processes().len() == 1).await;
+        wait_until("the replaced upstreams have exited", async || child_processes().len() == 1)
+            .await;
         // The first round opens the files that stay open.
         if round == 0 {
             before = wait_until_stable(resource_counts).await;

@@ -13,7 +13,12 @@ use crate::support::McpTestClient;
 /// Calls the tool with an effect, and returns the metadata of the answer.
 ///
 /// Each call has its own session. Otherwise toolgate would refuse the repeated call as a loop.
-pub(super) async fn call_mark(client: &McpTestClient, key: &str, how: &str, attempt: usize) -> Value {
+pub(super) async fn call_mark(
+    client: &McpTestClient,
+    key: &str,
+    how: &str,
+    attempt: usize,
+) -> Value {
     let meta = json!({"toolgate/idempotencyKey": key});
     let params = json!({"name": "ill_mark", "arguments": {"key": key, "how": how}, "_meta": meta});
     let (status, answer) =
@@ -45,7 +50,12 @@ impl EffectJournal {
     /// Repeats a call until its effect may have happened, and then once more.
     ///
     /// Returns whether the effect is certain.
-    pub(super) async fn call_until_effect(&self, client: &McpTestClient, key: &str, how: &str) -> bool {
+    pub(super) async fn call_until_effect(
+        &self,
+        client: &McpTestClient,
+        key: &str,
+        how: &str,
+    ) -> bool {
         for attempt in 0..600 {
             let error = call_mark(client, key, how, attempt).await["toolgate/error"].clone();
             if error["effects"] == "none" {
@@ -84,7 +94,10 @@ impl EffectJournal {
             assert!(*count == 1 && reported.contains_key(key), "`{key}` happened {count} times");
         }
         for (key, is_certain) in reported.iter() {
-            assert!(!is_certain || happened.contains_key(key), "`{key}` was confirmed but did not happen");
+            assert!(
+                !is_certain || happened.contains_key(key),
+                "`{key}` was confirmed but did not happen"
+            );
         }
         let certain = reported.values().filter(|is_certain| **is_certain).count();
         (certain, reported.len() - certain)

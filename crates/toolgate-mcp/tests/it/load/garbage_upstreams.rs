@@ -5,8 +5,9 @@ use std::path::Path;
 use futures_util::future::{join, join_all};
 use serde_json::json;
 
-use super::{alive_tasks, call_mark, open_files, scripted_upstream_config, wait_until_stable};
+use super::{alive_tasks, open_files, scripted_upstream_config, wait_until_stable};
 use crate::legacy_upstreams::{http_response, start_tool_server};
+use crate::load::effect_journal::call_mark;
 use crate::support::{
     McpTestClient, TestGateway, child_processes, fixture_path, run_in_own_process, wait_until,
 };
@@ -66,7 +67,8 @@ async fn call_faulty_upstreams(client: &McpTestClient, round: usize) {
         ("well_echo", json!({"text": "x"}), "ok"),
     ];
     let read = read.map(|(tool, arguments, code)| async move {
-        let outcome = client.in_session(&format!("{tool}-{round}")).call_code(tool, arguments).await;
+        let outcome =
+            client.in_session(&format!("{tool}-{round}")).call_code(tool, arguments).await;
         assert_eq!(outcome, code, "{tool}");
     });
     join(join_all(unanswered), join_all(read)).await;

@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use super::{EffectJournal, health, read_until_ok, scripted_upstream_config};
+use super::{health, read_until_ok, scripted_upstream_config};
+use crate::load::effect_journal::EffectJournal;
 use crate::support::{TestGateway, child_processes, fixture_path, run_in_own_process, wait_until};
 use crate::upstream_faults::well_and_ill_config;
 

@@ -1,26 +1,25 @@
 //! Tests that faults of one upstream under load lose no other call and repeat no effect.
 
 mod client_churn;
+mod client_sessions;
+mod effect_journal;
 mod garbage_upstreams;
 mod huge_results;
+mod session_server;
 mod upstream_churn;
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use serde_json::{Value, json};
-use tokio::io::AsyncWriteExt;
+use serde_json::json;
 use tokio::task::JoinHandle;
 use toolgate_mcp::{UpstreamHealth, UpstreamStatus};
 
-use crate::legacy_upstreams::{
-    http_response, initialize_result, json_rpc_result, read_request, serve_connections,
-};
+use crate::load::effect_journal::EffectJournal;
+use crate::load::session_server::{FakeUpstreamSessions, start_session_server};
 use crate::support::{
     McpTestClient, TestGateway, child_processes, fixture_path, kill_processes_with_number,
     processes_with_number, run_in_own_process, wait_until,
@@ -30,8 +29,9 @@ use crate::upstream_faults::{ClientCrowd, well_and_ill_config};
 /// A tool with an effect, of the faulty upstream.
 const MARK_TOOL_CONFIG: &str =
     "[tools.ill_mark]\nkind = \"mcp\"\nupstream = \"ill\"\neffect = \"write\"\npolicy = \"open\"\n";
-/// The behaviours of the fixture after its mark: these modes answer, and those below never answer.
+/// The modes of the fixture in which the server answers after its mark.
 const ANSWERED_MODES: [&str; 4] = ["answer", "slow", "garbage", "twice"];
+/// The modes of the fixture in which the server does not answer.
 const UNANSWERED_MODES: [&str; 3] = ["half", "glued", "hang"];
 
 /// Builds the configuration of the scripted fixture. Tests find its process by the number.
@@ -133,10 +133,7 @@ async fn malformed_messages_lose_one_call_and_repeat_none() {
         join_all((0..14).map(run_modes)).await.into_iter().flatten().collect();
     // Half a line also corrupts the next line, so some other answers are lost too.
     assert!(ANSWERED_MODES.iter().all(|mode| outcomes.contains(&(*mode, true))), "{outcomes:?}");
-    assert!(
-        !UNANSWERED_MODES.iter().any(|mode| outcomes.contains(&(*mode, true))),
-        "{outcomes:?}"
-    );
+    assert!(!UNANSWERED_MODES.iter().any(|mode| outcomes.contains(&(*mode, true))), "{outcomes:?}");
     read_until_ok(client, "after").await;
     assert_eq!(health(&gate).starts, 1, "the upstream was restarted");
     crowd.finish().await;
@@ -178,7 +175,10 @@ async fn changed_list_quarantines_only_changed_tools() {
     let (_, listed) = client.call_method("tools/list", json!({})).await;
     let listed = listed["result"]["tools"].as_array().unwrap();
     let talk = listed.iter().find(|tool| tool["name"] == "ill_talk").unwrap();
-    assert_eq!(talk["description"], "Talks.", "the list has another description than the accepted one");
+    assert_eq!(
+        talk["description"], "Talks.",
+        "the list has another description than the accepted one"
+    );
     assert!(!listed.iter().any(|tool| tool["name"] == "ill_whisper"));
     crowd.finish().await;
     assert_eq!(health(&gate).starts, 1);
@@ -227,7 +227,8 @@ async fn expired_sessions_lose_no_read_and_repeat_no_effect() {
     is_over.store(true, Ordering::Relaxed);
     join_all(clients).await.into_iter().for_each(Result::unwrap);
     crowd.finish().await;
-    let ((certain, uncertain), refused) = (journal.check_effects(), sessions.lock().unwrap().refused_count);
+    let ((certain, uncertain), refused) =
+        (journal.check_effects(), sessions.lock().unwrap().refused_count);
     assert!(certain >= 32 && refused >= 3, "{certain} {uncertain} {refused}");
     gate.shut_down().await;
     wait_until("the last session is closed", async || sessions.lock().unwrap().open.is_empty())
@@ -286,7 +287,8 @@ async fn upgrade_and_reload_repeat_no_effect() {
     let (certain, uncertain) = journal.check_effects();
     assert!(certain >= 32, "{certain} {uncertain}");
     gate.shut_down().await;
-    wait_until("all upstream processes have exited", async || processes_with_number(82).is_empty()).await;
+    wait_until("all upstream processes have exited", async || processes_with_number(82).is_empty())
+        .await;
 }
 
 /// The test counts open files of its process, so the process runs no other test.

@@ -7,10 +7,10 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use tokio::io::AsyncWriteExt;
 
-use super::effect_journal::EffectJournal;
 use crate::legacy_upstreams::{
     http_response, initialize_result, json_rpc_result, read_request, serve_connections,
 };
+use crate::load::effect_journal::EffectJournal;
 
 /// The sessions of the upstream.
 #[derive(Default)]
@@ -98,7 +98,8 @@ pub(super) async fn start_session_server(
         let (sessions, journal) = (Arc::clone(&sessions), Arc::clone(&journal));
         async move {
             let Some((head, request)) = read_request(&mut stream).await else { return };
-            let response = session_server_reply(&head, &request, &mut sessions.lock().unwrap(), &journal);
+            let response =
+                session_server_reply(&head, &request, &mut sessions.lock().unwrap(), &journal);
             // The effect happens before the answer, so a lost connection makes its outcome unknown.
             if request.pointer("/params/name").is_some_and(|name| name == "mark") {
                 tokio::time::sleep(Duration::from_millis(30)).await;

@@ -4,10 +4,9 @@ use std::sync::{Arc, Mutex};
 
 use serde_json::json;
 
-use super::{
-    EffectJournal, FakeUpstreamSessions, alive_tasks, open_files, start_session_server,
-    wait_until_stable,
-};
+use super::{alive_tasks, open_files, wait_until_stable};
+use crate::load::effect_journal::EffectJournal;
+use crate::load::session_server::{FakeUpstreamSessions, start_session_server};
 use crate::support::{
     TestGateway, child_processes, fixture_path, kill_processes_with_number, processes_with_number,
     run_in_own_process, wait_until,

@@ -22,14 +22,14 @@ async fn upstream_secret_is_redacted_everywhere() {
         json!(home.path().join("key"))
     );
     let gate = TestGateway::open(&well_and_ill_config(&ill)).await;
-    let said = gate.client().call("ill_echo", json!({"text": "x"})).await.to_string();
+    let result = gate.client().call("ill_echo", json!({"text": "x"})).await.to_string();
     assert!(
-        said.contains("my key is [redacted]") || said.contains("and again [redacted]"),
-        "{said}"
+        result.contains("my key is [redacted]") || result.contains("and again [redacted]"),
+        "{result}"
     );
     let health = serde_json::to_string(&gate.gateway.health()).unwrap();
     let (ledger, home) = (gate.home.path().join("ledger.db"), gate.home.path().to_owned());
-    assert!(!said.contains(secret) && !health.contains(secret), "{said} {health}");
+    assert!(!result.contains(secret) && !health.contains(secret), "{result} {health}");
     let store = Arc::clone(&gate.store);
     gate.gateway.shut_down().await;
     drop(store);
@@ -43,13 +43,13 @@ async fn upstream_secret_is_redacted_everywhere() {
     }
 }
 
-/// Who fails may say with which key.
+/// An error message of an upstream may contain its secrets.
 #[tokio::test(flavor = "multi_thread")]
 async fn failure_message_redacts_secrets_of_upstream() {
     let home = tempfile::tempdir().unwrap();
     let file = home.path().join("phrase");
     std::fs::write(&file, "batterystaple\n").unwrap();
-    // What stands elsewhere is nobody's to see, whatever it looks like.
+    // Only values from secret sources and with secret names are redacted.
     let env = format!(
         "{{ KEY = \"s3cr3t-of-the-upstream\", ROOT = \"/usr/bin\", STAGE = \"production\", PASSWORD = \"correcthorse\", PHRASE = {{ file = {} }} }}",
         json!(file)
@@ -58,11 +58,11 @@ async fn failure_message_redacts_secrets_of_upstream() {
         TestGateway::open(&fixture_config(&format!("undeclared = \"read\"\nenv = {env}"))).await;
     let message =
         "bad key s3cr3t-of-the-upstream in /usr/bin of production: correcthorse batterystaple";
-    let said = gate.client().call("fail", json!({"message": message})).await.to_string();
+    let result = gate.client().call("fail", json!({"message": message})).await.to_string();
     assert!(
-        said.contains("bad key [redacted] in /usr/bin of production: [redacted] [redacted]")
-            && !said.contains("s3cr3t"),
-        "{said}"
+        result.contains("bad key [redacted] in /usr/bin of production: [redacted] [redacted]")
+            && !result.contains("s3cr3t"),
+        "{result}"
     );
     gate.shut_down().await;
 }

@@ -45,25 +45,25 @@ async fn missing_secret_disables_upstream_until_reload() {
             .contains(&since.strftime("%Y-%m-%d %H:%M:%SZ").to_string()),
         "{refused}"
     );
-    // Its next try may be far away: it is not waited for.
+    // The reload does not wait for the next attempt, which may be far away.
     tokio::time::sleep(Duration::from_secs(3)).await;
     std::fs::write(&key, "secret-of-ill").unwrap();
     gate.reload(&text).await.unwrap();
     let is_up = || matches!(status_of(&gate, "ill"), UpstreamStatus::Up { .. });
-    wait_until("it is there", async || is_up()).await;
-    let mut turn = 0;
-    wait_until("it is called", async || {
-        turn += 1;
-        client.call_code("ill_echo", json!({"text": format!("b{turn}")})).await == "ok"
+    wait_until("the upstream is up", async || is_up()).await;
+    let mut attempt = 0;
+    wait_until("the call succeeds", async || {
+        attempt += 1;
+        client.call_code("ill_echo", json!({"text": format!("b{attempt}")})).await == "ok"
     })
     .await;
-    // A variable that is not set, and then has something in its place.
+    // An unset variable is an error, and a default value corrects it.
     gate.reload(&ill("\"${TOOLGATE_NO_SUCH_VARIABLE}\"")).await.unwrap();
-    let lacks = |status: UpstreamStatus| matches!(status, UpstreamStatus::Down { why, .. } if why == "the environment variable `TOOLGATE_NO_SUCH_VARIABLE` is not set");
-    assert!(lacks(status_of(&gate, "ill")), "{:?}", status_of(&gate, "ill"));
+    let lacks_variable = |status: UpstreamStatus| matches!(status, UpstreamStatus::Down { why: reason, .. } if reason == "the environment variable `TOOLGATE_NO_SUCH_VARIABLE` is not set");
+    assert!(lacks_variable(status_of(&gate, "ill")), "{:?}", status_of(&gate, "ill"));
     assert_eq!(client.call_code("ill_echo", json!({"text": "c"})).await, "upstream_unavailable");
     gate.reload(&ill("\"${TOOLGATE_NO_SUCH_VARIABLE:-something}\"")).await.unwrap();
-    wait_until("it is there again", async || is_up()).await;
+    wait_until("the upstream is up again", async || is_up()).await;
     assert_eq!(
         client.call("well_echo", json!({"text": "d"})).await["structuredContent"]["text"],
         "d"
@@ -71,7 +71,7 @@ async fn missing_secret_disables_upstream_until_reload() {
     gate.shut_down().await;
 }
 
-/// A server that says this to everybody.
+/// Starts a server that answers every request with this response.
 fn start_fixed_answer_server(answer: &'static str) -> String {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = format!("http://{}/mcp", listener.local_addr().unwrap());
@@ -114,11 +114,13 @@ async fn unavailable_upstream_reports_plain_reason() {
         ("brief", "the server exited or closed its output before the handshake was complete".to_owned()),
         ("nowhere", "`/no/such/program` cannot be started: No such file or directory (os error 2)".to_owned()),
     ];
-    for (name, words) in expected {
+    for (name, expected_reason) in expected {
         let health = gate.gateway.health().into_iter().find(|health| health.name == name).unwrap();
         match health.status {
-            UpstreamStatus::Down { why, .. } => assert_eq!(why, words, "{name}"),
-            other => panic!("{name}: {other:?}"),
+            UpstreamStatus::Down { why: reason, .. } => {
+                assert_eq!(reason, expected_reason, "{name}")
+            }
+            status => panic!("{name}: {status:?}"),
         }
     }
     gate.shut_down().await;

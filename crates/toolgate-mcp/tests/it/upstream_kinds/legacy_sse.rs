@@ -1,4 +1,4 @@
-//! Upstreams of the transport before streamable HTTP.
+//! Tests upstreams with the legacy SSE transport.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -12,15 +12,15 @@ use toolgate_mcp::UpstreamStatus;
 use crate::legacy_upstreams::{http_response, initialize_result, read_request, serve_connections};
 use crate::support::{TestGateway, wait_until};
 
-/// A server of 2024-11-05: what it is asked is posted, and what it says it says on one stream.
+/// A server of revision 2024-11-05: requests are server, and all answers come on one stream.
 #[derive(Default)]
 struct LegacySseServer {
     stream: Mutex<Option<mpsc::UnboundedSender<String>>>,
     streams: AtomicUsize,
     call_count: AtomicUsize,
-    /// Which tokens it takes; any, where it is none.
+    /// The number of the valid token, or 0 for any token.
     token_period: AtomicUsize,
-    /// Whose session is not known any more: so many, from the first on.
+    /// Sessions up to this number are unknown.
     forgotten_sessions: AtomicUsize,
     heads: Mutex<Vec<String>>,
 }
@@ -37,8 +37,8 @@ impl LegacySseServer {
             .strip_prefix("post /post/")
             .and_then(|rest| rest.split(' ').next()?.parse::<usize>().ok());
         let how = request.pointer("/params/arguments/how").and_then(Value::as_str);
-        // Posts are for the address that it names, and for no other.
-        let at_once = match how.and_then(|how| how.parse::<u16>().ok()) {
+        // Posts are accepted only at the address of the `endpoint` event.
+        let immediate = match how.and_then(|how| how.parse::<u16>().ok()) {
             _ if head.starts_with("post /sse") => Some(http_response("405 No", "text/html", "<p>")),
             _ if head.starts_with("post /token") => {
                 let token = json!({"access_token": format!("t{period}"), "token_type": "bearer"})
@@ -55,33 +55,33 @@ impl LegacySseServer {
                 status.map(|status| http_response(&format!("{status} No"), "text/html", "<p>"))
             }
         };
-        if let Some(response) = at_once {
+        if let Some(response) = immediate {
             let _ = stream.write_all(response.as_bytes()).await;
             return;
         }
         if head.starts_with("get ") {
-            let (say, mut response) = mpsc::unbounded_channel();
-            *self.stream.lock().unwrap() = Some(say);
-            let place = format!(
+            let (sender, mut receiver) = mpsc::unbounded_channel();
+            *self.stream.lock().unwrap() = Some(sender);
+            let endpoint = format!(
                 "event: endpoint\ndata: /post/{}\n\n",
                 self.streams.fetch_add(1, Ordering::SeqCst) + 1
             );
-            let mut next = Some(http_response("200 OK", "text/event-stream", &place));
-            // Until the line is cut.
+            let mut next = Some(http_response("200 OK", "text/event-stream", &endpoint));
+            // The loop ends when the connection ends.
             while let Some(text) = next {
                 if stream.write_all(text.as_bytes()).await.is_err() {
                     return;
                 }
-                next = response.recv().await;
+                next = receiver.recv().await;
             }
             return;
         }
         let _ = stream.write_all(http_response("202 Accepted", "text/plain", "").as_bytes()).await;
         let result = match (request["method"].as_str().unwrap_or_default(), how) {
             ("initialize", _) => {
-                let mut about = initialize_result();
-                about["protocolVersion"] = json!("2024-11-05");
-                about
+                let mut initialized = initialize_result();
+                initialized["protocolVersion"] = json!("2024-11-05");
+                initialized
             }
             ("tools/list", _) => {
                 json!({"tools": [{"name": "talk", "description": "Talks.", "inputSchema": {"type": "object"}}]})
@@ -108,10 +108,10 @@ impl LegacySseServer {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn legacy_sse_upstream_reconnects() {
-    let posted = Arc::new(LegacySseServer::default());
-    let serving = Arc::clone(&posted);
+    let server = Arc::new(LegacySseServer::default());
+    let serving = Arc::clone(&server);
     let old = serve_connections(move |stream| Arc::clone(&serving).handle_connection(stream)).await;
-    let sly = serve_connections(|mut stream| async move {
+    let redirecting = serve_connections(|mut stream| async move {
         let _ = read_request(&mut stream).await;
         let elsewhere = http_response(
             "200 OK",
@@ -123,43 +123,43 @@ async fn legacy_sse_upstream_reconnects() {
     .await;
     let gate = TestGateway::open(&format!(
         "[upstreams.old]\nurl = \"http://{old}/sse\"\ntransport = \"sse\"\nprefix = \"\"\nbearer = \"alpha-token-1\"\n\
-         [upstreams.sly]\nurl = \"http://{sly}/sse\"\ntransport = \"sse\"\nbearer = \"alpha-token-1\"\n\
+         [upstreams.redirecting]\nurl = \"http://{redirecting}/sse\"\ntransport = \"sse\"\nbearer = \"alpha-token-1\"\n\
          [tools.talk]\nkind = \"mcp\"\nupstream = \"old\"\neffect = \"write\"\npolicy = \"open\"\n"
     ))
     .await;
-    // What is for one server is not posted to another.
+    // A token for one server is not server to another origin.
     match gate.gateway.health().remove(1).status {
-        UpstreamStatus::Down { why, .. } => {
-            assert_eq!(why, "the `endpoint` event names another origin")
+        UpstreamStatus::Down { why: reason, .. } => {
+            assert_eq!(reason, "the `endpoint` event names another origin")
         }
         status => panic!("{status:?}"),
     }
     let client = gate.client();
     assert_eq!(client.tool_names().await, ["talk"]);
-    let said = client.in_session("first").call("talk", json!({"how": "well"})).await;
-    assert_eq!(said["content"][0]["text"], "done", "{said}");
-    for (lives, how) in [(2, "cut"), (3, "long")] {
-        let before = posted.call_count.load(Ordering::SeqCst);
+    let result = client.in_session("first").call("talk", json!({"how": "well"})).await;
+    assert_eq!(result["content"][0]["text"], "done", "{result}");
+    for (streams, how) in [(2, "cut"), (3, "long")] {
+        let before = server.call_count.load(Ordering::SeqCst);
         let error = client.in_session(how).call("talk", json!({"how": how})).await["_meta"]["toolgate/error"].clone();
-        // It was asked, and nobody knows what it did.
+        // The server received the call, and the outcome is unknown.
         assert_eq!(error["effects"], "unknown", "{how}: {error}");
-        let mut tries = 0;
-        wait_until("it is found again", async || {
-            tries += 1;
+        let mut attempt = 0;
+        wait_until("the upstream answers again", async || {
+            attempt += 1;
             client
-                .in_session(&format!("{how}-{tries}"))
+                .in_session(&format!("{how}-{attempt}"))
                 .call_code("talk", json!({"how": "well"}))
                 .await
                 == "ok"
         })
         .await;
         assert_eq!(
-            (posted.streams.load(Ordering::SeqCst), posted.call_count.load(Ordering::SeqCst)),
-            (lives, before + 2),
+            (server.streams.load(Ordering::SeqCst), server.call_count.load(Ordering::SeqCst)),
+            (streams, before + 2),
             "{how}"
         );
     }
-    let heads = posted.heads.lock().unwrap().clone();
+    let heads = server.heads.lock().unwrap().clone();
     assert!(
         heads.iter().all(|head| head.contains("authorization: bearer alpha-token-1")),
         "{heads:?}"
@@ -168,12 +168,12 @@ async fn legacy_sse_upstream_reconnects() {
     gate.shut_down().await;
 }
 
-/// What a post came to: its code and its effects.
+/// Calls the tool, and returns the code and the effects.
 async fn call_outcome(gate: &TestGateway, session: &str, how: &str) -> (String, String) {
-    let said = gate.client().in_session(session).call("talk", json!({"how": how})).await;
-    let told =
-        |name: &str| said["_meta"]["toolgate/error"][name].as_str().unwrap_or("ok").to_owned();
-    (told("code"), told("effects"))
+    let result = gate.client().in_session(session).call("talk", json!({"how": how})).await;
+    let field =
+        |name: &str| result["_meta"]["toolgate/error"][name].as_str().unwrap_or("ok").to_owned();
+    (field("code"), field("effects"))
 }
 
 const TALK_TOOL_CONFIG: &str =
@@ -181,8 +181,8 @@ const TALK_TOOL_CONFIG: &str =
 
 #[tokio::test(flavor = "multi_thread")]
 async fn rejected_or_unreachable_post_has_no_effects() {
-    let posted = Arc::new(LegacySseServer::default());
-    let serving = Arc::clone(&posted);
+    let server = Arc::new(LegacySseServer::default());
+    let serving = Arc::clone(&server);
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let accepting = tokio::spawn(async move {
@@ -215,15 +215,15 @@ async fn rejected_or_unreachable_post_has_no_effects() {
         );
     }
     assert_eq!(
-        (posted.streams.load(Ordering::SeqCst), posted.call_count.load(Ordering::SeqCst)),
+        (server.streams.load(Ordering::SeqCst), server.call_count.load(Ordering::SeqCst)),
         (1, 6)
     );
-    // Its session is not known any more, and another one is begun.
-    posted.forgotten_sessions.store(1, Ordering::SeqCst);
-    let mut tries = 0;
-    wait_until("it is found again", async || {
-        tries += 1;
-        let (code, effects) = call_outcome(&gate, &format!("lost-{tries}"), "well").await;
+    // The server forgets its session, and the gateway opens another one.
+    server.forgotten_sessions.store(1, Ordering::SeqCst);
+    let mut attempt = 0;
+    wait_until("the upstream answers again", async || {
+        attempt += 1;
+        let (code, effects) = call_outcome(&gate, &format!("lost-{attempt}"), "well").await;
         assert!(
             code == "ok" || (code.as_str(), effects.as_str()) == ("upstream_unavailable", "none"),
             "{code} {effects}"
@@ -232,14 +232,14 @@ async fn rejected_or_unreachable_post_has_no_effects() {
     })
     .await;
     assert_eq!(
-        (posted.streams.load(Ordering::SeqCst), posted.call_count.load(Ordering::SeqCst)),
+        (server.streams.load(Ordering::SeqCst), server.call_count.load(Ordering::SeqCst)),
         (2, 7)
     );
-    // The line stands, and nobody takes posts any more.
+    // The stream stays open, and the server accepts no more posts.
     accepting.abort();
     let _ = accepting.await;
     assert_eq!(
-        call_outcome(&gate, "nobody", "alone").await,
+        call_outcome(&gate, "unreachable", "well").await,
         ("upstream_unavailable".to_owned(), "none".to_owned())
     );
     gate.shut_down().await;
@@ -247,9 +247,9 @@ async fn rejected_or_unreachable_post_has_no_effects() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn expired_token_is_renewed_for_legacy_sse() {
-    let posted = Arc::new(LegacySseServer::default());
-    posted.token_period.store(1, Ordering::SeqCst);
-    let serving = Arc::clone(&posted);
+    let server = Arc::new(LegacySseServer::default());
+    server.token_period.store(1, Ordering::SeqCst);
+    let serving = Arc::clone(&server);
     let address =
         serve_connections(move |stream| Arc::clone(&serving).handle_connection(stream)).await;
     let gate = TestGateway::open(&format!(
@@ -258,30 +258,30 @@ async fn expired_token_is_renewed_for_legacy_sse() {
     ))
     .await;
     assert_eq!(call_outcome(&gate, "first", "well").await.0, "ok");
-    // One that was just fetched is not fetched again.
+    // A new token is not fetched again at once.
     tokio::time::sleep(std::time::Duration::from_millis(2_100)).await;
-    posted.token_period.store(2, Ordering::SeqCst);
-    let mut tries = 0;
-    wait_until("it is let in again", async || {
-        tries += 1;
-        let (code, effects) = call_outcome(&gate, &format!("s{tries}"), "well").await;
-        // Who was not let in has done nothing.
+    server.token_period.store(2, Ordering::SeqCst);
+    let mut attempt = 0;
+    wait_until("the call succeeds again", async || {
+        attempt += 1;
+        let (code, effects) = call_outcome(&gate, &format!("s{attempt}"), "well").await;
+        // A rejected call has no effect.
         assert!(code == "ok" || effects == "none", "{code} {effects}");
         code == "ok"
     })
     .await;
     assert_eq!(
-        (posted.streams.load(Ordering::SeqCst), posted.call_count.load(Ordering::SeqCst)),
+        (server.streams.load(Ordering::SeqCst), server.call_count.load(Ordering::SeqCst)),
         (2, 2)
     );
     gate.shut_down().await;
 }
 
-/// Clients say nothing of the transport in their files, and find out.
+/// Files of clients do not name the transport, so the gateway detects the transport.
 #[tokio::test(flavor = "multi_thread")]
 async fn upstream_falls_back_to_legacy_sse_without_transport() {
-    let posted = Arc::new(LegacySseServer::default());
-    let serving = Arc::clone(&posted);
+    let server = Arc::new(LegacySseServer::default());
+    let serving = Arc::clone(&server);
     let address =
         serve_connections(move |stream| Arc::clone(&serving).handle_connection(stream)).await;
     let home = tempfile::tempdir().unwrap();
@@ -297,16 +297,16 @@ async fn upstream_falls_back_to_legacy_sse_without_transport() {
         json!(file)
     ))
     .await;
-    let said = gate.client().in_session("s").call("old_talk", json!({})).await;
-    assert_eq!(said["content"][0]["text"], "done", "{said}");
+    let result = gate.client().in_session("s").call("old_talk", json!({})).await;
+    assert_eq!(result["content"][0]["text"], "done", "{result}");
     let health = gate.gateway.health();
     let statuses: Vec<(&str, &UpstreamStatus)> =
-        health.iter().map(|one| (one.name.as_str(), &one.status)).collect();
-    let [("http", UpstreamStatus::Down { why, .. }), ("old", UpstreamStatus::Up { .. })] =
+        health.iter().map(|entry| (entry.name.as_str(), &entry.status)).collect();
+    let [("http", UpstreamStatus::Down { why: reason, .. }), ("old", UpstreamStatus::Up { .. })] =
         &statuses[..]
     else {
         panic!("{statuses:?}")
     };
-    assert!(why.contains("HTTP 405") && why.contains("transport = \"sse\""), "{why}");
+    assert!(reason.contains("HTTP 405") && reason.contains("transport = \"sse\""), "{reason}");
     gate.shut_down().await;
 }

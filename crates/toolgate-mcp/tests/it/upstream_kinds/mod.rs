@@ -1,4 +1,4 @@
-//! Kinds of upstreams, and of what they have: long lists, lists that change, prompts and resources.
+//! Tests upstreams with long or changing lists, prompts and resources.
 
 mod legacy_sse;
 mod openapi;
@@ -20,84 +20,83 @@ use serde_json::{Value, json};
 use tokio::io::AsyncWriteExt;
 use toolgate_mcp::{UpstreamOptions, UpstreamStatus, Upstreams};
 
+use crate::legacy_http_client::{LegacyHttpClient, MessageInbox};
 use crate::legacy_upstreams::{
     http_response, initialize_result, json_rpc_result, read_request, serve_connections,
 };
-use crate::support::{McpTestClient, TestGateway, start_mcp_server, wait_until};
-use crate::tls_and_authentication::{
-    ACCEPT_JSON_OR_EVENTS, LegacyHttpClient, MessageInbox, http_client,
+use crate::support::{
+    ACCEPT_JSON_OR_EVENTS, McpTestClient, TestGateway, http_client, start_mcp_server, wait_until,
 };
 
 type ServerRequestContext = RequestContext<RoleServer>;
 type PageParams = Option<PaginatedRequestParams>;
 
-/// A server that has so many of everything, and says so seventy at a time.
+/// A server with many list entries, in pages of 70.
 struct PagedServer {
     label: &'static str,
     modern: bool,
     entry_count: AtomicUsize,
-    /// This list has no end.
+    /// The name of the list that never ends.
     endless_list: &'static str,
-    /// It says that it tells of its resources, and does not.
+    /// Whether the server announces subscriptions but rejects them.
     rejects_subscriptions: bool,
-    /// How often something of it was wanted.
+    /// The number of requests for prompts, resources and subscriptions.
     request_count: AtomicUsize,
     peers: Mutex<Vec<Peer<RoleServer>>>,
     sinks: Mutex<Vec<SubscriptionSink>>,
 }
 
 impl PagedServer {
-    fn new(word: &'static str, many: usize) -> Self {
-        let (many, wanted) = (AtomicUsize::new(many), AtomicUsize::new(0));
+    fn new(label: &'static str, entry_count: usize) -> Self {
         Self {
-            label: word,
+            label,
             modern: true,
-            entry_count: many,
+            entry_count: AtomicUsize::new(entry_count),
             endless_list: "",
             rejects_subscriptions: false,
-            request_count: wanted,
+            request_count: AtomicUsize::new(0),
             peers: Mutex::default(),
             sinks: Mutex::default(),
         }
     }
 
-    /// Serves it, as an upstream of this configuration.
-    async fn start(self, more: &str) -> (Arc<Self>, String) {
-        let shelf = Arc::new(self);
-        let each = Arc::clone(&shelf);
+    /// Starts the server. Returns the server and its configuration.
+    async fn start(self, extra: &str) -> (Arc<Self>, String) {
+        let server = Arc::new(self);
+        let shared = Arc::clone(&server);
         let sessions = Arc::new(LocalSessionManager::default());
         let service = StreamableHttpService::new(
-            move || Ok(Arc::clone(&each)),
+            move || Ok(Arc::clone(&shared)),
             sessions,
             StreamableHttpServerConfig::default(),
         );
         let url = start_mcp_server(service).await;
         let config = format!(
-            "[upstreams.{}]\nurl = \"{url}\"\nundeclared = \"read\"\n{more}\n",
-            shelf.label
+            "[upstreams.{}]\nurl = \"{url}\"\nundeclared = \"read\"\n{extra}\n",
+            server.label
         );
-        (shelf, config)
+        (server, config)
     }
 
-    /// A part of a list, and where it goes on.
+    /// Returns a page of a list and the next cursor.
     async fn page<T>(
         &self,
         list: &str,
-        asked: PageParams,
-        one: impl Fn(usize) -> T,
+        params: PageParams,
+        entry: impl Fn(usize) -> T,
     ) -> (Vec<T>, Option<String>) {
-        let begin: usize =
-            asked.and_then(|asked| asked.cursor).map_or(0, |cursor| cursor.parse().unwrap());
+        let start: usize =
+            params.and_then(|params| params.cursor).map_or(0, |cursor| cursor.parse().unwrap());
         if self.endless_list == list {
             tokio::time::sleep(Duration::from_millis(20)).await;
-            return (vec![one(begin)], Some((begin + 1).to_string()));
+            return (vec![entry(start)], Some((start + 1).to_string()));
         }
-        let many = self.entry_count.load(Ordering::SeqCst);
-        let end = many.min(begin + 70);
-        ((begin..end).map(one).collect(), (end < many).then(|| end.to_string()))
+        let entry_count = self.entry_count.load(Ordering::SeqCst);
+        let end = entry_count.min(start + 70);
+        ((start..end).map(entry).collect(), (end < entry_count).then(|| end.to_string()))
     }
 
-    /// Says that its tools have changed.
+    /// Notifies all clients that the tools changed.
     async fn notify_list_changed(&self) {
         let (peers, sinks) =
             (self.peers.lock().unwrap().clone(), self.sinks.lock().unwrap().clone());
@@ -165,7 +164,7 @@ impl ServerHandler for PagedServer {
 
     async fn list_tools(
         &self,
-        asked: PageParams,
+        params: PageParams,
         _: ServerRequestContext,
     ) -> Result<ListToolsResult, ErrorData> {
         let tool = |n: usize| {
@@ -175,7 +174,7 @@ impl ServerHandler for PagedServer {
                 object(json!({"type": "object", "properties": {}})),
             )
         };
-        let (tools, next) = self.page("tools", asked, tool).await;
+        let (tools, next) = self.page("tools", params, tool).await;
         Ok(ListToolsResult { next_cursor: next, ..ListToolsResult::with_all_items(tools) })
     }
 
@@ -189,11 +188,11 @@ impl ServerHandler for PagedServer {
 
     async fn list_prompts(
         &self,
-        asked: PageParams,
+        params: PageParams,
         _: ServerRequestContext,
     ) -> Result<ListPromptsResult, ErrorData> {
         let (prompts, next) = self
-            .page("prompts", asked, |n| Prompt::new(format!("p{n:03}"), Some("Asks."), None))
+            .page("prompts", params, |n| Prompt::new(format!("p{n:03}"), Some("Asks."), None))
             .await;
         Ok(ListPromptsResult { next_cursor: next, ..ListPromptsResult::with_all_items(prompts) })
     }
@@ -209,11 +208,11 @@ impl ServerHandler for PagedServer {
 
     async fn list_resources(
         &self,
-        asked: PageParams,
+        params: PageParams,
         _: ServerRequestContext,
     ) -> Result<ListResourcesResult, ErrorData> {
         let (resources, next) = self
-            .page("resources", asked, |n| Resource::new(format!("{}://{n}", self.label), "r"))
+            .page("resources", params, |n| Resource::new(format!("{}://{n}", self.label), "r"))
             .await;
         Ok(ListResourcesResult {
             next_cursor: next,
@@ -223,19 +222,19 @@ impl ServerHandler for PagedServer {
 
     async fn read_resource(
         &self,
-        asked: ReadResourceRequestParams,
+        params: ReadResourceRequestParams,
         _: ServerRequestContext,
     ) -> Result<ReadResourceResponse, ErrorData> {
         self.request_count.fetch_add(1, Ordering::SeqCst);
-        if !asked.uri.starts_with(&format!("{}://", self.label)) {
+        if !params.uri.starts_with(&format!("{}://", self.label)) {
             return Err(ErrorData::resource_not_found("not here", None));
         }
-        let result = ReadResourceResult::new(vec![ResourceContents::text(self.label, asked.uri)]);
+        let result = ReadResourceResult::new(vec![ResourceContents::text(self.label, params.uri)]);
         Ok(result.with_ttl_ms(60_000).with_cache_scope(CacheScope::Public).into())
     }
 }
 
-/// A list, page by page.
+/// Returns the pages of a list.
 async fn fetch_pages(client: &McpTestClient, list: &str) -> Vec<Vec<String>> {
     let (mut pages, mut params) = (Vec::new(), json!({}));
     loop {
@@ -244,7 +243,9 @@ async fn fetch_pages(client: &McpTestClient, list: &str) -> Vec<Vec<String>> {
         pages.push(
             entries
                 .iter()
-                .map(|one| one.get("uri").unwrap_or(&one["name"]).as_str().unwrap().to_owned())
+                .map(|entry| {
+                    entry.get("uri").unwrap_or(&entry["name"]).as_str().unwrap().to_owned()
+                })
                 .collect(),
         );
         let Some(next) = answer["result"]["nextCursor"].as_str() else { return pages };
@@ -255,17 +256,17 @@ async fn fetch_pages(client: &McpTestClient, list: &str) -> Vec<Vec<String>> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn long_lists_are_read_and_served_in_pages() {
-    let (_shelf, config) = PagedServer::new("s", 401).start("prefix = \"\"").await;
+    let (_server, config) = PagedServer::new("s", 401).start("prefix = \"\"").await;
     let gate = TestGateway::open(&config).await;
     let client = gate.client();
     for (list, first, last) in
         [("tools", "t000", "t400"), ("prompts", "p000", "p400"), ("resources", "s://0", "s://400")]
     {
-        let there = async || {
+        let has_pages = async || {
             client.call_method(&format!("{list}/list"), json!({})).await.1["result"]["nextCursor"]
                 .is_string()
         };
-        wait_until(&format!("there are {list}"), there).await;
+        wait_until(&format!("{list} are listed"), has_pages).await;
         let pages = fetch_pages(&client, list).await;
         assert_eq!(pages.iter().map(Vec::len).collect::<Vec<_>>(), [200, 200, 1], "{list}");
         let all: BTreeSet<String> = pages.concat().into_iter().collect();
@@ -291,12 +292,14 @@ async fn endless_list_does_not_block_other_upstreams() {
     .await;
     let client = gate.client();
     assert_eq!(client.call_code("calc", json!({"expression": "1"})).await, "ok");
-    // Whose prompts have no end has tools all the same.
-    wait_until("it is there", async || client.tool_names().await.contains(&"b_t000".to_owned()))
-        .await;
+    // An upstream with an endless prompt list still has tools.
+    wait_until("the upstream is up", async || {
+        client.tool_names().await.contains(&"b_t000".to_owned())
+    })
+    .await;
     assert_eq!(client.call_code("b_t000", json!({})).await, "ok");
     assert!(fetch_pages(&client, "prompts").await.concat().len() < 1_000);
-    // Whose tools have no end has said nothing that counts.
+    // An upstream with an endless tool list has no tools.
     assert!(client.tool_names().await.iter().all(|tool| !tool.starts_with("a_")));
     gate.shut_down().await;
 }
@@ -304,9 +307,9 @@ async fn endless_list_does_not_block_other_upstreams() {
 #[tokio::test(flavor = "multi_thread")]
 async fn ever_changing_tool_list_uses_bounded_memory() {
     let turn = Arc::new(AtomicUsize::new(0));
-    let now = Arc::clone(&turn);
+    let shared_turn = Arc::clone(&turn);
     let address = serve_connections(move |mut stream| {
-        let turn = now.load(Ordering::SeqCst);
+        let turn = shared_turn.load(Ordering::SeqCst);
         async move {
             let Some((head, request)) = read_request(&mut stream).await else { return };
             let tool = |n: usize| json!({"name": format!("t{turn}-{n}"), "inputSchema": {"type": "object"}});
@@ -327,15 +330,14 @@ async fn ever_changing_tool_list_uses_bounded_memory() {
         "toolgate.toml",
         &format!("[upstreams.many]\nurl = \"http://{address}/mcp\"\n"),
     );
-    let starting = UpstreamOptions { pin_dir: Some(home.path().to_owned()), launcher: None };
-    for (many, there) in [(9_000, true), (18_000, true), (18_000, false)] {
+    let options = UpstreamOptions { pin_dir: Some(home.path().to_owned()), launcher: None };
+    for (tool_count, is_up) in [(9_000, true), (18_000, true), (18_000, false)] {
         turn.fetch_add(1, Ordering::SeqCst);
-        let upstreams =
-            Upstreams::start(&config, &starting, Duration::from_secs(60)).await.unwrap();
+        let upstreams = Upstreams::start(&config, &options, Duration::from_secs(60)).await.unwrap();
         let health = upstreams.health().remove(0);
         assert_eq!(
             (health.tools, matches!(health.status, UpstreamStatus::Up { .. })),
-            (many, there),
+            (tool_count, is_up),
             "{:?}",
             health.status
         );
@@ -346,11 +348,12 @@ async fn ever_changing_tool_list_uses_bounded_memory() {
 #[tokio::test(flavor = "multi_thread")]
 async fn clients_are_notified_of_changed_tool_list() {
     for modern in [false, true] {
-        let (shelf, config) =
+        let (server, config) =
             PagedServer { modern, ..PagedServer::new("s", 2) }.start("prefix = \"\"").await;
         let gate = TestGateway::open(&config).await;
         let client = gate.client();
-        wait_until("two are offered", async || client.tool_names().await == ["t000", "t001"]).await;
+        wait_until("two tools are listed", async || client.tool_names().await == ["t000", "t001"])
+            .await;
         let mut older = LegacyHttpClient::connect(&http_client(), &gate.url, json!({})).await;
         let mut newer = MessageInbox::new();
         let meta = json!({"io.modelcontextprotocol/protocolVersion": "2026-07-28", "io.modelcontextprotocol/clientCapabilities": {},
@@ -365,14 +368,14 @@ async fn clients_are_notified_of_changed_tool_list() {
         newer
             .wait_for(|message| message["method"] == "notifications/subscriptions/acknowledged")
             .await;
-        shelf.entry_count.store(3, Ordering::SeqCst);
-        // Said again and again: nobody may be listening yet.
-        wait_until("it is offered", async || {
-            shelf.notify_list_changed().await;
+        server.entry_count.store(3, Ordering::SeqCst);
+        // The notification is repeated, because the gateway may not be subscribed yet.
+        wait_until("the new tool is listed", async || {
+            server.notify_list_changed().await;
             client.tool_names().await.len() == 3
         })
         .await;
-        let changed = |said: &Value| said["method"] == "notifications/tools/list_changed";
+        let changed = |message: &Value| message["method"] == "notifications/tools/list_changed";
         older.inbox.wait_for(changed).await;
         newer.wait_for(changed).await;
         let listed = older.call_method("tools/list", json!({})).await;
@@ -384,12 +387,13 @@ async fn clients_are_notified_of_changed_tool_list() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn rejected_subscription_does_not_stop_list_notifications() {
-    let (shelf, config) = PagedServer { rejects_subscriptions: true, ..PagedServer::new("s", 2) }
+    let (server, config) = PagedServer { rejects_subscriptions: true, ..PagedServer::new("s", 2) }
         .start("prefix = \"\"")
         .await;
     let gate = TestGateway::open(&config).await;
     let client = gate.client();
-    wait_until("two are offered", async || client.tool_names().await == ["t000", "t001"]).await;
+    wait_until("two tools are listed", async || client.tool_names().await == ["t000", "t001"])
+        .await;
     let mut newer = MessageInbox::new();
     let meta = json!({"io.modelcontextprotocol/protocolVersion": "2026-07-28", "io.modelcontextprotocol/clientCapabilities": {},
         "io.modelcontextprotocol/clientInfo": {"name": "t", "version": "1"}});
@@ -401,16 +405,16 @@ async fn rejected_subscription_does_not_stop_list_notifications() {
         .header("mcp-protocol-version", "2026-07-28");
     newer.send(request.header("mcp-method", "subscriptions/listen").json(&listen));
     newer.wait_for(|message| message["method"] == "notifications/subscriptions/acknowledged").await;
-    wait_until("it is asked to tell of that one, and does not want to", async || {
-        shelf.request_count.load(Ordering::SeqCst) > 0
+    wait_until("the subscription is rejected", async || {
+        server.request_count.load(Ordering::SeqCst) > 0
     })
     .await;
-    shelf.entry_count.store(3, Ordering::SeqCst);
-    let seen = wait_until("it is offered", async || {
-        shelf.notify_list_changed().await;
+    server.entry_count.store(3, Ordering::SeqCst);
+    let seen = wait_until("the new tool is listed", async || {
+        server.notify_list_changed().await;
         client.tool_names().await.len() == 3
     });
-    // Sooner than its lists are looked at without a word of it.
+    // The gateway reads the lists before its periodic check.
     tokio::time::timeout(Duration::from_secs(20), seen).await.unwrap();
     drop(newer);
     gate.shut_down().await;
@@ -418,70 +422,74 @@ async fn rejected_subscription_does_not_stop_list_notifications() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn agent_sees_only_prompts_and_resources_of_its_upstreams() {
-    let ((_, a), (shelf, b)) =
+    let ((_, a), (server, b)) =
         (PagedServer::new("a", 2).start("").await, PagedServer::new("b", 2).start("").await);
     let gate = TestGateway::open(&format!(
         "{a}{b}[agents.ann]\nupstreams = \"a\"\n[agents.ben]\nupstreams = \"b\"\n[agents.both]\nupstreams = [\"a\", \"b\"]\n"
     ))
     .await;
     let client = gate.client();
-    let at = |agent: &str| {
+    let client_at = |agent: &str| {
         let mut client = client.clone();
         client.url = format!("{}/mcp/{agent}", gate.url);
         client
     };
     let prompt = async |agent: &str, name: &str| {
-        at(agent).call_method("prompts/get", json!({"name": name})).await.1
+        client_at(agent).call_method("prompts/get", json!({"name": name})).await.1
     };
     let read = async |agent: &str, uri: &str| {
-        at(agent).call_method("resources/read", json!({"uri": uri})).await.1
+        client_at(agent).call_method("resources/read", json!({"uri": uri})).await.1
     };
-    for (agent, words) in [("ann", vec!["a"]), ("ben", vec!["b"]), ("both", vec!["a", "b"])] {
-        let of = |one: fn(&str, usize) -> String| {
-            words.iter().flat_map(|word| [one(word, 0), one(word, 1)]).collect::<Vec<_>>()
+    for (agent, labels) in [("ann", vec!["a"]), ("ben", vec!["b"]), ("both", vec!["a", "b"])] {
+        let entries = |entry: fn(&str, usize) -> String| {
+            labels.iter().flat_map(|label| [entry(label, 0), entry(label, 1)]).collect::<Vec<_>>()
         };
         assert_eq!(
-            fetch_pages(&at(agent), "prompts").await.concat(),
-            of(|word, n| format!("{word}_p00{n}"))
+            fetch_pages(&client_at(agent), "prompts").await.concat(),
+            entries(|label, n| format!("{label}_p00{n}"))
         );
         assert_eq!(
-            fetch_pages(&at(agent), "resources").await.concat(),
-            of(|word, n| format!("toolgate://{word}/{word}://{n}"))
+            fetch_pages(&client_at(agent), "resources").await.concat(),
+            entries(|label, n| format!("toolgate://{label}/{label}://{n}"))
         );
-        for word in &words {
+        for label in &labels {
             assert_eq!(
-                prompt(agent, &format!("{word}_p000")).await["result"]["messages"][0]["content"]["text"],
-                *word
+                prompt(agent, &format!("{label}_p000")).await["result"]["messages"][0]["content"]["text"],
+                *label
             );
-            let said =
-                read(agent, &format!("toolgate://{word}/{word}://0")).await["result"].clone();
-            // Nobody keeps it for others, who may be somebody else's.
+            let result =
+                read(agent, &format!("toolgate://{label}/{label}://0")).await["result"].clone();
+            // The result is private, because other callers may not see it.
             assert_eq!(
-                (&said["contents"][0]["text"], &said["ttlMs"], &said["cacheScope"]),
-                (&json!(word), &json!(60_000), &json!("private"))
+                (&result["contents"][0]["text"], &result["ttlMs"], &result["cacheScope"]),
+                (&json!(label), &json!(60_000), &json!("private"))
             );
         }
     }
-    // What is somebody else's is told from what is nowhere by nobody.
-    let before = shelf.request_count.load(Ordering::SeqCst);
-    let (theirs, nowhere) = (prompt("ann", "b_p000").await, prompt("ann", "c_p000").await);
-    assert_eq!(theirs["error"]["code"], -32602, "{theirs}");
-    assert_eq!(theirs.to_string(), nowhere.to_string().replace("c_p000", "b_p000"));
-    let (theirs, nowhere) =
+    // An entry of another agent gives the same error as an unknown entry.
+    let before = server.request_count.load(Ordering::SeqCst);
+    let (forbidden, unknown) = (prompt("ann", "b_p000").await, prompt("ann", "c_p000").await);
+    assert_eq!(forbidden["error"]["code"], -32602, "{forbidden}");
+    assert_eq!(forbidden.to_string(), unknown.to_string().replace("c_p000", "b_p000"));
+    let (forbidden, unknown) =
         (read("ann", "toolgate://b/b://0").await, read("ann", "toolgate://c/b://0").await);
-    assert!(theirs["error"].is_object(), "{theirs}");
-    assert_eq!(theirs.to_string(), nowhere.to_string().replace("toolgate://c/", "toolgate://b/"));
+    assert!(forbidden["error"].is_object(), "{forbidden}");
+    assert_eq!(
+        forbidden.to_string(),
+        unknown.to_string().replace("toolgate://c/", "toolgate://b/")
+    );
     assert!(read("ann", "b://0").await["error"].is_object());
-    for named in [
+    for reference in [
         json!({"type": "ref/prompt", "name": "b_p000"}),
         json!({"type": "ref/resource", "uri": "toolgate://b/b://0"}),
     ] {
-        let asked = json!({"ref": named, "argument": {"name": "x", "value": ""}});
+        let params = json!({"ref": reference, "argument": {"name": "x", "value": ""}});
         assert!(
-            at("ann").call_method("completion/complete", asked).await.1["error"].is_object(),
-            "{named}"
+            client_at("ann").call_method("completion/complete", params).await.1["error"]
+                .is_object(),
+            "{reference}"
         );
     }
-    assert_eq!(shelf.request_count.load(Ordering::SeqCst), before);
+    assert_eq!(server.request_count.load(Ordering::SeqCst), before);
     gate.shut_down().await;
 }

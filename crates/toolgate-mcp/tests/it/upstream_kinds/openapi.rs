@@ -1,18 +1,17 @@
-//! What a program is told of all that is served.
+//! Tests that the OpenAPI document describes the served paths.
 
 use std::collections::BTreeSet;
 
 use serde_json::{Value, json};
 
-use crate::support::TestGateway;
-use crate::tls_and_authentication::http_client;
+use crate::support::{TestGateway, http_client};
 
-/// All that is referred to in a description.
+/// Returns all `$ref` values of a document.
 fn schema_references(value: &Value) -> Vec<String> {
     match value {
         Value::Object(map) => {
-            let own = map.get("$ref").and_then(Value::as_str).map(str::to_owned);
-            own.into_iter().chain(map.values().flat_map(schema_references)).collect()
+            let reference = map.get("$ref").and_then(Value::as_str).map(str::to_owned);
+            reference.into_iter().chain(map.values().flat_map(schema_references)).collect()
         }
         Value::Array(items) => items.iter().flat_map(schema_references).collect(),
         _ => Vec::new(),
@@ -30,14 +29,14 @@ async fn openapi_document_describes_served_paths() {
     let page =
         http.get(format!("{}/openapi.json", gate.url)).send().await.unwrap().text().await.unwrap();
     let described: Value = serde_json::from_str(&page).unwrap();
-    for to in schema_references(&described) {
+    for reference in schema_references(&described) {
         assert!(
-            to.strip_prefix('#').and_then(|at| described.pointer(at)).is_some(),
-            "{to} leads nowhere"
+            reference.strip_prefix('#').and_then(|pointer| described.pointer(pointer)).is_some(),
+            "{reference} has no target"
         );
     }
-    // Whoever asks for something else is told what there is.
-    let lost = http
+    // The answer at an unknown path lists the served paths.
+    let not_found = http
         .post(format!("{}/v1/calls/else", gate.url))
         .json(&json!({}))
         .send()
@@ -46,13 +45,13 @@ async fn openapi_document_describes_served_paths() {
         .json::<Value>()
         .await
         .unwrap();
-    let served: BTreeSet<&str> = lost["error"]
+    let served: BTreeSet<&str> = not_found["error"]
         .as_str()
         .unwrap()
         .split_whitespace()
         .filter(|word| word.starts_with("/v1/"))
         .collect();
-    assert!(!served.is_empty(), "{lost}");
+    assert!(!served.is_empty(), "{not_found}");
     let named: BTreeSet<&str> =
         key_set(&described["paths"]).into_iter().filter(|path| path.starts_with("/v1/")).collect();
     assert_eq!(named, served);
@@ -64,34 +63,37 @@ async fn openapi_document_describes_served_paths() {
             "{path}: {status}"
         );
     }
-    // All that it names is taken, and what comes back has its names.
+    // The described fields are accepted, and the answers contain only described fields.
     let call = json!({"id": "1", "agent": "default", "session": "s", "tool": "pay", "arguments": {}, "turn": 1, "stopReason": "tool_use", "idempotencyKey": "k",
         "approval": "none"});
     let mut report = call.clone();
     report["result"] = json!({});
     report["error"] = json!({"message": "no", "effects": "none"});
-    for (path, mut body, either) in
+    for (path, mut body, exclusive_field) in
         [("/v1/calls/check", call, None), ("/v1/calls/report", report, Some("error"))]
     {
         let post = &described["paths"][path]["post"];
-        let taken = &post["requestBody"]["content"]["application/json"]["schema"];
-        assert_eq!(key_set(&taken["properties"]), key_set(&body), "{path}");
-        // It came to one of the two.
-        if let Some(other) = either {
-            body.as_object_mut().unwrap().remove(other);
+        let request_schema = &post["requestBody"]["content"]["application/json"]["schema"];
+        assert_eq!(key_set(&request_schema["properties"]), key_set(&body), "{path}");
+        // A report has either a result or an error.
+        if let Some(excluded) = exclusive_field {
+            body.as_object_mut().unwrap().remove(excluded);
         }
-        let answer = http.post(format!("{}{path}", gate.url)).json(&body).send().await.unwrap();
-        assert_eq!(answer.status().as_u16(), 200, "{path}");
-        let said: Value = answer.json().await.unwrap();
-        let told = &post["responses"]["200"]["content"]["application/json"]["schema"];
-        assert!(key_set(&said).is_subset(&key_set(&told["properties"])), "{path}: {said}");
+        let response = http.post(format!("{}{path}", gate.url)).json(&body).send().await.unwrap();
+        assert_eq!(response.status().as_u16(), 200, "{path}");
+        let answer: Value = response.json().await.unwrap();
+        let response_schema = &post["responses"]["200"]["content"]["application/json"]["schema"];
         assert!(
-            told["required"]
+            key_set(&answer).is_subset(&key_set(&response_schema["properties"])),
+            "{path}: {answer}"
+        );
+        assert!(
+            response_schema["required"]
                 .as_array()
                 .unwrap()
                 .iter()
-                .all(|key| said.get(key.as_str().unwrap()).is_some()),
-            "{path}: {said}"
+                .all(|key| answer.get(key.as_str().unwrap()).is_some()),
+            "{path}: {answer}"
         );
     }
     gate.shut_down().await;

@@ -3,17 +3,16 @@
 //! Names are resolved, patterns are compiled, and unsupported syntax is an error.
 
 use std::ops::Range;
-use std::sync::Arc;
 
 use cel::common::ast::operators as op;
 use cel::common::ast::{CallExpr, ComprehensionExpr, Expr, LiteralValue, SelectExpr, SourceInfo};
 use cel::parser::{Expression as Tree, Parser};
 
 use super::{
-    ArithmeticOp, CelComprehension, CelFunction, CelNode, CelNodeKind, CelVariable, CompareOp,
-    MAX_EXPRESSION_BYTES, MAX_EXPRESSION_DEPTH, MAX_OPERATORS, TimestampPart,
+    ArithmeticOp, CelComprehension, CelNode, CelNodeKind, CelVariable, CompareOp,
+    MAX_EXPRESSION_BYTES, MAX_EXPRESSION_DEPTH, MAX_OPERATORS,
 };
-use crate::policy::{Condition, Diagnostic};
+use crate::policy::Diagnostic;
 use toolgate_json::Pointer;
 
 /// Stack size of the parser thread, several times what an expression at all limits needs.
@@ -21,27 +20,6 @@ const PARSER_STACK_BYTES: usize = 64 << 20;
 
 const VARIABLE_NAMES: [&str; 7] =
     ["input", "result", "session", "principal", "agent", "tool", "now"];
-
-/// Functions and their number of arguments, including the receiver of a method call.
-const FUNCTION_SIGNATURES: [(&str, CelFunction, Range<usize>); 17] = [
-    ("decimal", CelFunction::Decimal, 1..2),
-    ("duration", CelFunction::Duration, 1..2),
-    ("timestamp", CelFunction::Timestamp, 1..2),
-    ("glob", CelFunction::Glob, 2..3),
-    ("same", CelFunction::IsSame, 2..3),
-    ("sum_of", CelFunction::SumOf, 1..2),
-    ("size", CelFunction::Size, 1..2),
-    ("startsWith", CelFunction::StartsWith, 2..3),
-    ("endsWith", CelFunction::EndsWith, 2..3),
-    ("contains", CelFunction::Contains, 2..3),
-    ("lowerAscii", CelFunction::LowerAscii, 1..2),
-    ("getFullYear", CelFunction::Part(TimestampPart::Year), 1..3),
-    ("getMonth", CelFunction::Part(TimestampPart::Month), 1..3),
-    ("getDate", CelFunction::Part(TimestampPart::Day), 1..3),
-    ("getDayOfWeek", CelFunction::Part(TimestampPart::Weekday), 1..3),
-    ("getHours", CelFunction::Part(TimestampPart::Hour), 1..3),
-    ("getMinutes", CelFunction::Part(TimestampPart::Minute), 1..3),
-];
 
 pub(crate) fn compile(source: &str) -> Result<CelNode, Vec<Diagnostic>> {
     check_source_bounds(source).map_err(|problem| vec![problem])?;
@@ -135,8 +113,8 @@ fn syntax_problem(source: &str, error: &cel::ParseError) -> Diagnostic {
         .with_help("like `input.amount > 500 && input.currency == \"EUR\"`")
 }
 
-struct CelLowering<'s> {
-    source: &'s str,
+pub(super) struct CelLowering<'s> {
+    pub(super) source: &'s str,
     info: SourceInfo,
     /// Names of local variables, innermost last.
     locals: Vec<String>,
@@ -144,7 +122,7 @@ struct CelLowering<'s> {
 }
 
 impl CelLowering<'_> {
-    fn lower_node(&mut self, tree: &Tree) -> Result<CelNode, Diagnostic> {
+    pub(super) fn lower_node(&mut self, tree: &Tree) -> Result<CelNode, Diagnostic> {
         self.depth += 1;
         if self.depth > MAX_OPERATORS + 2 * MAX_EXPRESSION_DEPTH {
             return Err(Diagnostic::new(format!(
@@ -186,7 +164,7 @@ impl CelLowering<'_> {
         }
     }
 
-    fn problem_at(&self, tree: &Tree, message: impl Into<String>) -> Diagnostic {
+    pub(super) fn problem_at(&self, tree: &Tree, message: impl Into<String>) -> Diagnostic {
         Diagnostic::new(message).with_range(self.span(tree))
     }
 
@@ -363,109 +341,6 @@ impl CelLowering<'_> {
         }
     }
 
-    fn lower_function(
-        &mut self,
-        tree: &Tree,
-        name: &str,
-        call: &CallExpr,
-    ) -> Result<CelNodeKind, Diagnostic> {
-        let arguments: Vec<&Tree> = call.target.as_deref().into_iter().chain(&call.args).collect();
-        match (name, arguments.as_slice()) {
-            ("matches", [text, pattern]) => {
-                let CelNodeKind::Text(source) = self.lower_node(pattern)?.kind else {
-                    return Err(self.problem_at(pattern, "a pattern must be a literal").with_help(
-                        "the model could choose a pattern that comes from an argument",
-                    ));
-                };
-                let compiled = Condition::matches(&source).map_err(|e| {
-                    let reason = e.to_string();
-                    let reason = reason
-                        .lines()
-                        .last()
-                        .unwrap_or_default()
-                        .trim_start_matches("error: ")
-                        .to_owned();
-                    self.problem_at(
-                        pattern,
-                        format!(
-                            "`{}` is not a valid regular expression: {reason}",
-                            toolgate_text::escape_for_display(&source)
-                        ),
-                    )
-                    .with_help("use the syntax of the Rust `regex` crate")
-                })?;
-                let Condition::Matches(regex) = compiled else {
-                    return Err(self.problem_at(pattern, "the pattern is not valid"));
-                };
-                Ok(CelNodeKind::Matches(Box::new(self.lower_node(text)?), regex))
-            }
-            ("came_from", [value, source]) => {
-                let (value_node, source_node) = (self.lower_node(value)?, self.lower_node(source)?);
-                let CelNodeKind::Input(path) = value_node.kind else {
-                    return Err(self
-                        .problem_at(value, "only arguments have a provenance")
-                        .with_help("write `came_from(input.name, \"tool\")`"));
-                };
-                let CelNodeKind::Text(of) = source_node.kind else {
-                    return Err(self
-                        .problem_at(source, "the source must be a literal")
-                        .with_help("use the name of a tool, \"user\" or \"untrusted\""));
-                };
-                Ok(CelNodeKind::CameFrom(path, of))
-            }
-            ("matches" | "came_from", _) => {
-                Err(self.problem_at(tree, format!("`{name}` takes 2 arguments")))
-            }
-            _ => {
-                let known = FUNCTION_SIGNATURES.iter().find(|(known, ..)| *known == name);
-                let Some((_, function, counts)) = known else {
-                    let names = FUNCTION_SIGNATURES
-                        .iter()
-                        .map(|(name, ..)| *name)
-                        .chain(["matches", "came_from"]);
-                    return Err(self
-                        .problem_at(
-                            tree,
-                            format!(
-                                "unknown function `{}`",
-                                toolgate_text::escape_for_display(name)
-                            ),
-                        )
-                        .with_suggestion(name, names));
-                };
-                if !counts.contains(&arguments.len()) {
-                    return Err(self.problem_at(
-                        tree,
-                        format!(
-                            "`{name}` takes {} argument(s), but got {}",
-                            counts.start,
-                            arguments.len()
-                        ),
-                    ));
-                }
-                let nodes = arguments
-                    .iter()
-                    .map(|tree| self.lower_node(tree))
-                    .collect::<Result<Vec<_>, _>>()?;
-                if let (CelFunction::Glob, Some(pattern), false) = (
-                    function,
-                    arguments.get(1),
-                    matches!(nodes.get(1), Some(CelNode { kind: CelNodeKind::Text(_), .. })),
-                ) {
-                    return Err(self
-                        .problem_at(pattern, "a pattern must be a literal")
-                        .with_help("`glob(text, \"pattern\")`; the model could choose a pattern that comes from an argument"));
-                }
-                if let (CelFunction::SumOf, [CelNode { kind: CelNodeKind::Text(limit), .. }]) =
-                    (function, nodes.as_slice())
-                {
-                    return Ok(CelNodeKind::LimitUsage(Arc::clone(limit)));
-                }
-                Ok(CelNodeKind::Call(*function, nodes))
-            }
-        }
-    }
-
     fn lower_comprehension(
         &mut self,
         comprehension: &ComprehensionExpr,
@@ -544,7 +419,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn places_are_bytes_whatever_stands_before() {
+    fn positions_are_byte_offsets() {
         for source in [
             "foo > 1",
             "input.a == \"ä\" && foo > 1",

@@ -357,10 +357,10 @@ impl<'a> CelEvaluation<'a> {
         match fault {
             Some(fault) => Err(fault),
             None if source == "untrusted" => Ok(any),
-            // Without a value, there is no provenance.
-            None if count == 0 => Err(PolicyError(format!(
-                "there is no value at `{path}`, and the rule depends on it"
-            ))),
+            // An absent value has no provenance.
+            None if count == 0 => {
+                Err(PolicyError(format!("`{path}` is missing, and the rule depends on it")))
+            }
             None => Ok(all),
         }
     }

@@ -10,8 +10,11 @@
 
 mod compile;
 mod eval;
+mod function_calls;
 mod schema_type;
 mod typecheck;
+mod typecheck_calls;
+mod typecheck_operators;
 mod value;
 
 use std::ops::Range;
@@ -296,9 +299,9 @@ impl CelExpression {
             .compiled
             .as_ref()
             .map_err(|_| PolicyError::new("the expression does not compile"))?;
-        let held = eval::CelEvaluation::new(input, proof, self).is_true(root);
+        let result = eval::CelEvaluation::new(input, proof, self).is_true(root);
         if !input.is_traced() {
-            return held;
+            return result;
         }
         self.visit_nodes(&mut |node| {
             if let CelNodeKind::Input(path) = &node.kind {
@@ -316,14 +319,14 @@ impl CelExpression {
             }
         });
         input.record_check(|| {
-            let found = held.as_ref().map_or_else(|fault| fault.to_string(), ToString::to_string);
+            let found = result.as_ref().map_or_else(|fault| fault.to_string(), ToString::to_string);
             RuleCheck {
                 what: format!("when {}", self.source),
                 found,
-                holds: matches!(held, Ok(true)),
+                holds: matches!(result, Ok(true)),
             }
         });
-        held
+        result
     }
 
     fn visit_nodes<'a>(&'a self, f: &mut dyn FnMut(&'a CelNode)) {

@@ -4,13 +4,10 @@ use std::ops::Range;
 
 use rust_decimal::Decimal;
 
-use super::{
-    ArithmeticOp, CelComprehension, CelFunction, CelNode, CelNodeKind, CelVariable, CompareOp,
-    TimestampPart,
-};
+use super::{CelNode, CelNodeKind, CelVariable};
 use crate::diagnostic::undeclared_path_problem;
-use crate::policy::cel::schema_type::{CelType, compare_bounds, compare_texts, type_of_schema};
-use crate::policy::cel::value::{parse_decimal, parse_duration, split_evidence_path};
+use crate::policy::cel::schema_type::{CelType, type_of_schema};
+use crate::policy::cel::value::split_evidence_path;
 use crate::policy::{Diagnostic, Limit};
 use crate::provenance::USER_SOURCE;
 use crate::schema::{SchemaLookup, lookup_input};
@@ -97,21 +94,21 @@ pub(crate) struct TypeCheckContext<'s> {
     pub(crate) limits: &'s [Limit],
 }
 
-struct TypeChecker<'s> {
+pub(super) struct TypeChecker<'s> {
     tool: &'s ToolSpec,
     context: &'s TypeCheckContext<'s>,
-    problems: Vec<Diagnostic>,
+    pub(super) problems: Vec<Diagnostic>,
     /// The comparisons that a schema rules out.
-    unsatisfiable: Vec<UnsatisfiableComparison>,
+    pub(super) unsatisfiable: Vec<UnsatisfiableComparison>,
 }
 
 impl TypeChecker<'_> {
-    fn report(&mut self, node: &CelNode, problem: Diagnostic) -> CelType {
+    pub(super) fn report(&mut self, node: &CelNode, problem: Diagnostic) -> CelType {
         self.problems.push(problem.with_range(node.span.clone()));
         CelType::Any
     }
 
-    fn infer_type(&mut self, node: &CelNode, locals: &mut Vec<CelType>) -> CelType {
+    pub(super) fn infer_type(&mut self, node: &CelNode, locals: &mut Vec<CelType>) -> CelType {
         match &node.kind {
             CelNodeKind::Null => CelType::Null,
             CelNodeKind::Bool(value) => CelType::Bool(Some(*value)),
@@ -340,7 +337,7 @@ impl TypeChecker<'_> {
         }
     }
 
-    fn expect_type(
+    pub(super) fn expect_type(
         &mut self,
         node: &CelNode,
         expected: &CelType,
@@ -361,335 +358,16 @@ impl TypeChecker<'_> {
         }
     }
 
-    fn infer_bool(&mut self, node: &CelNode, locals: &mut Vec<CelType>) -> Option<bool> {
+    pub(super) fn infer_bool(&mut self, node: &CelNode, locals: &mut Vec<CelType>) -> Option<bool> {
         match self.expect_type(node, &CelType::Bool(None), locals) {
             CelType::Bool(known) => known,
             _ => None,
         }
     }
-
-    /// Checks `&&` or `||`; `short` is the operand that decides the result: false or true.
-    fn check_logic(
-        &mut self,
-        nodes: &[CelNode],
-        locals: &mut Vec<CelType>,
-        short: bool,
-    ) -> Option<bool> {
-        let known: Vec<Option<bool>> =
-            nodes.iter().map(|node| self.infer_bool(node, locals)).collect();
-        if known.contains(&Some(short)) {
-            return Some(short);
-        }
-        known.iter().all(|k| *k == Some(!short)).then_some(!short)
-    }
-
-    fn check_comparison(
-        &mut self,
-        node: &CelNode,
-        op: CompareOp,
-        a: &CelType,
-        b: &CelType,
-    ) -> CelType {
-        let ordered = !matches!(op, CompareOp::Equal | CompareOp::NotEqual);
-        let unordered = |ty: &CelType| {
-            matches!(ty, CelType::Null | CelType::Bool(_) | CelType::List(_) | CelType::Object(..))
-        };
-        let null = matches!(a, CelType::Null) || matches!(b, CelType::Null);
-        if (ordered && (unordered(a) || unordered(b))) || !(a.is_comparable_with(b) || null) {
-            let help = match (a, b) {
-                (CelType::Text(_), CelType::Number(..))
-                | (CelType::Number(..), CelType::Text(_)) => {
-                    "turn the text into a number with `decimal(…)`"
-                }
-                (CelType::Text(_), CelType::Time) | (CelType::Time, CelType::Text(_)) => {
-                    "turn the text into a time with `timestamp(…)`"
-                }
-                (CelType::Text(_), CelType::Duration) | (CelType::Duration, CelType::Text(_)) => {
-                    "turn the text into a duration with `duration(…)`"
-                }
-                _ => "compare values of one kind",
-            };
-            return self.report(
-                node,
-                Diagnostic::new(format!(
-                    "{} cannot be compared with {}",
-                    a.type_name(),
-                    b.type_name()
-                ))
-                .with_help(help),
-            );
-        }
-        let known = match (a, b) {
-            (CelType::Number(al, ah), CelType::Number(bl, bh)) => {
-                compare_bounds(op, (*al, *ah), (*bl, *bh))
-            }
-            (CelType::Text(Some(a)), CelType::Text(Some(b))) => compare_texts(op, a, b),
-            _ => None,
-        };
-        if known == Some(false) {
-            let help =
-                describe_allowed_values(a).or_else(|| describe_allowed_values(b)).map_or_else(
-                    || "the result is always the same".to_owned(),
-                    |allowed| format!("allowed by the schema: {allowed}"),
-                );
-            self.unsatisfiable.push((node.span.clone(), help));
-        }
-        CelType::Bool(known)
-    }
-
-    fn check_membership(&mut self, node: &CelNode, item: &CelType, list: &CelType) -> CelType {
-        match list {
-            CelType::List(of) if !item.is_comparable_with(of) && !matches!(**of, CelType::Null) => {
-                self.report(
-                    node,
-                    Diagnostic::new(format!(
-                        "cannot look for {} in a list that contains {}",
-                        item.type_name(),
-                        of.type_name()
-                    )),
-                )
-            }
-            CelType::List(of) => match (item, &**of) {
-                (CelType::Text(Some(a)), CelType::Text(Some(b)))
-                    if !a.iter().any(|a| b.contains(a)) =>
-                {
-                    self.report_never_in(node, item, of)
-                }
-                (CelType::Number(al, ah), CelType::Number(bl, bh))
-                    if compare_bounds(CompareOp::Equal, (*al, *ah), (*bl, *bh)) == Some(false) =>
-                {
-                    self.report_never_in(node, item, of)
-                }
-                _ => CelType::Bool(None),
-            },
-            CelType::Any | CelType::Object(..) => CelType::Bool(None),
-            other => self.report(
-                node,
-                Diagnostic::new(format!("cannot look for a value in {}", other.type_name())),
-            ),
-        }
-    }
-
-    /// Records that a value is never in a list.
-    fn report_never_in(&mut self, node: &CelNode, item: &CelType, of: &CelType) -> CelType {
-        let help =
-            describe_allowed_values(item).or_else(|| describe_allowed_values(of)).map_or_else(
-                || "the value is never in this list".to_owned(),
-                |allowed| format!("allowed by the schema: {allowed}"),
-            );
-        self.unsatisfiable.push((node.span.clone(), help));
-        CelType::Bool(Some(false))
-    }
-
-    fn check_arithmetic(
-        &mut self,
-        node: &CelNode,
-        op: ArithmeticOp,
-        a: CelType,
-        b: CelType,
-    ) -> CelType {
-        use ArithmeticOp::{Add, Subtract};
-        match (op, a, b) {
-            (_, CelType::Number(..) | CelType::Any, CelType::Number(..))
-            | (_, CelType::Number(..), CelType::Any) => CelType::Number(None, None),
-            (Add, CelType::Text(_), CelType::Text(_) | CelType::Any)
-            | (Add, CelType::Any, CelType::Text(_)) => CelType::Text(None),
-            (Add, CelType::List(a), CelType::List(b)) => CelType::List(Box::new(a.join(*b))),
-            (Add, CelType::Time, CelType::Duration)
-            | (Add, CelType::Duration, CelType::Time)
-            | (Subtract, CelType::Time, CelType::Duration) => CelType::Time,
-            (Subtract, CelType::Time, CelType::Time)
-            | (Add | Subtract, CelType::Duration, CelType::Duration) => CelType::Duration,
-            (_, CelType::Any, _) | (_, _, CelType::Any) => CelType::Any,
-            (_, a, b) => self.report(
-                node,
-                Diagnostic::new(format!(
-                    "cannot calculate with {} and {}",
-                    a.type_name(),
-                    b.type_name()
-                )),
-            ),
-        }
-    }
-
-    fn check_call(
-        &mut self,
-        node: &CelNode,
-        function: CelFunction,
-        nodes: &[CelNode],
-        locals: &mut Vec<CelType>,
-    ) -> CelType {
-        let text = CelType::Text(None);
-        let mut literal = |parse: &dyn Fn(&str) -> bool, wants: (&str, &str)| {
-            if let Some(CelNode { kind: CelNodeKind::Text(text), span }) = nodes.first()
-                && !parse(text)
-            {
-                let problem = Diagnostic::new(format!(
-                    "`{}` is not a valid {}",
-                    toolgate_text::escape_for_display(text),
-                    wants.0
-                ))
-                .with_range(span.clone());
-                self.problems.push(problem.with_help(format!("like `{}`", wants.1)));
-            }
-        };
-        match function {
-            CelFunction::Decimal => literal(&|t| parse_decimal(t).is_ok(), ("number", "12.50")),
-            CelFunction::Duration => {
-                literal(&|t| parse_duration(t).is_ok(), ("duration", "90d`, `1h` or `30s"))
-            }
-            CelFunction::Timestamp => literal(
-                &|t| t.parse::<jiff::Timestamp>().is_ok(),
-                ("RFC 3339 time", "2026-01-31T12:00:00Z"),
-            ),
-            _ => {}
-        }
-        match function {
-            CelFunction::Decimal => {
-                let ty = nodes.first().map_or(CelType::Any, |n| self.infer_type(n, locals));
-                match ty {
-                    CelType::Number(..) => ty,
-                    CelType::Any | CelType::Text(_) => CelType::Number(None, None),
-                    other => self.report(
-                        node,
-                        Diagnostic::new(format!("{} is not a number", other.type_name())),
-                    ),
-                }
-            }
-            CelFunction::IsSame => {
-                let [a, b] = nodes else { return CelType::Bool(None) };
-                let (a, b) = (self.infer_type(a, locals), self.infer_type(b, locals));
-                if !a.is_comparable_with(&b) {
-                    return self.report(
-                        node,
-                        Diagnostic::new(format!(
-                            "{} is never the same as {}",
-                            a.type_name(),
-                            b.type_name()
-                        )),
-                    );
-                }
-                CelType::Bool(None)
-            }
-            CelFunction::SumOf => {
-                let Some(of) = nodes.first() else { return CelType::Any };
-                match self.expect_type(of, &CelType::List(Box::new(CelType::Any)), locals) {
-                    CelType::List(item)
-                        if !item.is_comparable_with(&CelType::Number(None, None)) =>
-                    {
-                        self.report(
-                            of,
-                            Diagnostic::new(format!(
-                                "`sum_of` needs numbers, but each item is {}",
-                                item.type_name()
-                            )),
-                        )
-                    }
-                    _ => CelType::Number(None, None),
-                }
-            }
-            CelFunction::Size => {
-                let Some(of) = nodes.first() else { return CelType::Any };
-                match self.infer_type(of, locals) {
-                    CelType::Any | CelType::Text(_) | CelType::List(_) | CelType::Object(..) => {
-                        CelType::Number(Some(Decimal::ZERO), None)
-                    }
-                    other => self.report(
-                        node,
-                        Diagnostic::new(format!("{} has no size", other.type_name())),
-                    ),
-                }
-            }
-            CelFunction::Part(part) => {
-                if let Some((time, zone)) = nodes.split_first() {
-                    self.expect_type(time, &CelType::Time, locals);
-                    if let Some(CelNode { kind: CelNodeKind::Text(name), span }) = zone.first()
-                        && jiff::tz::TimeZone::get(name).is_err()
-                    {
-                        let problem = Diagnostic::new(format!(
-                            "`{}` is not a time zone",
-                            toolgate_text::escape_for_display(name)
-                        ))
-                        .with_range(span.clone());
-                        self.problems.push(problem.with_help("like `Europe/Berlin`"));
-                    }
-                }
-                let most = match part {
-                    TimestampPart::Year => return CelType::Number(None, None),
-                    TimestampPart::Month => 11,
-                    TimestampPart::Day => 30,
-                    TimestampPart::Weekday => 6,
-                    TimestampPart::Hour => 23,
-                    TimestampPart::Minute => 59,
-                };
-                CelType::Number(Some(Decimal::ZERO), Some(Decimal::from(most)))
-            }
-            CelFunction::Duration | CelFunction::Timestamp | CelFunction::LowerAscii => {
-                for of in nodes {
-                    self.expect_type(of, &text, locals);
-                }
-                match function {
-                    CelFunction::Duration => CelType::Duration,
-                    CelFunction::Timestamp => CelType::Time,
-                    _ => text,
-                }
-            }
-            CelFunction::Glob
-            | CelFunction::StartsWith
-            | CelFunction::EndsWith
-            | CelFunction::Contains => {
-                for of in nodes {
-                    self.expect_type(of, &text, locals);
-                }
-                CelType::Bool(None)
-            }
-        }
-    }
-
-    fn check_comprehension(
-        &mut self,
-        comprehension: &CelComprehension,
-        locals: &mut Vec<CelType>,
-    ) -> CelType {
-        let item = match self.infer_type(&comprehension.range, locals) {
-            CelType::List(item) => *item,
-            CelType::Object(..) => CelType::Text(None),
-            CelType::Any => CelType::Any,
-            other => {
-                return self.report(
-                    &comprehension.range,
-                    Diagnostic::new(format!("cannot iterate over {}", other.type_name())),
-                );
-            }
-        };
-        let init = match self.infer_type(&comprehension.init, locals) {
-            // The accumulator starts with a literal and changes, so drop the known value.
-            CelType::Bool(_) => CelType::Bool(None),
-            CelType::Number(..) => CelType::Number(None, None),
-            other => other,
-        };
-        locals.push(init);
-        locals.push(item);
-        self.infer_type(&comprehension.condition, locals);
-        let step = self.infer_type(&comprehension.step, locals);
-        locals.pop();
-        if let Some(slot) = locals.last_mut() {
-            *slot = match (slot.clone(), step) {
-                (CelType::List(_), step @ CelType::List(_)) => step,
-                (known, _) => known,
-            };
-        }
-        let result = self.infer_type(&comprehension.result, locals);
-        locals.pop();
-        match result {
-            CelType::Bool(_) => CelType::Bool(None),
-            other => other,
-        }
-    }
 }
 
 /// Describes the values that a type allows, if a schema restricts them.
-fn describe_allowed_values(ty: &CelType) -> Option<String> {
+pub(super) fn describe_allowed_values(ty: &CelType) -> Option<String> {
     match ty {
         CelType::Number(Some(low), Some(high)) if low == high => None,
         CelType::Number(Some(low), Some(high)) => Some(format!("between {low} and {high}")),

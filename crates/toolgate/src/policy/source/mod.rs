@@ -19,8 +19,10 @@
 
 pub mod read_file;
 mod recorded_rules;
+mod rule_kinds;
 pub mod rule_table;
 pub mod table_reader;
+mod typed_values;
 
 pub(crate) use crate::policy::source::recorded_rules::{
     parse_recorded_rules, parse_recorded_tables,

@@ -1,4 +1,4 @@
-//! Gates 11 to 14: the tool has begun, or is about to.
+//! Lists calls that stop in gates 11 to 14, when the tool has started or is about to start.
 
 use std::time::Duration;
 
@@ -44,14 +44,14 @@ fn tool_cases() -> Vec<StopCase> {
         ),
         ("a lost connection", plain_world(), acts!("io"), expect_unknown("upstream_unavailable")),
         (
-            "a status of the service behind",
+            "an HTTP error of the service",
             plain_world(),
             acts!("http"),
             expect_unknown("upstream_unavailable"),
         ),
         ("a handler that panics", plain_world(), acts!("panic"), expect_unknown("tool_panicked")),
         (
-            "a failure of a tool that only acts here",
+            "a failure of a local tool",
             TestWorld::with_act(Tool::local),
             acts!("fail"),
             ExpectedStop {
@@ -73,13 +73,13 @@ fn timeout_cases() -> Vec<StopCase> {
     vec![
         ("a handler that takes too long", plain_world(), acts!("hang"), expect_unknown("timeout")),
         (
-            "a deadline that passes meanwhile",
+            "a deadline that passes during the run",
             world_with_long_timeout(),
             step!(w => w.gate.call(w.session.prepare("act", json!({"how": "hang"})).timeout(Duration::from_secs(2))).await),
             expect_unknown("deadline_exceeded"),
         ),
         (
-            "a session whose time is up meanwhile",
+            "a session whose time ends during the run",
             TestWorld::new(|a| {
                 let session =
                     Budget { wall: Some(Duration::from_millis(150)), ..Budget::default() };
@@ -89,16 +89,16 @@ fn timeout_cases() -> Vec<StopCase> {
             expect_unknown("deadline_exceeded"),
         ),
         (
-            "a handler that gave signs of life, and gives none any more",
+            "a handler that stops sending heartbeats",
             TestWorld::with_act(|act| {
                 act.timeout(Duration::from_secs(60)).heartbeat(Duration::from_secs(1))
             }),
             step!(w => {
                 let answer = call_act(w, "beat, then stop").await;
                 let stopped = w.session.state().await.unwrap().log("beats").count();
-                assert_eq!(stopped, 1, "it was ended while it gave signs of life: {answer:?}");
-                let said = answer.outcome.error().map(|error| error.message.clone());
-                assert_eq!(said.as_deref(), Some("`act` sent no heartbeat for 1s"));
+                assert_eq!(stopped, 1, "the call ended while it sent heartbeats: {answer:?}");
+                let message = answer.outcome.error().map(|error| error.message.clone());
+                assert_eq!(message.as_deref(), Some("`act` sent no heartbeat for 1s"));
                 answer
             }),
             expect_unknown("heartbeat_missed"),
@@ -120,13 +120,13 @@ fn cancellation_cases() -> Vec<StopCase> {
             expect_unknown("cancelled"),
         ),
         (
-            "a caller who hangs up",
+            "a caller that disconnects",
             world_with_long_timeout(),
             step!(w => { abort_call(w, "hang").await; StopOutcome { answer: None, baseline: None } }),
             expect_unknown("cancelled"),
         ),
         (
-            "a caller who hangs up on a read",
+            "a caller that disconnects during a read",
             world_with_concurrent_act(),
             step!(w => { abort_call(w, "read and wait").await; StopOutcome { answer: None, baseline: None } }),
             ExpectedStop { ran: 1, ..expect_refused("cancelled", Gate::Run) },
@@ -136,17 +136,17 @@ fn cancellation_cases() -> Vec<StopCase> {
 
 fn result_cases() -> Vec<StopCase> {
     let post = CommandHook::new("post", "/bin/sh").arg("-c").arg("exit 2").after();
-    let deaf = |how| TestWorld::new(|a| a.policy(FaultInjectingPolicy(how)));
+    let with_policy_fault = |fault| TestWorld::new(|a| a.policy(FaultInjectingPolicy(fault)));
     let dated = TestWorld::with_act(|act| act.normalize(Normal::timestamp("/at")));
     vec![
         (
-            "a result of another shape",
+            "a result that violates its schema",
             plain_world(),
             acts!("junk"),
             expect_withheld("invalid_result"),
         ),
         (
-            "a result that cannot be normalised",
+            "a result that cannot be normalized",
             dated,
             acts!("dated"),
             expect_withheld("invalid_result"),
@@ -176,14 +176,14 @@ fn result_cases() -> Vec<StopCase> {
             expect_withheld("hook_failed"),
         ),
         (
-            "a policy that cannot take note",
-            deaf("result-fault"),
+            "a policy that cannot record the result",
+            with_policy_fault("result-fault"),
             acts!("ok"),
             expect_withheld("policy_fault"),
         ),
         (
             "a policy that panics at the result",
-            deaf("result-panic"),
+            with_policy_fault("result-panic"),
             acts!("ok"),
             expect_withheld("policy_fault"),
         ),
@@ -193,28 +193,28 @@ fn result_cases() -> Vec<StopCase> {
 fn conflict_cases() -> Vec<StopCase> {
     vec![
         (
-            "of two writers, the one who comes second",
+            "the second of two concurrent writers",
             world_with_concurrent_act(),
             step!(w => {
                 let second = start_call(w, w.session.prepare("act", json!({"how": "read and wait"}))).await;
                 let first = call_act(w, "read").await;
                 assert!(first.outcome.success().is_some(), "{first:?}");
-                // What the first has written is what the second must leave alone.
-                let since = WorldBaseline::capture(w).await;
+                // The second writer must not change the state that the first writer left.
+                let baseline = WorldBaseline::capture(w).await;
                 w.go.add_permits(1);
-                (since, second.await.unwrap())
+                (baseline, second.await.unwrap())
             }),
-            // The meter counts the first.
+            // The meter counts the call of the first writer.
             ExpectedStop { ran: 2, metered: 1, ..expect_refused("conflict", Gate::Settle) },
         ),
         (
-            "a writer with files and a claim, who comes second",
+            "a conflicting writer with files and a claim",
             plain_world(),
             step!(w => { w.store.inject_faults(&[InjectedFault::CommitConflicts]); call_act(w, "ok").await }),
             ExpectedStop { gate: Gate::Settle, ..expect_withheld("conflict") },
         ),
         (
-            "a writer who only acts here, and comes second",
+            "a conflicting writer with a local tool",
             TestWorld::with_act(Tool::local),
             step!(w => { w.store.inject_faults(&[InjectedFault::CommitConflicts]); call_act(w, "ok").await }),
             ExpectedStop {
@@ -229,7 +229,7 @@ fn conflict_cases() -> Vec<StopCase> {
 fn store_cases() -> Vec<StopCase> {
     vec![
         (
-            "a store that is away at the end",
+            "a store that is unavailable at commit",
             plain_world(),
             step!(w => { w.store.inject_faults(&[InjectedFault::Commit]); call_act(w, "ok").await }),
             ExpectedStop {
@@ -239,7 +239,7 @@ fn store_cases() -> Vec<StopCase> {
             },
         ),
         (
-            "a store that is away at the end of a failure",
+            "a store that is unavailable at commit of a failure",
             plain_world(),
             step!(w => { w.store.inject_faults(&[InjectedFault::Commit]); call_act(w, "fail").await }),
             ExpectedStop {
@@ -249,19 +249,19 @@ fn store_cases() -> Vec<StopCase> {
             },
         ),
         (
-            "a store that is away for a refusal",
+            "a store that is unavailable for a refusal",
             plain_world(),
             step!(w => { w.store.inject_faults(&[InjectedFault::Commit]); w.session.call("acts", json!({})).await }),
             ExpectedStop { spooled: true, ..expect_refused("store_unavailable", Gate::Record) },
         ),
         (
-            "a store that is away altogether",
+            "a store that is unavailable from the start",
             plain_world(),
             step!(w => { w.store.inject_faults(&[InjectedFault::Paused, InjectedFault::Commit]); call_act(w, "ok").await }),
             ExpectedStop { spooled: true, ..expect_refused("store_unavailable", Gate::Record) },
         ),
         (
-            "a call whose own task dies at its end",
+            "a call whose task panics at commit",
             plain_world(),
             step!(w => { w.store.inject_faults(&[InjectedFault::CommitPanics]); call_act(w, "ok").await }),
             ExpectedStop { gate: Gate::Admit, ..expect_unknown("internal_fault") },

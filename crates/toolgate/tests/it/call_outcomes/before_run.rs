@@ -1,4 +1,4 @@
-//! Gates 1 to 10: the tool does not begin.
+//! Lists calls that stop in gates 1 to 10, before the tool starts.
 
 use std::time::Duration;
 
@@ -37,27 +37,27 @@ pub(crate) fn cases() -> Vec<StopCase> {
 fn admission_cases() -> Vec<StopCase> {
     vec![
         (
-            "an agent nobody knows",
+            "an unknown agent",
             plain_world(),
-            step!(w => w.gate.call(Call::new(SessionKey::new("nobody", "alice", "s"), "act", json!({"how": "ok"}))).await),
+            step!(w => w.gate.call(Call::new(SessionKey::new("unknown_agent", "alice", "s"), "act", json!({"how": "ok"}))).await),
             expect_refused("forbidden", Gate::Admit),
         ),
         (
-            "a principal who may not",
+            "a principal without access",
             TestWorld::new(|a| a.principals(["alice"])),
             step!(w => w.gate.call(Call::new(SessionKey::new("agent", "mallory", "s"), "act", json!({"how": "ok"}))).await),
             expect_refused("forbidden", Gate::Admit),
         ),
         (
-            "a call that its door has something against",
+            "a call that its entry point rejects",
             plain_world(),
             step!(w => w.gate.call(Call::new(w.session.key().clone(), "act", json!({"how": "ok"})).with_transport_rejection("not with this token")).await),
             expect_refused("forbidden", Gate::Admit),
         ),
         (
-            "a request that its door cannot understand",
+            "a request that its entry point cannot parse",
             plain_world(),
-            step!(w => w.gate.call(Call::new(w.session.key().clone(), "act", json!({"how": "ok"})).with_parse_error("`turn` is no number")).await),
+            step!(w => w.gate.call(Call::new(w.session.key().clone(), "act", json!({"how": "ok"})).with_parse_error("`turn` is not a number")).await),
             expect_refused("invalid_request", Gate::Admit),
         ),
         (
@@ -97,7 +97,7 @@ fn admission_cases() -> Vec<StopCase> {
             expect_refused("payload_too_large", Gate::Admit),
         ),
         (
-            "a store that is away at the door",
+            "a store that is unavailable at admission",
             plain_world(),
             step!(w => { w.store.inject_faults(&[InjectedFault::Paused]); call_act(w, "ok").await }),
             expect_refused("store_unavailable", Gate::Admit),
@@ -147,7 +147,7 @@ fn resolve_and_validate_cases() -> Vec<StopCase> {
             expect_refused("invalid_arguments", Gate::Validate),
         ),
         (
-            "no JSON at all",
+            "invalid JSON",
             plain_world(),
             step!(w => w.session.call("act", "{how: ok}").await),
             expect_refused("invalid_arguments", Gate::Validate),
@@ -162,18 +162,18 @@ fn recall_cases() -> Vec<StopCase> {
             plain_world(),
             step!(w => {
                 w.gate.call(w.session.prepare("act", json!({"how": "ok", "n": 1})).idempotency_key("k")).await;
-                let since = WorldBaseline::capture(w).await;
-                (since, w.gate.call(w.session.prepare("act", json!({"how": "ok", "n": 2})).idempotency_key("k")).await)
+                let baseline = WorldBaseline::capture(w).await;
+                (baseline, w.gate.call(w.session.prepare("act", json!({"how": "ok", "n": 2})).idempotency_key("k")).await)
             }),
             ExpectedStop { ran: 1, metered: 1, ..expect_refused("key_reused", Gate::Recall) },
         ),
         (
-            "a key whose first run nobody knows the end of",
+            "a key whose first run has an unknown outcome",
             plain_world(),
             step!(w => {
                 w.gate.call(w.session.prepare("act", json!({"how": "fail"})).idempotency_key("k")).await;
-                let since = WorldBaseline::capture(w).await;
-                (since, w.gate.call(w.session.prepare("act", json!({"how": "fail"})).idempotency_key("k")).await)
+                let baseline = WorldBaseline::capture(w).await;
+                (baseline, w.gate.call(w.session.prepare("act", json!({"how": "fail"})).idempotency_key("k")).await)
             }),
             ExpectedStop {
                 effects: CallEffects::Unknown,
@@ -184,7 +184,7 @@ fn recall_cases() -> Vec<StopCase> {
             },
         ),
         (
-            "a store that is away at the session",
+            "a store that cannot open the session",
             plain_world(),
             step!(w => { w.store.inject_faults(&[InjectedFault::Enter]); call_act(w, "ok").await }),
             expect_refused("store_unavailable", Gate::Recall),
@@ -194,8 +194,8 @@ fn recall_cases() -> Vec<StopCase> {
             plain_world(),
             step!(w => {
                 for _ in 0..2 { call_act(w, "refuse").await; }
-                let since = WorldBaseline::capture(w).await;
-                (since, call_act(w, "refuse").await)
+                let baseline = WorldBaseline::capture(w).await;
+                (baseline, call_act(w, "refuse").await)
             }),
             ExpectedStop { ran: 2, ..expect_refused("loop_detected", Gate::Progress) },
         ),
@@ -228,8 +228,8 @@ fn limit_cases() -> Vec<StopCase> {
             step!(w => {
                 w.session.call("look", json!({})).await;
                 w.advance(SignedDuration::from_secs(61));
-                let since = WorldBaseline::capture(w).await;
-                (since, call_act(w, "ok").await)
+                let baseline = WorldBaseline::capture(w).await;
+                (baseline, call_act(w, "ok").await)
             }),
             expect_refused("deadline_exceeded", Gate::Limits),
         ),
@@ -248,8 +248,8 @@ fn limit_cases() -> Vec<StopCase> {
 }
 
 fn hook_cases() -> Vec<StopCase> {
-    let gone = CommandHook::new("gone", "/nonexistent/hook").before();
-    let nonsense = world_with_script(r#"echo '{"decision": "perhaps"}'"#);
+    let missing_program = CommandHook::new("missing", "/nonexistent/hook").before();
+    let unknown_decision = world_with_script(r#"echo '{"decision": "perhaps"}'"#);
     vec![
         (
             "a hook that denies",
@@ -276,7 +276,7 @@ fn hook_cases() -> Vec<StopCase> {
             expect_refused("hook_failed", Gate::Hooks),
         ),
         (
-            "a hook that rewrites into junk",
+            "a hook that rewrites to invalid arguments",
             world_with_hook("rewrite"),
             acts!("ok"),
             expect_refused("hook_failed", Gate::Hooks),
@@ -306,20 +306,20 @@ fn hook_cases() -> Vec<StopCase> {
             expect_refused("hook_failed", Gate::Hooks),
         ),
         (
-            "a program that prints junk",
+            "a program that prints invalid JSON",
             world_with_script("echo fine by me"),
             acts!("ok"),
             expect_refused("hook_failed", Gate::Hooks),
         ),
         (
-            "a program that decides nonsense",
-            nonsense,
+            "a program that prints an unknown decision",
+            unknown_decision,
             acts!("ok"),
             expect_refused("hook_failed", Gate::Hooks),
         ),
         (
-            "a program that is not there",
-            TestWorld::new(|a| a.hook(gone)),
+            "a program that does not exist",
+            TestWorld::new(|a| a.hook(missing_program)),
             acts!("ok"),
             expect_refused("hook_failed", Gate::Hooks),
         ),
@@ -327,7 +327,7 @@ fn hook_cases() -> Vec<StopCase> {
 }
 
 fn policy_cases() -> Vec<StopCase> {
-    let deaf = |how| TestWorld::new(|a| a.policy(FaultInjectingPolicy(how)));
+    let with_policy_fault = |fault| TestWorld::new(|a| a.policy(FaultInjectingPolicy(fault)));
     vec![
         (
             "a policy that denies",
@@ -350,19 +350,19 @@ fn policy_cases() -> Vec<StopCase> {
             expect_refused("policy_fault", Gate::Policy),
         ),
         (
-            "a policy that panics when asked what it needs",
-            deaf("needs"),
+            "a policy that panics in `request_facts`",
+            with_policy_fault("needs"),
             acts!("ok"),
             expect_refused("policy_fault", Gate::Policy),
         ),
         (
-            "a policy that looks at what it did not ask for",
-            deaf("undeclared"),
+            "a policy that reads facts that it did not request",
+            with_policy_fault("undeclared"),
             acts!("ok"),
             expect_refused("policy_fault", Gate::Policy),
         ),
         (
-            "a store that is away at the facts",
+            "a store that cannot load facts",
             TestWorld::new(|a| a.policy(Sequence::new("seq").after("act", ["look"]))),
             step!(w => { w.store.inject_faults(&[InjectedFault::Load]); call_act(w, "ok").await }),
             expect_refused("store_unavailable", Gate::Policy),
@@ -380,14 +380,14 @@ fn policy_cases() -> Vec<StopCase> {
             expect_refused("approval_required", Gate::Approval),
         ),
         (
-            "a person who refuses",
+            "a person that denies",
             world_with_policy(|_| Ok(Verdict::ask("over 100"))),
             step!(w => {
-                let asked = call_act(w, "ok").await;
-                let id = asked.outcome.error().unwrap().approval.clone().unwrap().id;
+                let first = call_act(w, "ok").await;
+                let id = first.outcome.error().unwrap().approval.clone().unwrap().id;
                 assert!(w.gate.answer_approval(&id, false, "bob").await.unwrap());
-                let since = WorldBaseline::capture(w).await;
-                (since, call_act(w, "ok").await)
+                let baseline = WorldBaseline::capture(w).await;
+                (baseline, call_act(w, "ok").await)
             }),
             expect_refused("approval_denied", Gate::Approval),
         ),
@@ -397,7 +397,7 @@ fn policy_cases() -> Vec<StopCase> {
 fn claim_cases() -> Vec<StopCase> {
     vec![
         (
-            "a limit with no room",
+            "a limit that is full",
             world_with_policy(|_| {
                 let full = Charge {
                     counter: "full".into(),
@@ -425,13 +425,13 @@ fn claim_cases() -> Vec<StopCase> {
             expect_refused("busy", Gate::Claim),
         ),
         (
-            "a store that is away at the claim",
+            "a store that is unavailable at the claim",
             plain_world(),
             step!(w => { w.store.inject_faults(&[InjectedFault::Claim]); call_act(w, "ok").await }),
             expect_refused("store_unavailable", Gate::Claim),
         ),
         (
-            "a call whose own task dies at the claim",
+            "a call whose task panics at the claim",
             plain_world(),
             step!(w => { w.store.inject_faults(&[InjectedFault::ClaimPanics]); call_act(w, "ok").await }),
             ExpectedStop {

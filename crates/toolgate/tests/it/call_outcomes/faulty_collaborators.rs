@@ -1,4 +1,4 @@
-//! Hooks, policies and stores that stand in the way.
+//! Provides worlds whose hooks, policies and programs stop calls.
 
 use std::time::Duration;
 
@@ -58,20 +58,20 @@ pub(crate) struct FaultInjectingPolicy(pub(crate) &'static str);
 
 impl Policy for FaultInjectingPolicy {
     fn name(&self) -> &str {
-        "deaf"
+        "faulty"
     }
     fn request_facts(&self, _: &PolicyInput<'_>, _: &mut FactRequest) {
         assert!(self.0 != "needs", "a policy has a fault");
     }
     fn check(&self, ask: &PolicyInput<'_>) -> Result<Verdict, PolicyError> {
         match self.0 {
-            "undeclared" => ask.counter("never asked for", None).map(|_| Verdict::allow()),
+            "undeclared" => ask.counter("never requested", None).map(|_| Verdict::allow()),
             _ => Ok(Verdict::allow()),
         }
     }
     fn on_result(&self, _: &SuccessfulCall<'_>) -> Result<Vec<NamedChange>, PolicyError> {
         match self.0 {
-            "result-fault" => Err(PolicyError::new("cannot take note")),
+            "result-fault" => Err(PolicyError::new("cannot record the result")),
             "result-panic" => panic!("a policy has a fault"),
             _ => Ok(Vec::new()),
         }
@@ -82,12 +82,12 @@ pub(crate) fn plain_world() -> TestWorld {
     TestWorld::new(|agent| agent)
 }
 
-/// Here no time-out comes before what is waited for.
+/// Builds a world whose `act` has a timeout of 60 s, so that another limit comes first.
 pub(crate) fn world_with_long_timeout() -> TestWorld {
     TestWorld::with_act(|act| act.timeout(Duration::from_secs(60)))
 }
 
-/// Here `act` is taken for a read, so that two of it run at the same time.
+/// Builds a world whose `act` is declared a read, so that two calls run concurrently.
 pub(crate) fn world_with_concurrent_act() -> TestWorld {
     TestWorld::with_act(|act| act.timeout(Duration::from_secs(60)).effect(Effect::Read))
 }
@@ -96,12 +96,12 @@ pub(crate) fn world_with_hook(how: &'static str) -> TestWorld {
     TestWorld::new(|agent| agent.hook(FaultInjectingHook(how)))
 }
 
-/// A program that is given the time it takes to begin.
+/// Builds a world with a hook program and a timeout of 60 s.
 pub(crate) fn world_with_script(script: &'static str) -> TestWorld {
     world_with_script_timeout(60, script)
 }
 
-/// A program that is given so many seconds.
+/// Builds a world with a hook program and a timeout.
 pub(crate) fn world_with_script_timeout(seconds: u64, script: &'static str) -> TestWorld {
     let hook = CommandHook::new("script", "/bin/sh")
         .arg("-c")
@@ -116,7 +116,7 @@ pub(crate) fn world_with_policy(
     TestWorld::new(|agent| agent.policy(closure_policy("rule", check)))
 }
 
-/// A call on a task of its own. It is under way: the tool has begun.
+/// Starts a call on its own task and waits until the tool runs.
 pub(crate) async fn start_call(world: &TestWorld, call: Call) -> JoinHandle<Answer> {
     let (gate, before) = (world.gate.clone(), world.run_count());
     let task = tokio::spawn(async move { gate.call(call).await });
@@ -126,7 +126,7 @@ pub(crate) async fn start_call(world: &TestWorld, call: Call) -> JoinHandle<Answ
     task
 }
 
-/// The caller goes away while the tool runs. That it has ended, only its row tells.
+/// Aborts a call while the tool runs, and waits for its row.
 pub(crate) async fn abort_call(world: &TestWorld, how: &str) {
     start_call(world, world.session.prepare("act", json!({"how": how}))).await.abort();
     for _ in 0..10_000 {

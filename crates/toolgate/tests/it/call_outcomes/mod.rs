@@ -1,7 +1,9 @@
-//! Every way a call can stop: one structured error, one row, nothing changed, claims and limits
+//! Tests every way in which a call can stop.
+//!
+//! A stopped call has one structured error, one row and no state change. Claims and limits are
 //! settled by effect.
 
-/// A step towards a stop.
+/// Builds a step that stops a call.
 macro_rules! step {
     ($world:ident => $body:expr) => {{
         let step: StopStep = |$world| Box::pin(async move { StopOutcome::from($body) });
@@ -9,7 +11,7 @@ macro_rules! step {
     }};
 }
 
-/// The tool does as it is told.
+/// Builds a step that calls `act` with a mode.
 macro_rules! acts {
     ($how:literal) => {
         step!(w => call_act(w, $how).await)
@@ -37,11 +39,11 @@ use crate::support::TestWorld;
 type StopStep = for<'a> fn(&'a TestWorld) -> Pin<Box<dyn Future<Output = StopOutcome> + Send + 'a>>;
 type StopCase = (&'static str, TestWorld, StopStep, ExpectedStop);
 
-/// What became of a call that was stopped.
+/// Holds the result of a stopped call.
 struct StopOutcome {
-    /// What its caller heard: nothing, where the caller was gone by then.
+    /// Answer to the caller, or `None` if the caller disconnected.
     answer: Option<Answer>,
-    /// What it must leave as it was, where more has happened than this call.
+    /// State that the call must not change, if the step made other calls before.
     baseline: Option<WorldBaseline>,
 }
 
@@ -52,12 +54,12 @@ impl From<Answer> for StopOutcome {
 }
 
 impl From<(WorldBaseline, Answer)> for StopOutcome {
-    fn from((since, answer): (WorldBaseline, Answer)) -> Self {
-        Self { answer: Some(answer), baseline: Some(since) }
+    fn from((baseline, answer): (WorldBaseline, Answer)) -> Self {
+        Self { answer: Some(answer), baseline: Some(baseline) }
     }
 }
 
-/// What is there before a call: session and files, and the rows of others.
+/// Records the state before a call: session, files and existing rows.
 struct WorldBaseline {
     fingerprint: (String, Digest),
     rows: BTreeSet<CallId>,
@@ -72,8 +74,9 @@ impl WorldBaseline {
     }
 }
 
-/// What a stopped call leaves. Runs, what is used of the meter, and what is pending are those of
-/// the whole story.
+/// Describes the expected state after a stop.
+///
+/// Runs, meter and pending calls include the other calls of the case.
 struct ExpectedStop {
     code: &'static str,
     gate: Gate,
@@ -96,7 +99,7 @@ const fn expect_refused(code: &'static str, gate: Gate) -> ExpectedStop {
     }
 }
 
-/// It ran and nobody can say what it did: pending, and the meter stays reserved.
+/// Expects a call with an unknown outcome, which is pending and keeps its reservation.
 const fn expect_unknown(code: &'static str) -> ExpectedStop {
     ExpectedStop {
         code,
@@ -109,7 +112,7 @@ const fn expect_unknown(code: &'static str) -> ExpectedStop {
     }
 }
 
-/// It ran, and its result is withheld.
+/// Expects a call that ran and whose result is withheld.
 const fn expect_withheld(code: &'static str) -> ExpectedStop {
     ExpectedStop {
         code,
@@ -135,24 +138,24 @@ async fn stopped_call_has_one_error_one_row_and_no_change() {
     let names: BTreeSet<&str> = cases.iter().map(|(name, ..)| *name).collect();
     assert!(names.len() >= 25 && names.len() == cases.len());
     for (name, world, step, expected) in cases {
-        let quiet = WorldBaseline::capture(&world).await;
+        let initial = WorldBaseline::capture(&world).await;
         let StopOutcome { answer, baseline } = step(&world).await;
         world.store.inject_faults(&[]);
-        check_stop(name, &world, answer.as_ref(), &baseline.unwrap_or(quiet), &expected).await;
+        check_stop(name, &world, answer.as_ref(), &baseline.unwrap_or(initial), &expected).await;
     }
 }
 
 async fn check_stop(
     name: &str,
     world: &TestWorld,
-    heard: Option<&Answer>,
+    answer: Option<&Answer>,
     before: &WorldBaseline,
     expected: &ExpectedStop,
 ) {
     let row = only_new_row(name, world, before, expected.spooled).await;
-    // Where nobody listens any more, the row tells it.
+    // If the caller disconnected, check the row instead.
     let (outcome, gate) =
-        heard.map_or((&row.outcome, row.gate), |answer| (&answer.outcome, answer.gate));
+        answer.map_or((&row.outcome, row.gate), |answer| (&answer.outcome, answer.gate));
     let Outcome::Error(error) = outcome else { panic!("{name}: {outcome:?}") };
     assert_eq!(
         (&*error.code, gate, error.effects),
@@ -170,7 +173,7 @@ async fn check_stop(
     assert_eq!(
         serde_json::from_value::<ToolError>(outcome.to_json()).unwrap(),
         **error,
-        "{name}: the contract is written in full"
+        "{name}: the JSON form is complete"
     );
     assert!(matches!(row.decision, Decision::Failed | Decision::Refused), "{name}: {row:?}");
     assert_eq!(row.effects, expected.effects, "{name}: {row:?}");
@@ -180,14 +183,13 @@ async fn check_stop(
     assert_eq!(world.fingerprint().await, before.fingerprint, "{name}: something changed");
     assert_eq!(world.run_count(), expected.ran, "{name}: runs");
     assert_eq!(world.meter_value().await, expected.metered.into(), "{name}: limits");
-    // Asking what is pending takes in what was spooled. However late it is, nothing else turns out
-    // to have been left open.
+    // `pending_calls` adds spooled rows to the ledger. After 48 h, no other claim may be pending.
     world.advance(SignedDuration::from_hours(48));
     assert_eq!(world.gate.pending_calls().await.unwrap().len(), expected.pending, "{name}: claims");
     only_new_row(name, world, before, false).await;
 }
 
-/// The one row that the call left: in the ledger, or where the store was away, in the spool.
+/// Returns the only new row, from the ledger or, if `spooled` is set, from the spool.
 async fn only_new_row(name: &str, world: &TestWorld, before: &WorldBaseline, spooled: bool) -> Row {
     let rows = world
         .rows()
@@ -196,12 +198,12 @@ async fn only_new_row(name: &str, world: &TestWorld, before: &WorldBaseline, spo
         .into_iter()
         .filter(|row| !before.rows.contains(&row.call))
         .map(|row| (*row).clone());
-    let (mut recorded, waiting) = (rows.collect::<Vec<Row>>(), world.spooled_lines());
+    let (mut recorded, spool_lines) = (rows.collect::<Vec<Row>>(), world.spooled_lines());
     assert_eq!(
-        (recorded.len(), waiting.len()),
+        (recorded.len(), spool_lines.len()),
         if spooled { (0, 1) } else { (1, 0) },
-        "{name}: {recorded:#?} {waiting:#?}"
+        "{name}: {recorded:#?} {spool_lines:#?}"
     );
-    recorded.extend(waiting.iter().map(|line| serde_json::from_str::<Row>(line).unwrap()));
+    recorded.extend(spool_lines.iter().map(|line| serde_json::from_str::<Row>(line).unwrap()));
     recorded.remove(0)
 }

@@ -1,4 +1,4 @@
-//! What is recorded, whatever happens to the caller or the store.
+//! Tests that every call is recorded, also after a disconnect, a panic or a store failure.
 
 mod redaction;
 mod spool;
@@ -14,7 +14,7 @@ use crate::support::{InjectedFault, TestWorld};
 #[tokio::test]
 async fn disconnect_cancels_tool_and_row_is_recorded() {
     let world = TestWorld::with_act(|act| act.timeout(Duration::from_secs(60)));
-    let quiet = world.fingerprint().await;
+    let before = world.fingerprint().await;
     let mut call = Box::pin(world.session.call("act", json!({"how": "hang"})));
     while world.run_count() == 0 {
         assert!(tokio::time::timeout(Duration::from_millis(30), &mut call).await.is_err());
@@ -27,11 +27,11 @@ async fn disconnect_cancels_tool_and_row_is_recorded() {
         rows[0].outcome.error().map(|e| (&*e.code, e.effects)),
         Some(("cancelled", CallEffects::Unknown))
     );
-    assert_eq!(world.fingerprint().await, quiet);
+    assert_eq!(world.fingerprint().await, before);
     assert_eq!(
         (world.meter_value().await, world.gate.pending_calls().await.unwrap().len()),
         (1.into(), 1),
-        "nobody knows what it did"
+        "the outcome is unknown"
     );
 }
 
@@ -56,8 +56,8 @@ async fn replay_treats_caller_deadline_as_circumstance() {
         (Gate::Limits, Some("deadline_exceeded"))
     );
     let (rows, _) = world.rows().await;
-    let said = Replay::from_toolgate(&world.gate).unwrap().decide(&rows[0]).await;
-    assert!(matches!(said, ReplayComparison::Circumstance(_)), "{said:?}");
+    let comparison = Replay::from_toolgate(&world.gate).unwrap().decide(&rows[0]).await;
+    assert!(matches!(comparison, ReplayComparison::Circumstance(_)), "{comparison:?}");
 }
 
 #[tokio::test]
@@ -70,8 +70,8 @@ async fn replay_compares_rule_with_code_of_circumstance() {
         ReplayComparison::Same
     );
     let other = Agent::builder("agent").tool(crate::support::look_tool()).build().unwrap();
-    let said = Replay::new([other]).unwrap().decide(&rows[0]).await;
-    assert!(matches!(said, ReplayComparison::Differs(_)), "{said:?}");
+    let comparison = Replay::new([other]).unwrap().decide(&rows[0]).await;
+    assert!(matches!(comparison, ReplayComparison::Differs(_)), "{comparison:?}");
 }
 
 #[tokio::test]
@@ -82,18 +82,18 @@ async fn replay_of_call_without_parsed_arguments_is_undecidable() {
     assert_eq!((rows[0].gate, rows[0].arguments.is_null()), (Gate::Resolve, true));
     let schema =
         json!({"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]});
-    let gone = Tool::external("gone", "Is there by now.", Some(schema)).open();
-    let now = Agent::builder("agent").tool(gone).build().unwrap();
-    let said = Replay::new([now]).unwrap().decide(&rows[0]).await;
+    let later_tool = Tool::external("gone", "Was added later.", Some(schema)).open();
+    let later_agent = Agent::builder("agent").tool(later_tool).build().unwrap();
+    let comparison = Replay::new([later_agent]).unwrap().decide(&rows[0]).await;
     assert!(
-        matches!(&said, ReplayComparison::Undecidable(why) if why.contains("before its arguments were read")),
-        "{said:?}"
+        matches!(&comparison, ReplayComparison::Undecidable(why) if why.contains("before its arguments were read")),
+        "{comparison:?}"
     );
 }
 
 type HandlerEvents = std::sync::Arc<std::sync::Mutex<Vec<&'static str>>>;
 
-/// Says so when it is gone.
+/// Records `gone` when it is dropped.
 struct DropRecorder(HandlerEvents);
 
 impl Drop for DropRecorder {
@@ -102,23 +102,23 @@ impl Drop for DropRecorder {
     }
 }
 
-/// A tool that waits without end, and has set something going elsewhere.
-fn waiting_tool(name: &str, effect: Effect, noted: &HandlerEvents) -> Tool {
-    let noted = HandlerEvents::clone(noted);
+/// Declares a tool that never ends and starts a background task.
+fn waiting_tool(name: &str, effect: Effect, events: &HandlerEvents) -> Tool {
+    let events = HandlerEvents::clone(events);
     Tool::dynamic(
         name,
         "Waits.",
         json!({"type": "object"}),
         move |ctx: toolgate::ToolContext, _| {
-            let (guard, heard, told) = (
-                DropRecorder(HandlerEvents::clone(&noted)),
-                HandlerEvents::clone(&noted),
+            let (guard, task_events, token) = (
+                DropRecorder(HandlerEvents::clone(&events)),
+                HandlerEvents::clone(&events),
                 ctx.cancellation_token().clone(),
             );
-            noted.lock().unwrap().push("begun");
+            events.lock().unwrap().push("begun");
             tokio::spawn(async move {
-                told.cancelled().await;
-                heard.lock().unwrap().push("told");
+                token.cancelled().await;
+                task_events.lock().unwrap().push("cancelled");
             });
             async move {
                 let _guard = guard;
@@ -130,20 +130,20 @@ fn waiting_tool(name: &str, effect: Effect, noted: &HandlerEvents) -> Tool {
     .open()
 }
 
-/// Waits until so much was noted.
-async fn wait_for_events(noted: &HandlerEvents, count: usize) -> Vec<&'static str> {
+/// Waits until `count` events are recorded.
+async fn wait_for_events(events: &HandlerEvents, count: usize) -> Vec<&'static str> {
     for _ in 0..2_000 {
-        if noted.lock().unwrap().len() >= count {
+        if events.lock().unwrap().len() >= count {
             break;
         }
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
-    let mut all = noted.lock().unwrap().clone();
+    let mut all = events.lock().unwrap().clone();
     all.sort_unstable();
     all
 }
 
-/// Waits until there is a row: who has hung up is told nothing.
+/// Waits for the row of a call whose caller disconnected.
 async fn wait_for_row(world: &TestWorld) {
     for _ in 0..1_000 {
         if !world.rows().await.0.is_empty() {
@@ -155,11 +155,11 @@ async fn wait_for_row(world: &TestWorld) {
 
 #[tokio::test]
 async fn disconnect_during_read_is_recorded() {
-    let gone = HandlerEvents::default();
-    let world = TestWorld::new(|agent| agent.tool(waiting_tool("wait", Effect::Read, &gone)));
-    let quiet = world.fingerprint().await;
+    let events = HandlerEvents::default();
+    let world = TestWorld::new(|agent| agent.tool(waiting_tool("wait", Effect::Read, &events)));
+    let before = world.fingerprint().await;
     let mut call = Box::pin(world.session.call("wait", json!({})));
-    while gone.lock().unwrap().is_empty() {
+    while events.lock().unwrap().is_empty() {
         assert!(tokio::time::timeout(Duration::from_millis(30), &mut call).await.is_err());
     }
     drop(call);
@@ -170,37 +170,41 @@ async fn disconnect_during_read_is_recorded() {
         rows[0].outcome.error().map(|e| (&*e.code, e.effects)),
         Some(("cancelled", CallEffects::None))
     );
-    assert_eq!(wait_for_events(&gone, 3).await, ["begun", "gone", "told"], "the tool goes on");
+    assert_eq!(
+        wait_for_events(&events, 3).await,
+        ["begun", "cancelled", "gone"],
+        "the tool was not stopped"
+    );
     assert_eq!(
         (world.fingerprint().await, world.gate.pending_calls().await.unwrap().len()),
-        (quiet, 0)
+        (before, 0)
     );
 }
 
 #[tokio::test]
 async fn timeout_stops_tool() {
     for effect in [Effect::Read, Effect::Write] {
-        let gone = HandlerEvents::default();
+        let events = HandlerEvents::default();
         let world = TestWorld::new(|agent| {
             agent.tool(
-                waiting_tool("wait", effect, &gone)
+                waiting_tool("wait", effect, &events)
                     .timeout(Duration::from_millis(40))
                     .retry(0, Duration::ZERO),
             )
         });
         let answer = world.session.call("wait", json!({})).await;
         assert_eq!(answer.outcome.error().map(|e| &*e.code), Some("timeout"), "{answer:?}");
-        assert_eq!(wait_for_events(&gone, 3).await, ["begun", "gone", "told"]);
+        assert_eq!(wait_for_events(&events, 3).await, ["begun", "cancelled", "gone"]);
     }
 }
 
 #[tokio::test]
 async fn background_task_is_not_cancelled_after_call_ends() {
     let tokens: std::sync::Arc<std::sync::Mutex<Vec<_>>> = std::sync::Arc::default();
-    let kept = std::sync::Arc::clone(&tokens);
+    let recorded_tokens = std::sync::Arc::clone(&tokens);
     let schema = json!({"type": "object", "properties": {"fails": {"type": "boolean"}}});
     let start = move |ctx: toolgate::ToolContext, args: serde_json::Value| {
-        kept.lock().unwrap().push(ctx.cancellation_token().clone());
+        recorded_tokens.lock().unwrap().push(ctx.cancellation_token().clone());
         async move {
             if args["fails"] == true {
                 Err(toolgate::Failure::business("no_room", "full"))
@@ -256,21 +260,21 @@ async fn handler_gets_resource_of_its_type() {
 
 #[tokio::test]
 async fn retry_delay_is_given_only_for_retryable_errors() {
-    for (fails, code, wait) in [
+    for (fault, code, wait) in [
         (InjectedFault::Commit, "store_unavailable", 1_000),
         (InjectedFault::CommitConflicts, "conflict", 100),
     ] {
-        // What has happened, and what was rolled back.
-        for (world, again) in
+        // A call that happened, and a call that was rolled back.
+        for (world, is_retryable) in
             [(TestWorld::new(|agent| agent), false), (TestWorld::with_act(Tool::local), true)]
         {
-            world.store.inject_faults(&[fails]);
+            world.store.inject_faults(&[fault]);
             let answer = world.session.call("act", json!({"how": "ok"})).await;
-            let heard = answer
+            let actual = answer
                 .outcome
                 .error()
                 .map(|error| (&*error.code, error.retryable, error.retry_after_ms));
-            assert_eq!(heard, Some((code, again, again.then_some(wait))));
+            assert_eq!(actual, Some((code, is_retryable, is_retryable.then_some(wait))));
         }
     }
 }
@@ -278,13 +282,13 @@ async fn retry_delay_is_given_only_for_retryable_errors() {
 #[tokio::test]
 async fn signal_is_forwarded_without_state_change() {
     let world = TestWorld::new(|agent| agent);
-    let quiet = world.fingerprint().await;
+    let before = world.fingerprint().await;
     let answer = world.session.call("act", json!({"how": "expand"})).await;
     assert_eq!(
         answer.outcome.to_json(),
         json!({"isError": false, "signal": "expand_section", "section": "refunds", "reason": "needed"})
     );
-    assert_eq!(world.fingerprint().await, quiet);
+    assert_eq!(world.fingerprint().await, before);
     assert_eq!(world.rows().await.0.len(), 1);
 }
 
@@ -299,8 +303,7 @@ async fn log_slice_survives_rollback() {
     assert_eq!(world.files.get("kept.txt").as_deref(), Some("changed".as_bytes()));
 }
 
-/// The task of a call dies between its claim and its end: the row says so, and the claim is
-/// pending, not forgotten.
+/// Checks that a panic between claim and commit leaves a row and a pending claim.
 #[tokio::test]
 async fn panicking_call_is_recorded_and_pending() {
     let world = TestWorld::new(|agent| agent);
@@ -311,6 +314,6 @@ async fn panicking_call_is_recorded_and_pending() {
         Some(("internal_fault", CallEffects::Unknown))
     );
     assert_eq!(world.session.rows().await.unwrap().len(), 1);
-    assert_eq!(world.gate.pending_calls().await.unwrap().len(), 1, "somebody must look");
-    assert_eq!(world.meter_value().await, 1.into(), "what it reserved stays reserved");
+    assert_eq!(world.gate.pending_calls().await.unwrap().len(), 1, "the claim is pending");
+    assert_eq!(world.meter_value().await, 1.into(), "the reservation is kept");
 }

@@ -1,12 +1,12 @@
-//! What patterns take out of a row, and what they leave.
+//! Tests which text the redaction patterns remove from rows.
 
 use serde_json::json;
 use toolgate::{Agent, Effect, Replay, ReplayComparison, Tool};
 
 use crate::support::BuildWithReplayCheck;
 
-/// A pattern that half of all times and names match: what callers said goes, what toolgate knows by
-/// itself stays.
+/// Checks a pattern that matches timestamps and names: text of callers is redacted, and values of
+/// toolgate stay.
 #[tokio::test]
 async fn patterns_keep_values_written_by_toolgate() {
     let schema = || json!({"type": "object", "properties": {"card": {"type": "string"}}});
@@ -28,10 +28,10 @@ async fn patterns_keep_values_written_by_toolgate() {
         .agent(agent)
         .build_checked();
     let s = gate.session("a", "alice", "s");
-    let key = toolgate::SessionKey::new("nobody", "alice", "s");
+    let key = toolgate::SessionKey::new("unknown_agent", "alice", "s");
     gate.call(
         toolgate::Call::new(key, "pay", toolgate::Arguments::Value(json!({})))
-            .with_parse_error("4111 is no object"),
+            .with_parse_error("4111 is not an object"),
     )
     .await;
     for (tool, expected) in [
@@ -43,7 +43,7 @@ async fn patterns_keep_values_written_by_toolgate() {
         let answer = s.call(tool, json!({"card": "4111"})).await;
         assert_eq!(answer.outcome.error().map_or("ok", |error| &error.code), expected);
     }
-    let mut rows = gate.session("nobody", "alice", "s").rows().await.unwrap();
+    let mut rows = gate.session("unknown_agent", "alice", "s").rows().await.unwrap();
     rows.extend(s.rows().await.unwrap());
     assert_eq!(rows.len(), 5);
     for row in &rows {
@@ -73,7 +73,7 @@ async fn patterns_keep_values_written_by_toolgate() {
                 .facts
                 .turned_away
                 .as_deref()
-                .is_some_and(|why| why.ends_with("] is no object"))
+                .is_some_and(|why| why.ends_with("] is not an object"))
     );
     let [(_, None), ..] = rows[1].facts.evidence.as_slice() else { panic!("{:?}", rows[1].facts) };
     let [(known, Some(proof)), ..] = rows[3].facts.evidence.as_slice() else {
@@ -83,8 +83,9 @@ async fn patterns_keep_values_written_by_toolgate() {
     assert!(!format!("{known:?}{:?}", proof.entities).contains("4111"));
 }
 
-/// Each pattern sees what was said, and not what another has left of it; what matches nothing takes
-/// out nothing; a mark is nobody's secret.
+/// Checks that each pattern sees the original text.
+///
+/// An empty match removes nothing, and marks are not redacted.
 #[tokio::test]
 async fn overlapping_patterns_each_see_original_text() {
     let properties = json!({"text": {"type": "string"}, "n": {"type": "integer"}, "pin": {"type": "string", "writeOnly": true}});
@@ -109,24 +110,24 @@ async fn overlapping_patterns_each_see_original_text() {
         assert!(s.call("say", args).await.outcome.error().is_none());
     }
     let rows = s.rows().await.unwrap();
-    let said = |row: usize, name: &str| rows[row].arguments[name].as_str().unwrap().to_owned();
+    let argument = |row: usize, name: &str| rows[row].arguments[name].as_str().unwrap().to_owned();
     let is_mark = |text: &str| {
         text.len() == 43 && text.starts_with("[redacted ") && text.matches('[').count() == 1
     };
-    let card = said(0, "text");
+    let card = argument(0, "text");
     assert!(is_mark(&card), "{card}");
-    let text = said(1, "text");
+    let text = argument(1, "text");
     let key = text
         .strip_prefix("key ")
         .and_then(|text| text.strip_suffix(&format!(", then {card}")))
         .unwrap();
     assert!(is_mark(key), "{text}");
-    let pin = said(2, "pin");
-    assert!(is_mark(&pin) && pin == said(3, "pin"), "{pin}");
+    let pin = argument(2, "pin");
+    assert!(is_mark(&pin) && pin == argument(3, "pin"), "{pin}");
     assert_eq!(rows[2].arguments["n"], 7);
 }
 
-/// Keys of evidence and counters, and errors, hold values as they are spelled in JSON.
+/// Checks evidence keys, counters and errors, which contain JSON-escaped values.
 #[tokio::test]
 async fn patterns_match_json_escaped_text() {
     let schema = |user: serde_json::Value| json!({"type": "object", "properties": {"user": user}});
@@ -166,7 +167,7 @@ async fn patterns_match_json_escaped_text() {
         let row = serde_json::to_string(row).unwrap();
         assert!(!row.contains("mallory") && row.contains("[redacted "), "{row}");
     }
-    // The same secret leaves the same mark, however it is spelled.
+    // A secret has the same mark in every spelling.
     let mark = rows[2].arguments["user"].as_str().unwrap();
     assert_eq!(
         rows[2].facts.evidence[0].0.entity.as_ref().map(|(_, value)| &**value),
@@ -175,18 +176,18 @@ async fn patterns_match_json_escaped_text() {
     assert!(rows[2].facts.claimed[0].0.contains(mark), "{:?}", rows[2].facts);
 }
 
-/// What a refusal is known by, and what a file was like, is no secret, whatever it looks like.
+/// Checks that error codes and file digests are not redacted, even if a pattern matches them.
 #[tokio::test]
 async fn patterns_change_no_replayed_decision() {
     let tool = |name: &str| {
         Tool::dynamic(name, "T.", json!({"type": "object"}), |_, _| async { Ok(json!({})) })
     };
-    let agent = |more: &str| {
+    let agent = |extra_tool: &str| {
         let rule = toolgate::policy::Require::new("looked", ["pay"], ["look"]).code("step-1");
         Agent::builder("a")
             .tool(tool("look").effect(Effect::Read))
             .tool(tool("pay").effect(Effect::Write))
-            .tool(tool(more).effect(Effect::Read))
+            .tool(tool(extra_tool).effect(Effect::Read))
             .tools(toolgate::builtin::files())
             .files(toolgate::MemoryFs::new([("a.txt", "x")]))
             .policy(rule)
@@ -218,25 +219,25 @@ async fn patterns_change_no_replayed_decision() {
     for row in &rows {
         assert_eq!(replay.decide(row).await, ReplayComparison::Same, "{row:?}");
     }
-    // Of a tool that is new nobody knows whether it was the one that was meant.
-    let known = Replay::new([agent("tool-4111")]).unwrap();
-    let compared = known.decide(&rows[3]).await;
+    // A new tool can be the tool with the redacted name, so the replay is undecidable.
+    let replay_with_new_tool = Replay::new([agent("tool-4111")]).unwrap();
+    let comparison = replay_with_new_tool.decide(&rows[3]).await;
     assert!(
-        matches!(&compared, ReplayComparison::Undecidable(why) if why.contains("name is redacted")),
-        "{compared:?}"
+        matches!(&comparison, ReplayComparison::Undecidable(why) if why.contains("name is redacted")),
+        "{comparison:?}"
     );
     assert_eq!(
         Replay::new([agent("tool-")]).unwrap().decide(&rows[3]).await,
         ReplayComparison::Same
     );
-    // What a rule remembers and was redacted decides nothing.
+    // A redacted mark makes the replay undecidable.
     let mut row = (*rows[2]).clone();
     let mark = row.facts.marks.values_mut().next().unwrap();
     *mark = Some(json!("[redacted 0123]"));
     assert!(matches!(replay.decide(&row).await, ReplayComparison::Undecidable(_)));
 }
 
-/// Half a secret would be found by no pattern.
+/// Checks that truncation does not split a secret, because patterns do not match one half.
 #[tokio::test]
 async fn truncation_does_not_split_secret() {
     let long = || format!("{}4111-1111-1111-1111{}", "x".repeat(4090), "y".repeat(100_000));
@@ -257,7 +258,7 @@ async fn truncation_does_not_split_secret() {
     let answer = s.call("tell", json!({})).await;
     let row = s.rows().await.unwrap().remove(0);
     assert_eq!(row.outcome.success().unwrap().value, json!("x".repeat(4090)));
-    // Whoever reads on misses nothing.
+    // The next page starts at the truncation.
     let handle =
         answer.outcome.success().and_then(|output| output.stored.as_ref()).unwrap().handle.clone();
     let page = s.call("read_output", json!({"handle": handle, "offset": 4090})).await;

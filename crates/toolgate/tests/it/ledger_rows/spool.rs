@@ -1,4 +1,4 @@
-//! Rows that wait while the store is away, and what holds until they are taken in.
+//! Tests rows that wait in the spool while the store is unavailable.
 
 use std::sync::atomic::Ordering;
 
@@ -14,7 +14,7 @@ async fn spooled_row_is_added_when_store_recovers() {
     let lost = world.session.call("act", json!({"how": "ok"})).await;
     assert_eq!(world.rows().await.1, 1);
     world.store.inject_faults(&[]);
-    // The next call that is recorded brings it along.
+    // The next recorded call adds the spooled row.
     world.session.call("look", json!({})).await;
     let (rows, spooled) = world.rows().await;
     assert_eq!((rows.len(), spooled), (2, 0));
@@ -22,19 +22,19 @@ async fn spooled_row_is_added_when_store_recovers() {
     assert_eq!(
         (world.meter_value().await, world.gate.pending_calls().await.unwrap().len()),
         (1.into(), 0),
-        "it happened, and its claim has ended"
+        "the call happened, and its claim is settled"
     );
     assert_eq!(world.gate.recover_spool().await, Ok(0));
 }
 
-/// The store is away, one row is spooled, and after it stands what is none.
-async fn world_with_damaged_spool(more: &[u8]) -> TestWorld {
+/// Builds a world whose spool has one row, followed by the given bytes.
+async fn world_with_damaged_spool(appended: &[u8]) -> TestWorld {
     let world = TestWorld::new(|agent| agent);
     world.store.inject_faults(&[InjectedFault::Commit]);
     world.session.call("look", json!({"at": "1"})).await;
     let path = world.spool.path().join("rows.jsonl");
     let mut rows = std::fs::read(&path).unwrap();
-    rows.extend_from_slice(more);
+    rows.extend_from_slice(appended);
     std::fs::write(&path, rows).unwrap();
     world
 }
@@ -60,13 +60,13 @@ async fn torn_spool_line_loses_no_other_row() {
     );
     let left: Vec<_> =
         std::fs::read_dir(world.spool.path()).unwrap().map(|e| e.unwrap().path()).collect();
-    assert_eq!(left.len(), 1, "one copy for a person to look at: {left:?}");
+    assert_eq!(left.len(), 1, "one copy for inspection: {left:?}");
     assert!(left[0].to_string_lossy().ends_with(".spoilt"));
 }
 
 #[tokio::test]
 async fn call_during_outage_does_not_read_whole_spool() {
-    // Whoever reads as far as this makes a copy of the file.
+    // A reader that reaches the invalid line makes a copy of the file.
     let world = world_with_damaged_spool(b"\nno row\n").await;
     let path = world.spool.path().join("rows.jsonl");
     for at in ["2", "3", "4"] {
@@ -84,7 +84,7 @@ async fn call_during_outage_does_not_read_whole_spool() {
     assert_eq!((world.rows().await.0.len(), copies()), (4, 1));
 }
 
-/// Two runtimes that were given one file for their spools lose nothing of each other's.
+/// Checks that two runtimes with one spool file lose no row.
 #[tokio::test]
 async fn runtimes_can_share_one_spool() {
     let store = std::sync::Arc::new(crate::support::FaultyStore::default());
@@ -120,7 +120,7 @@ async fn runtimes_can_share_one_spool() {
     assert_eq!(rows.len(), 4, "{rows:#?}");
 }
 
-/// `ship` wants a `check`, which an `edit` takes away.
+/// Builds a world where `ship` requires `check`, and `edit` revokes `check`.
 fn shipping_world() -> TestWorld {
     let plain = |name: &str| {
         Tool::dynamic(name, "Does.", json!({"type": "object"}), |_, _| async { Ok(json!({})) })
@@ -133,23 +133,20 @@ fn shipping_world() -> TestWorld {
     })
 }
 
+async fn error_code(world: &TestWorld, tool: &str) -> Option<String> {
+    let answer = world.session.call(tool, json!({})).await;
+    answer.outcome.error().map(|error| error.code.to_string())
+}
+
 #[tokio::test]
 async fn spooled_revocation_keeps_later_evidence() {
     let world = shipping_world();
-    let code = async |tool: &str| {
-        world
-            .session
-            .call(tool, json!({}))
-            .await
-            .outcome
-            .error()
-            .map(|error| error.code.to_string())
-    };
+    let code = async |tool: &str| error_code(&world, tool).await;
     assert_eq!(code("check").await, None);
     world.store.inject_faults(&[InjectedFault::Commit]);
     assert_eq!(code("edit").await.as_deref(), Some("store_unavailable"));
     world.store.inject_faults(&[]);
-    // What was proved before it is gone, and what is proved after it stands.
+    // Earlier evidence is revoked, and later evidence counts.
     assert_eq!(code("ship").await.as_deref(), Some("prerequisite_missing"));
     assert_eq!((code("check").await, code("ship").await), (None, None));
 }
@@ -157,19 +154,11 @@ async fn spooled_revocation_keeps_later_evidence() {
 #[tokio::test]
 async fn call_waits_for_spooled_revocation() {
     let world = shipping_world();
-    let code = async |tool: &str| {
-        world
-            .session
-            .call(tool, json!({}))
-            .await
-            .outcome
-            .error()
-            .map(|error| error.code.to_string())
-    };
+    let code = async |tool: &str| error_code(&world, tool).await;
     assert_eq!(code("check").await, None);
     world.store.inject_faults(&[InjectedFault::Commit]);
     code("edit").await;
-    // The store takes calls again, but not yet what is spooled.
+    // The store accepts calls again, but not spooled rows.
     world.store.inject_faults(&[InjectedFault::AppendSpooled]);
     assert_eq!(code("ship").await.as_deref(), Some("store_unavailable"));
     world.store.inject_faults(&[]);
@@ -184,8 +173,8 @@ async fn call_during_recovery_waits_for_spooled_rows() {
     world.store.inject_faults(&[InjectedFault::Commit]);
     world.session.call("edit", json!({})).await;
     world.store.inject_faults(&[]);
-    // The store is slow to take the first row in.
-    let (held, before) =
+    // The store blocks while it adds the first row.
+    let (append_guard, before) =
         (world.store.append_lock.lock().await, world.store.append_attempts.load(Ordering::SeqCst));
     let gate = world.gate.clone();
     let recovery = tokio::spawn(async move { gate.recover_spool().await });
@@ -194,12 +183,12 @@ async fn call_during_recovery_waits_for_spooled_rows() {
     }
     let session = world.session.clone();
     let ship = tokio::spawn(async move { session.call("ship", json!({})).await });
-    // Whoever does not wait for the recovery comes to an end meanwhile.
+    // A call that does not wait for the recovery would end here.
     for _ in 0..10_000 {
         tokio::task::yield_now().await;
     }
-    assert!(!ship.is_finished(), "it was judged before the row was in");
-    drop(held);
+    assert!(!ship.is_finished(), "the call was decided before the row was added");
+    drop(append_guard);
     assert_eq!(recovery.await.unwrap(), Ok(1));
     assert_eq!(
         ship.await.unwrap().outcome.error().map(|error| error.code.to_string()).as_deref(),
@@ -212,24 +201,24 @@ async fn waiters_of_failed_recovery_do_not_retry_one_by_one() {
     let world = TestWorld::new(|agent| agent);
     world.store.inject_faults(&[InjectedFault::Commit]);
     world.session.call("look", json!({})).await;
-    let (held, before) =
+    let (append_guard, before) =
         (world.store.append_lock.lock().await, world.store.append_attempts.load(Ordering::SeqCst));
     let recover = || {
         let gate = world.gate.clone();
         tokio::spawn(async move { gate.recover_spool().await })
     };
-    let mut all = vec![recover()];
+    let mut recoveries = vec![recover()];
     while world.store.append_attempts.load(Ordering::SeqCst) == before {
         tokio::task::yield_now().await;
     }
-    all.extend((0..20).map(|_| recover()));
-    // All of them have come when the last has run as far as it can.
+    recoveries.extend((0..20).map(|_| recover()));
+    // After these yields, all recoveries wait.
     for _ in 0..100 {
         tokio::task::yield_now().await;
     }
-    drop(held);
-    for one in all {
-        assert!(one.await.unwrap().is_err());
+    drop(append_guard);
+    for recovery in recoveries {
+        assert!(recovery.await.unwrap().is_err());
     }
     assert_eq!(world.store.append_attempts.load(Ordering::SeqCst) - before, 2);
 }

@@ -1,4 +1,4 @@
-//! What a person is told about why, and rules on trial.
+//! Tests `explain` and observed rules.
 
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
@@ -54,11 +54,11 @@ async fn explain_lists_every_gate_and_rule() {
         (why.would, why.gates[8].gate, why.gates[8].said),
         (PredictedOutcome::Ask, Gate::Approval, GateResult::Ask)
     );
-    // What is too much by itself is told, whoever refuses first.
+    // A limit that the amount alone exceeds is listed, even if another rule denies first.
     let why = session.explain("act", json!({"entity": 1, "amount": 601})).await;
     assert!(matches!(&why.would, PredictedOutcome::Refuse(error) if error.code == "cap"));
     assert!(why.rules.iter().any(|r| r.rule == "daily" && r.said == GateResult::Deny), "{why}");
-    // Looking leaves no trace.
+    // `explain` writes no row.
     assert_eq!(session.rows().await.unwrap().len(), 2);
     for _ in 0..5 {
         assert_eq!(
@@ -66,11 +66,11 @@ async fn explain_lists_every_gate_and_rule() {
             PredictedOutcome::Run
         );
     }
-    let strange = session.explain("atc", json!({})).await;
+    let unknown = session.explain("atc", json!({})).await;
     assert!(
-        matches!(&strange.would, PredictedOutcome::Refuse(error) if error.code == "unknown_tool")
+        matches!(&unknown.would, PredictedOutcome::Refuse(error) if error.code == "unknown_tool")
     );
-    assert_eq!(strange.gates[1].said, GateResult::Deny);
+    assert_eq!(unknown.gates[1].said, GateResult::Deny);
 }
 
 #[tokio::test]
@@ -139,51 +139,54 @@ async fn recorded_call_is_explained_as_decided() {
     session.call("act", json!({"amount": 1})).await;
     session.call("atc", json!({})).await;
     let replay = Replay::from_toolgate(&gate).unwrap();
-    let mut told: Vec<Explanation> = Vec::new();
+    let mut explanations: Vec<Explanation> = Vec::new();
     for row in session.rows().await.unwrap() {
         let why = replay.explain(&row).await.unwrap();
-        let no: Vec<Gate> = why
+        let refusing_gates: Vec<Gate> = why
             .gates
             .iter()
             .filter(|note| matches!(note.said, GateResult::Deny | GateResult::Ask))
             .map(|note| note.gate)
             .collect();
         let refused = row.decision == Decision::Refused;
-        assert_eq!(no, if refused { vec![row.gate] } else { Vec::new() }, "{why}");
+        assert_eq!(refusing_gates, if refused { vec![row.gate] } else { Vec::new() }, "{why}");
         assert_eq!(
             why.gates.last().map(|note| note.said),
             Some(if refused { GateResult::NotReached } else { GateResult::Pass }),
             "{why}"
         );
-        told.push(why);
+        explanations.push(why);
     }
-    assert_eq!(told.len(), 9);
-    // On what was known then, and not on what is known now.
+    assert_eq!(explanations.len(), 9);
+    // The explanation uses the facts at the time of the call.
     assert!(
-        told[0]
+        explanations[0]
             .to_string()
             .contains("`proof` succeeded about the same `entity`: never in this session"),
         "{}",
-        told[0]
+        explanations[0]
     );
-    assert!(told[4].to_string().contains("daily 0 of 600 used"), "{}", told[4]);
-    let said = |n: usize, rule: &str| {
-        told[n].rules.iter().find(|note| note.rule == rule).map(|note| note.said)
+    assert!(explanations[4].to_string().contains("daily 0 of 600 used"), "{}", explanations[4]);
+    let rule_result = |n: usize, rule: &str| {
+        explanations[n].rules.iter().find(|note| note.rule == rule).map(|note| note.said)
     };
     assert_eq!(
-        (said(5, "proved"), said(5, "daily")),
+        (rule_result(5, "proved"), rule_result(5, "daily")),
         (Some(GateResult::Pass), Some(GateResult::Deny))
     );
-    assert_eq!((&told[6].would, said(6, "large")), (&PredictedOutcome::Ask, Some(GateResult::Ask)));
-    // Who was not asked then says nothing.
     assert_eq!(
-        (told[2].gates[4].said, said(2, "proved")),
+        (&explanations[6].would, rule_result(6, "large")),
+        (&PredictedOutcome::Ask, Some(GateResult::Ask))
+    );
+    // Rules that were not checked have no details.
+    assert_eq!(
+        (explanations[2].gates[4].said, rule_result(2, "proved")),
         (GateResult::Deny, Some(GateResult::NotReached))
     );
     assert!(
-        told[2].rules.iter().all(|note| note.looked_at.is_empty() && note.why.is_none()),
+        explanations[2].rules.iter().all(|note| note.looked_at.is_empty() && note.why.is_none()),
         "{}",
-        told[2]
+        explanations[2]
     );
 }
 
@@ -198,14 +201,14 @@ async fn observed_rule_denies_nothing_and_counts_calls() {
             &self,
             _: &toolgate::policy::PolicyInput<'_>,
         ) -> Result<toolgate::policy::Verdict, toolgate::policy::PolicyError> {
-            panic!("on trial, and failing")
+            panic!("an observed policy has a fault")
         }
         fn on_result(
             &self,
             _: &toolgate::policy::SuccessfulCall<'_>,
         ) -> Result<Vec<toolgate::session::state::NamedChange>, toolgate::policy::PolicyError>
         {
-            panic!("here as well")
+            panic!("an observed policy has a fault")
         }
     }
     let session = start_session(
@@ -255,8 +258,9 @@ async fn observed_rule_denies_nothing_and_counts_calls() {
 
 #[tokio::test]
 async fn only_common_approvers_can_answer() {
-    let rule =
-        |name: &str, people: &[&str]| Deny::ask(name, ["act"]).approvers(people.iter().copied());
+    let rule = |name: &str, approvers: &[&str]| {
+        Deny::ask(name, ["act"]).approvers(approvers.iter().copied())
+    };
     let session = start_session(
         Agent::builder("a")
             .tool(entity_tool("act"))
@@ -265,8 +269,12 @@ async fn only_common_approvers_can_answer() {
     );
     let answer = session.call("act", json!({"entity": 1})).await;
     let id = answer.outcome.error().unwrap().approval.clone().unwrap().id;
-    for (who, expected) in [("ann", false), ("cem", false), ("model", false), ("bob", true)] {
-        assert_eq!(session.toolgate().answer_approval(&id, true, who).await, Ok(expected), "{who}");
+    for (approver, expected) in [("ann", false), ("cem", false), ("model", false), ("bob", true)] {
+        assert_eq!(
+            session.toolgate().answer_approval(&id, true, approver).await,
+            Ok(expected),
+            "{approver}"
+        );
     }
     assert_eq!(call_and_next_step(&session, "act", json!({"entity": 1})).await.0, "ok");
 }
@@ -278,12 +286,13 @@ fn rule_files_are_merged_and_report_all_errors() {
     let rules = RuleSet::parse_all([("limits.toml", limits), ("soft.toml", soft)]);
     assert_eq!(rules.names().collect::<Vec<_>>(), ["daily", "soft"]);
     assert!(crate::rule_diagnostics::refund_desk_builder().rules(rules).build().is_ok());
-    let wrong = RuleSet::parse_all([
+    let invalid_rules = RuleSet::parse_all([
         ("one.toml", "[[policy]]\nname = 3\n"),
         ("two.toml", "policy = 1"),
         ("three.toml", &limits.replace("issue_refund", "issue_refnd")),
     ]);
-    let error = crate::rule_diagnostics::refund_desk_builder().rules(wrong).build().unwrap_err();
+    let error =
+        crate::rule_diagnostics::refund_desk_builder().rules(invalid_rules).build().unwrap_err();
     insta::assert_snapshot!(error, @"
     cannot build the agent `desk`:
       - one.toml:2:8: `name` must be a string, not a number; like `name = \"…\"`

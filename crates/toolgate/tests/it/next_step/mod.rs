@@ -1,14 +1,14 @@
-//! What the model is told to do next.
+//! Tests the next step in the errors that a model reads.
 
 mod explain;
+mod redirects;
 mod search;
 
 use std::sync::Arc;
 
 use serde_json::{Value, json};
-use toolgate::policy::source::RuleSet;
 use toolgate::policy::{
-    Condition, Deny, EvidenceEntity, Limit, LimitOwner, Policy, ReadBeforeWrite, Require, Sequence,
+    Condition, Deny, EvidenceEntity, Limit, LimitOwner, ReadBeforeWrite, Require, Sequence,
 };
 use toolgate::{Agent, AgentBuilder, Effect, ManualClock, MemoryFs, Session, Tool};
 
@@ -71,10 +71,10 @@ async fn next_step_is_first_call_of_shortest_plan() {
             .policy(Require::new("logged_in", ["proof", "long_way"], ["login"]))
             .policy(Sequence::new("badge_first").after("long_way", ["badge"])),
     );
-    // Over `long_way` it would be one step more: `badge`, `login`, `long_way`.
-    let (code, advice) = call_and_next_step(&session, "act", json!({"entity": 7, "n": 1})).await;
+    // The way over `long_way` has one more step: `badge`, `login`, `long_way`.
+    let (code, next) = call_and_next_step(&session, "act", json!({"entity": 7, "n": 1})).await;
     assert_eq!(
-        (code.as_str(), advice),
+        (code.as_str(), next),
         ("prerequisite_missing", next_step("login", json!({"entity": 7})))
     );
     assert_eq!(call_and_next_step(&session, "login", json!({"entity": 7})).await.0, "ok");
@@ -143,20 +143,20 @@ async fn completed_once_tool_is_not_suggested_again() {
         );
         assert_eq!(call_and_next_step(&first, "verify", json!({"entity": 1})).await.0, "ok");
         assert_eq!(call_and_next_step(&first, "act", json!({"entity": 1, "n": 1})).await.0, "ok");
-        // Another session is only told what came of it then, and that proves nothing here: the
-        // advice would go in circles.
+        // Another session gets a replay, which is not evidence there. Another call of `verify`
+        // would not help.
         assert!(
             second.call("verify", json!({"entity": 1})).await.outcome.success().unwrap().replayed
         );
-        let (code, advice) = call_and_next_step(&second, "act", json!({"entity": 1})).await;
+        let (code, next) = call_and_next_step(&second, "act", json!({"entity": 1})).await;
         assert_eq!(
-            (code.as_str(), advice),
+            (code.as_str(), next),
             (
                 "prerequisite_missing",
                 next_step("person", json!({"entity": 1})).filter(|_| redirect)
             )
         );
-        // Of somebody else it was never asked.
+        // For another entity, `verify` has not run yet.
         assert_eq!(
             call_and_next_step(&second, "act", json!({"entity": 2})).await.1,
             next_step("verify", json!({"entity": 2}))
@@ -181,171 +181,14 @@ async fn replayed_error_does_not_suggest_same_call() {
         },
     );
     let session = start_session(Agent::builder("a").tool(pay.open().once()));
-    for (n, kept) in [(1, false), (2, true)] {
+    for (n, has_next) in [(1, false), (2, true)] {
         assert!(
             call_and_next_step(&session, "pay", json!({"n": n})).await.1.is_some(),
-            "a tool may say what it likes"
+            "a tool can suggest any call"
         );
         let again = session.call("pay", json!({"n": n})).await;
         let error = again.outcome.error().unwrap();
-        assert_eq!((error.replayed, error.next.is_some()), (true, kept), "{n}");
-    }
-}
-
-/// Denies everything and sends the model somewhere.
-struct RedirectingPolicy(&'static str, Value);
-
-impl Policy for RedirectingPolicy {
-    fn name(&self) -> &str {
-        "sends"
-    }
-    fn governs(&self, tool: &toolgate::ToolSpec) -> bool {
-        tool.name() == "act"
-    }
-    fn check(
-        &self,
-        _: &toolgate::policy::PolicyInput<'_>,
-    ) -> Result<toolgate::policy::Verdict, toolgate::policy::PolicyError> {
-        let mut error = toolgate::ToolError::new(toolgate::ErrorCategory::Business, "no", "no");
-        error.redirect_tool = Some(self.0.to_owned());
-        error.next =
-            Some(toolgate::NextStep { tool: self.0.to_owned(), arguments: self.1.clone() });
-        Ok(toolgate::policy::Verdict::deny(error))
-    }
-}
-
-#[tokio::test]
-async fn policy_redirect_to_unreachable_tool_is_removed() {
-    for (to, arguments, redirect, advised) in [
-        ("person", json!({"n": 5}), true, true),
-        ("hidden", json!({"n": 5}), false, false),
-        ("nowhere", json!({"n": 5}), false, false),
-        // The very call that was refused is no next step.
-        ("act", json!({"entity": 1}), true, false),
-    ] {
-        let agent = Agent::builder("a")
-            .tool(entity_tool("act"))
-            .tool(entity_tool("person").open())
-            .tool(entity_tool("hidden").open().visible_to(["bob"]))
-            .policy(RedirectingPolicy(to, arguments));
-        let answer = start_session(agent).call("act", json!({"entity": 1})).await;
-        let error = answer.outcome.error().unwrap();
-        assert_eq!(
-            (&*error.code, error.redirect_tool.is_some(), error.next.is_some()),
-            ("no", redirect, advised),
-            "{to}: {error:?}"
-        );
-    }
-}
-
-#[tokio::test]
-async fn tool_redirect_to_unreachable_tool_is_removed() {
-    use toolgate::store::PauseTarget;
-    for (to, paused, leads) in [
-        ("person", false, true),
-        ("person", true, false),
-        ("hidden", false, false),
-        ("nowhere", false, false),
-    ] {
-        let fails =
-            Tool::dynamic("fails", "Fails.", json!({"type": "object"}), move |_, _| async move {
-                Err(toolgate::Failure::business("no", "not here").redirect(to))
-            });
-        let agent = Agent::builder("a")
-            .tool(fails.effect(Effect::Read))
-            .tool(entity_tool("person").open())
-            .tool(entity_tool("hidden").open().visible_to(["bob"]));
-        let session = start_session(agent);
-        if paused {
-            session.toolgate().pause(PauseTarget::Tool(to.into()), "incident").await.unwrap();
-        }
-        let answer = session.call("fails", json!({})).await;
-        let error = answer.outcome.error().unwrap();
-        let said = (&*error.code, error.message.as_str(), error.redirect_tool.as_deref());
-        assert_eq!(
-            said,
-            ("no", "not here", leads.then_some(to)),
-            "the failure stands, with or without"
-        );
-    }
-}
-
-#[tokio::test]
-async fn denial_without_next_step_says_repeating_is_useless() {
-    let cap = || {
-        Deny::new("cap", ["act"])
-            .when("/amount", Condition::Above(5.into()))
-            .reason("At most five.")
-    };
-    let session = start_session(Agent::builder("a").tool(entity_tool("act")).policy(cap()));
-    let answer = session.call("act", json!({"entity": 1, "amount": 6})).await;
-    assert_eq!(
-        answer.outcome.error().unwrap().message,
-        "At most five. Repeating this call does not help."
-    );
-    // Nobody is sent to a tool that they may not see.
-    let hidden = entity_tool("person").open().visible_to(["bob"]);
-    let session = start_session(
-        Agent::builder("a").tool(entity_tool("act")).tool(hidden).policy(cap().redirect("person")),
-    );
-    let answer = session.call("act", json!({"entity": 1, "amount": 6})).await;
-    assert!(
-        !serde_json::to_string(&answer.outcome.to_json()).unwrap().contains("person"),
-        "{answer:?}"
-    );
-}
-
-#[tokio::test]
-async fn invisible_prerequisite_is_not_named() {
-    let cannot = "a step that this caller cannot take must come first; tell the user";
-    let require = |any_of: &str, more: &str| {
-        format!("rule = \"require\"\ntools = [\"act\"]\nany_of = {any_of}\n{more}")
-    };
-    let sequence = |first: &str| format!("rule = \"sequence\"\nafter = {{ act = {first} }}");
-    for (rule, message, advised) in [
-        (require("[\"hidden\"]", ""), cannot, None),
-        (require("[\"hidden\"]", "code = \"other\""), cannot, None),
-        (require("[\"hidden\"]", "reason = \"Call `hidden` first.\""), cannot, None),
-        (
-            require("[\"hidden\"]", "reason = \"A manager must look at it.\""),
-            "A manager must look at it.",
-            None,
-        ),
-        (require("[\"hidden\"]", "where = [{ argument = \"/amount\", above = 5 }]"), cannot, None),
-        (
-            require("[\"hidden\", \"proof\"]", ""),
-            "`proof` must have succeeded first in this session",
-            Some("proof"),
-        ),
-        (
-            require("[\"proof\"]", ""),
-            "`proof` must have succeeded first in this session",
-            Some("proof"),
-        ),
-        (sequence("[\"hidden\"]"), cannot, None),
-        (sequence("[\"hidden\", \"proof\"]"), cannot, None),
-        (
-            sequence("[\"proof\"]"),
-            "`act` needs `proof` to have succeeded first in this session",
-            Some("proof"),
-        ),
-    ] {
-        let agent = Agent::builder("a")
-            .tool(entity_tool("act"))
-            .tool(entity_tool("proof").effect(Effect::Read))
-            .tool(entity_tool("hidden").effect(Effect::Read).visible_to(["bob"]))
-            .rules(RuleSet::parse("policy.toml", &format!("[[policy]]\nname = \"r\"\n{rule}\n")));
-        let answer = start_session(agent).call("act", json!({"entity": 1, "amount": 9})).await;
-        let error = answer.outcome.error().unwrap();
-        assert_eq!(
-            (error.message.as_str(), error.next.as_ref().map(|n| n.tool.as_str())),
-            (message, advised),
-            "{rule}"
-        );
-        assert!(
-            !serde_json::to_string(&answer.outcome.to_json()).unwrap().contains("hidden"),
-            "{answer:?}"
-        );
+        assert_eq!((error.replayed, error.next.is_some()), (true, has_next), "{n}");
     }
 }
 
@@ -367,7 +210,7 @@ async fn next_step_arguments_fit_schema_of_tool() {
         call_and_next_step(&session, "act", json!({"entity": 1})).await.1,
         next_step("strange", json!({}))
     );
-    // What it would be about, it does not take.
+    // The prerequisite does not accept the entity of the call.
     let schema = json!({"type": "object", "required": ["entity"], "properties": {"entity": {"type": "integer", "minimum": 5}}});
     let proof = Tool::dynamic("proof", "Proves.", schema, |_, _| async { Ok(Value::Null) })
         .effect(Effect::Read)
@@ -396,12 +239,12 @@ async fn blank_entity_is_policy_fault() {
     let session = start_session(
         Agent::builder("a").tool(tool("act")).tool(tool("proof").effect(Effect::Read)).policy(rule),
     );
-    for who in [json!(null), json!(" ")] {
-        assert_eq!(call_and_next_step(&session, "proof", json!({ "who": who })).await.0, "ok");
+    for value in [json!(null), json!(" ")] {
+        assert_eq!(call_and_next_step(&session, "proof", json!({ "who": value })).await.0, "ok");
         assert_eq!(
-            call_and_next_step(&session, "act", json!({ "who": who })).await,
+            call_and_next_step(&session, "act", json!({ "who": value })).await,
             ("policy_fault".to_owned(), None),
-            "{who}"
+            "{value}"
         );
     }
 }
@@ -477,7 +320,7 @@ async fn next_step_contains_no_secret_arguments() {
         "{why}"
     );
     // The ledger records entities and limits, so their arguments cannot be secrets.
-    for wrong in [
+    for builder in [
         agent().policy(Require::new("r", ["act"], ["proof"]).same("pin", "/pin")),
         agent().policy(Limit::calls("r", ["act"], 1).per(LimitOwner::Entity("/pin".into()))),
         agent().policy(ReadBeforeWrite::new("r").guard("act", "/pin")),
@@ -487,7 +330,7 @@ async fn next_step_contains_no_secret_arguments() {
             1,
         )),
     ] {
-        assert!(wrong.build().unwrap_err().to_string().contains("secret"));
+        assert!(builder.build().unwrap_err().to_string().contains("secret"));
     }
 }
 
@@ -499,11 +342,11 @@ async fn next_step_reads_file_before_write() {
             .tools(toolgate::builtin::files())
             .policy(ReadBeforeWrite::default()),
     );
-    let (code, advice) =
+    let (code, next) =
         call_and_next_step(&session, "write_file", json!({"path": "./a.txt", "content": "y"}))
             .await;
     assert_eq!(
-        (code.as_str(), advice),
+        (code.as_str(), next),
         ("read_before_write", next_step("read_file", json!({"path": "a.txt"})))
     );
 }
@@ -525,10 +368,10 @@ async fn limit_by_evidence_suggests_missing_evidence() {
                     .per(LimitOwner::EvidenceEntity(Box::new(proved))),
             ),
     );
-    // Nothing is known of the owner: nothing is guessed, and the model is told where to look.
-    let (code, advice) =
+    // The owner is unknown, so the rule faults and suggests the tool that proves the owner.
+    let (code, next) =
         call_and_next_step(&session, "act", json!({"entity": 1, "amount": 60})).await;
-    assert_eq!((code.as_str(), advice), ("policy_fault", next_step("look", json!({"entity": 1}))));
+    assert_eq!((code.as_str(), next), ("policy_fault", next_step("look", json!({"entity": 1}))));
     assert_eq!(call_and_next_step(&session, "look", json!({"entity": 1})).await.0, "ok");
     assert_eq!(
         call_and_next_step(&session, "act", json!({"entity": 1, "amount": 60})).await.0,

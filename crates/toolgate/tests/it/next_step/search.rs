@@ -1,4 +1,4 @@
-//! The next step, played until the call is let through or a person must help.
+//! Tests that following next steps leads to an admitted call or to a person.
 
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
@@ -9,13 +9,13 @@ use toolgate::{Agent, Effect, Session};
 
 use super::{call_and_next_step, entity_tool, start_session};
 
-/// A rule among tools `t0` to `t4`, each needing only tools before it.
+/// Describes a rule for the tools `t0` to `t4`, each of which requires only earlier tools.
 #[derive(Debug, Clone)]
 enum GeneratedRule {
     Require { tool: usize, any_of: Vec<usize>, same: bool },
     After { tool: usize, first: usize },
-    Calls { tool: usize, most: u64 },
-    Cap { tool: usize, most: i64, redirect: bool },
+    Calls { tool: usize, max: u64 },
+    Cap { tool: usize, max: i64, redirect: bool },
 }
 
 fn any_rule() -> impl Strategy<Value = GeneratedRule> {
@@ -25,8 +25,8 @@ fn any_rule() -> impl Strategy<Value = GeneratedRule> {
             GeneratedRule::Require { tool, any_of, same }
         }),
         2 => (1..5usize, 0..5usize).prop_map(|(tool, first)| GeneratedRule::After { tool, first: first % tool }),
-        1 => (0..5usize, 1..4u64).prop_map(|(tool, most)| GeneratedRule::Calls { tool, most }),
-        1 => (0..5usize, 0..9i64, any::<bool>()).prop_map(|(tool, most, redirect)| GeneratedRule::Cap { tool, most, redirect }),
+        1 => (0..5usize, 1..4u64).prop_map(|(tool, max)| GeneratedRule::Calls { tool, max }),
+        1 => (0..5usize, 0..9i64, any::<bool>()).prop_map(|(tool, max, redirect)| GeneratedRule::Cap { tool, max, redirect }),
     ]
 }
 
@@ -34,18 +34,18 @@ fn session_with_rules(rules: &[GeneratedRule], revoking: bool) -> Session {
     let name = |tool: usize| format!("t{tool}");
     let mut agent = Agent::builder("a").tool(entity_tool("person").open());
     for n in 0..5 {
-        let made = entity_tool(&name(n))
+        let declared = entity_tool(&name(n))
             .effect(if n % 2 == 0 { Effect::Read } else { Effect::Write })
             .open();
-        agent = agent.tool(if revoking && n == 2 { made.revokes("t0") } else { made });
+        agent = agent.tool(if revoking && n == 2 { declared.revokes("t0") } else { declared });
     }
     for (n, rule) in rules.iter().enumerate() {
-        let called = format!("r{n}");
+        let rule_name = format!("r{n}");
         agent = match rule {
             GeneratedRule::Require { tool, any_of, same } => {
                 let any_of: Vec<String> = any_of.iter().map(|first| name(*first)).collect();
                 let rule = Require::new(
-                    &called,
+                    &rule_name,
                     [name(*tool).as_str()],
                     any_of.iter().map(String::as_str),
                 );
@@ -56,13 +56,13 @@ fn session_with_rules(rules: &[GeneratedRule], revoking: bool) -> Session {
                 })
             }
             GeneratedRule::After { tool, first } => {
-                agent.policy(Sequence::new(called).after(&name(*tool), [name(*first).as_str()]))
+                agent.policy(Sequence::new(rule_name).after(&name(*tool), [name(*first).as_str()]))
             }
-            GeneratedRule::Calls { tool, most } => agent
-                .policy(Limit::calls(&called, [name(*tool).as_str()], *most).redirect("person")),
-            GeneratedRule::Cap { tool, most, redirect } => {
-                let rule = Deny::new(&called, [name(*tool).as_str()])
-                    .when_cel(&format!("has(input.amount) && input.amount > {most}"));
+            GeneratedRule::Calls { tool, max } => agent
+                .policy(Limit::calls(&rule_name, [name(*tool).as_str()], *max).redirect("person")),
+            GeneratedRule::Cap { tool, max, redirect } => {
+                let rule = Deny::new(&rule_name, [name(*tool).as_str()])
+                    .when_cel(&format!("has(input.amount) && input.amount > {max}"));
                 agent.policy(if *redirect { rule.redirect("person") } else { rule })
             }
         };
@@ -70,7 +70,7 @@ fn session_with_rules(rules: &[GeneratedRule], revoking: bool) -> Session {
     start_session(agent)
 }
 
-/// Plays what it is told until the call is let through, or a person has it.
+/// Follows next steps until the call is admitted or a person is asked.
 async fn follow_next_steps(
     rules: &[GeneratedRule],
     revoking: bool,
@@ -79,38 +79,35 @@ async fn follow_next_steps(
     let session = session_with_rules(rules, revoking);
     let (mut reached, mut handed_over) = (0, 0);
     for (n, (tool, entity, amount)) in calls.iter().enumerate() {
-        let mut told: Vec<String> = Vec::new();
+        let mut steps: Vec<String> = Vec::new();
         let mut unique = n * 1_000;
         loop {
             unique += 1;
-            let (code, advice) = call_and_next_step(
+            let (code, next) = call_and_next_step(
                 &session,
                 &format!("t{tool}"),
                 json!({"entity": entity, "amount": amount, "n": unique}),
             )
             .await;
-            told.push(format!("t{tool}: {code} {advice:?}"));
+            steps.push(format!("t{tool}: {code} {next:?}"));
             if code == "ok" {
-                reached += usize::from(told.len() > 1);
+                reached += usize::from(steps.len() > 1);
                 break;
             }
-            let Some((step, mut arguments)) = advice else {
-                assert_eq!(told.len(), 1, "the advice led nowhere: {told:#?}\nunder {rules:#?}");
+            let Some((step, mut arguments)) = next else {
+                assert_eq!(steps.len(), 1, "a next step led nowhere: {steps:#?}\nunder {rules:#?}");
                 break;
             };
             arguments["n"] = json!(unique);
             arguments.as_object_mut().unwrap().entry("entity").or_insert(json!(entity));
             let (code, _) = call_and_next_step(&session, &step, arguments).await;
-            told.push(format!("  {step}: {code}"));
-            assert_eq!(
-                code, "ok",
-                "a step that was advised was refused: {told:#?}\nunder {rules:#?}"
-            );
+            steps.push(format!("  {step}: {code}"));
+            assert_eq!(code, "ok", "a suggested step was refused: {steps:#?}\nunder {rules:#?}");
             if step == "person" {
                 handed_over += 1;
                 break;
             }
-            assert!(told.len() < 60, "the advice goes in circles: {told:#?}\nunder {rules:#?}");
+            assert!(steps.len() < 60, "the next steps form a cycle: {steps:#?}\nunder {rules:#?}");
         }
     }
     (reached, handed_over)
@@ -131,9 +128,12 @@ async fn following_next_steps_reaches_call_or_person() {
     let (mut reached, mut handed_over) = (0, 0);
     for _ in 0..sets {
         let (rules, revoking, calls) = strategy.new_tree(&mut runner).unwrap().current();
-        let (there, over) = follow_next_steps(&rules, revoking, &calls).await;
-        reached += there;
-        handed_over += over;
+        let (calls_reached, calls_handed_over) = follow_next_steps(&rules, revoking, &calls).await;
+        reached += calls_reached;
+        handed_over += calls_handed_over;
     }
-    assert!(reached > sets / 4 && handed_over > sets / 50, "both happen: {reached} {handed_over}");
+    assert!(
+        reached > sets / 4 && handed_over > sets / 50,
+        "too few cases: {reached} {handed_over}"
+    );
 }

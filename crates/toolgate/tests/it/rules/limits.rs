@@ -1,4 +1,4 @@
-//! Limits: what they count, for whom, and what they leave alone.
+//! Tests what limits count, for which owner, and when they release an amount.
 
 use jiff::SignedDuration;
 use serde_json::{Value, json};
@@ -19,19 +19,15 @@ async fn limits_span_sessions_and_settle_by_effect() {
     assert_eq!(
         call_code(&s, "act", json!({"entity": 1, "amount": 499, "n": 1, "fail": true})).await,
         "failed",
-        "what fails without effect gives it back"
+        "a failure without effects releases its amount"
     );
     assert_eq!(call_code(&s, "act", act(499.0, 1)).await, "ok");
-    assert_eq!(
-        call_code(&s, "act", act(499.0, 2)).await,
-        "daily",
-        "two of 499 do not slip under 500"
-    );
+    assert_eq!(call_code(&s, "act", act(499.0, 2)).await, "daily", "two amounts of 499 exceed 500");
     assert_eq!(call_code(&s, "act", act(1.0, 1)).await, "once");
     assert_eq!(
         call_code(&s, "act", act(-100.0, 3)).await,
         "invalid_arguments",
-        "a sum does not go down"
+        "negative amounts are refused"
     );
     assert_eq!(call_code(&s, "act", act(1.01, 4)).await, "daily");
     assert_eq!(call_code(&s, "act", act(1.0, 5)).await, "ok");
@@ -39,7 +35,7 @@ async fn limits_span_sessions_and_settle_by_effect() {
     assert_eq!(
         call_code(&s, "act", json!({"amount": 1, "n": 7})).await,
         "invalid_arguments",
-        "whose it is must be said"
+        "the owner is required"
     );
     clock.advance(SignedDuration::from_hours(24));
     assert_eq!(call_code(&s, "act", act(500.0, 8)).await, "ok", "the window slides");
@@ -115,13 +111,13 @@ async fn uncountable_amount_is_invalid_argument() {
         let schema = json!({"type": "object", "properties": {"amount": amount, "currency": {"type": "string"}, "to": {"type": "string"}}});
         Tool::dynamic("pay", "Pays.", schema, |_, _| async { Ok(Value::Null) })
     };
-    let limited = |amount: Value| {
+    let session_with_limit = |amount: Value| {
         let limit = Limit::sum("daily", ["pay"], "/amount", 500.into())
             .currency("/currency")
             .per(LimitOwner::Entity("/to".into()));
         start_session(Agent::builder("a").tool(pay(amount)).policy(limit).build().unwrap()).0
     };
-    let said = async |session: &toolgate::Session, args: Value| {
+    let call_error = async |session: &toolgate::Session, args: Value| {
         let answer = session.call("pay", args).await;
         let error = answer.outcome.error().cloned().unwrap();
         let fields: Vec<_> = error
@@ -133,9 +129,9 @@ async fn uncountable_amount_is_invalid_argument() {
     };
     let invalid =
         |field: String| ("invalid_arguments".to_owned(), ErrorCategory::Validation, field);
-    // Nothing is said of its kind, or a number is one of them: the model can send one.
+    // The schema allows a number, so the model can correct the call.
     for schema in [json!({}), json!({"type": ["number", "string", "null"]})] {
-        let s = limited(schema);
+        let s = session_with_limit(schema);
         for (args, got) in [
             (json!({"currency": "EUR", "to": "a"}), "nothing"),
             (json!({"amount": -1, "currency": "EUR", "to": "a"}), "-1"),
@@ -143,26 +139,30 @@ async fn uncountable_amount_is_invalid_argument() {
             (json!({"amount": null, "currency": "EUR", "to": "a"}), "null"),
         ] {
             assert_eq!(
-                said(&s, args).await,
+                call_error(&s, args).await,
                 invalid(format!("/amount {AMOUNT_EXPECTATION} got {got}"))
             );
         }
         let long = json!({"amount": serde_json::from_str::<Value>("1e40").unwrap(), "currency": "EUR", "to": "a"});
-        assert_eq!(said(&s, long).await.0, "invalid_arguments", "more digits than can be added up");
         assert_eq!(
-            said(&s, json!({"amount": 1, "to": "a"})).await,
+            call_error(&s, long).await.0,
+            "invalid_arguments",
+            "more digits than can be added up"
+        );
+        assert_eq!(
+            call_error(&s, json!({"amount": 1, "to": "a"})).await,
             invalid("/currency given got nothing".to_owned())
         );
         assert_eq!(
-            said(&s, json!({"amount": 1, "currency": "EUR"})).await,
+            call_error(&s, json!({"amount": 1, "currency": "EUR"})).await,
             invalid("/to given got nothing".to_owned())
         );
         assert_eq!(
-            said(&s, json!({"amount": 1, "currency": "", "to": "a"})).await,
+            call_error(&s, json!({"amount": 1, "currency": "", "to": "a"})).await,
             invalid("/currency given got \"\"".to_owned())
         );
         assert_eq!(
-            said(&s, json!({"amount": 1, "currency": "EUR", "to": ""})).await,
+            call_error(&s, json!({"amount": 1, "currency": "EUR", "to": ""})).await,
             invalid("/to given got \"\"".to_owned())
         );
         assert_eq!(
@@ -170,17 +170,17 @@ async fn uncountable_amount_is_invalid_argument() {
             "ok"
         );
     }
-    // Where the tool takes nothing but text, no model can help it: the rule does not load.
+    // If the schema allows only text, no call can satisfy the rule, so the rule does not load.
     for kind in [json!({"type": "string"}), json!({"type": ["string", "null"]})] {
         let limit = Limit::sum("daily", ["pay"], "/amount", 500.into());
-        let wrong =
+        let build_error =
             Agent::builder("a").tool(pay(kind)).policy(limit).build().unwrap_err().to_string();
-        assert!(wrong.contains("`/amount` of `pay` is never a number"), "{wrong}");
+        assert!(build_error.contains("`/amount` of `pay` is never a number"), "{build_error}");
     }
-    // What is secret is not shown.
-    let s = limited(json!({"writeOnly": true}));
+    // A secret value is hidden.
+    let s = session_with_limit(json!({"writeOnly": true}));
     assert_eq!(
-        said(&s, json!({"amount": "hunter2", "currency": "EUR", "to": "a"})).await,
+        call_error(&s, json!({"amount": "hunter2", "currency": "EUR", "to": "a"})).await,
         invalid(format!("/amount {AMOUNT_EXPECTATION} got (hidden)"))
     );
 }
@@ -205,7 +205,7 @@ async fn currency_spellings_share_one_counter() {
             "{amount} {currency}"
         );
     }
-    // Nothing is no purse of its own.
+    // A blank currency is not a separate counter.
     let schema =
         json!({"type": "object", "properties": {"amount": {"type": "number"}, "currency": {}}});
     let pay = Tool::dynamic("pay", "Pays.", schema, |_, _| async { Ok(Value::Null) });
@@ -271,7 +271,7 @@ async fn exhausted_limit_does_not_withhold_replay() {
         "ok"
     );
     assert!(act("s").await.outcome.success().is_some());
-    // Whose limit it is, nothing says in the other session.
+    // The other session has no evidence of the owner.
     let again = act("other").await;
     assert!(again.outcome.success().is_some_and(|output| output.replayed), "{again:?}");
 }

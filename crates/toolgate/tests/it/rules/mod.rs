@@ -1,5 +1,6 @@
-//! The typed rules, one by one.
+//! Tests each typed rule.
 
+mod conditions;
 mod limits;
 pub(crate) mod reference_model;
 mod reference_model_agreement;
@@ -9,7 +10,7 @@ use std::sync::Arc;
 use jiff::{SignedDuration, Timestamp};
 use serde_json::{Value, json};
 use toolgate::policy::{Condition, Deny, Limit, LimitOwner, Policy, Require, Sequence};
-use toolgate::{Agent, AgentBuilder, Effect, ErrorCategory, Failure, ManualClock, Tool};
+use toolgate::{Agent, AgentBuilder, Effect, Failure, ManualClock, Tool};
 
 use crate::support::BuildWithReplayCheck;
 
@@ -20,10 +21,10 @@ pub(crate) fn tool(name: &str) -> Tool {
     }});
     Tool::dynamic(name, "A tool.", schema, |_, args: Value| async move {
         if args["lose"] == true {
-            return Err(Failure::business("lost", "nobody knows"));
+            return Err(Failure::business("lost", "the outcome is unknown"));
         }
         if args["fail"] == true {
-            Err(Failure::business("failed", "told to").effects(toolgate::CallEffects::None))
+            Err(Failure::business("failed", "requested by the test").effects(toolgate::CallEffects::None))
         } else {
             let entity = args["entity"].as_u64().unwrap_or_default();
             Ok(json!({"ok": args["ok"], "owner": format!("o{}", entity % 2), "says": account(entity)}))
@@ -93,13 +94,13 @@ async fn require_checks_entity_field_and_age() {
     assert_eq!(
         call_code(&s, "act", json!({"entity": 1, "n": 2})).await,
         "not_verified",
-        "another answer"
+        "another result"
     );
     assert_eq!(call_code(&s, "check", json!({"entity": 1, "ok": true})).await, "ok");
     assert_eq!(
         call_code(&s, "act", json!({"entity": 1, "n": 3})).await,
         "ok",
-        "either tool will do"
+        "evidence of either tool is enough"
     );
     clock.advance(SignedDuration::from_mins(15));
     assert_eq!(call_code(&s, "act", json!({"entity": 1, "n": 4})).await, "ok");
@@ -110,7 +111,7 @@ async fn require_checks_entity_field_and_age() {
     assert_eq!(
         call_code(&s, "act", json!({"entity": 1, "n": 6})).await,
         "not_verified",
-        "the latest answer counts"
+        "the latest result counts"
     );
     assert_eq!(call_code(&s, "act", json!({"n": 7})).await, "policy_fault", "nothing to compare");
 }
@@ -170,25 +171,25 @@ async fn evidence_can_be_revoked() {
             "step {n}: {name} {entity}"
         );
     }
-    // Without saying about what, everything is forgotten.
+    // A revocation without an entity revokes all evidence of the tool.
     assert_eq!(call_code(&s, "forget", json!({"n": 100})).await, "ok");
     assert_eq!(call_code(&s, "act", json!({"entity": 1, "n": 101})).await, "checked");
     assert_eq!(call_code(&s, "check", json!({"entity": 1, "n": 102})).await, "ok");
-    // A logout that may have happened counts as one that did.
+    // A logout with an unknown outcome revokes the evidence.
     assert_eq!(call_code(&s, "logout", json!({"lose": true})).await, "lost");
     assert_eq!(call_code(&s, "act", json!({"entity": 1, "n": 103})).await, "logged_in");
     assert_eq!(call_code(&s, "proof", json!({"entity": 1, "n": 104})).await, "ok");
-    // A logout that provably did not happen has not happened.
+    // A logout without effects revokes nothing.
     assert_eq!(call_code(&s, "logout", json!({"fail": true})).await, "failed");
     assert_eq!(call_code(&s, "act", json!({"entity": 1, "n": 99})).await, "ok");
-    let wrong = Agent::builder("a")
-        .tool(tool("logout").open().revokes("gone").revokes_about("logout", "nobody"))
+    let error = Agent::builder("a")
+        .tool(tool("logout").open().revokes("gone").revokes_about("logout", "missing"))
         .build()
         .unwrap_err();
     assert!(
-        wrong.to_string().contains("`gone`, which is not a tool")
-            && wrong.to_string().contains("about `nobody`"),
-        "{wrong}"
+        error.to_string().contains("`gone`, which is not a tool")
+            && error.to_string().contains("about `missing`"),
+        "{error}"
     );
 }
 
@@ -205,121 +206,12 @@ async fn reported_evidence_counts_only_with_accept_reported() {
                 .build()
                 .unwrap(),
         );
-        let gate_pass = s.admit("client", json!({})).await.ok().unwrap();
-        s.report(&gate_pass, Ok(json!("done"))).await;
+        let deferred = s.admit("client", json!({})).await.ok().unwrap();
+        s.report(&deferred, Ok(json!("done"))).await;
         assert_eq!(
             call_code(&s, "act", json!({})).await,
             if accepts { "ok" } else { "prerequisite_missing" }
         );
-    }
-}
-
-#[tokio::test]
-async fn conditions_compare_exactly_and_missing_values_deny() {
-    let cases: Vec<(Condition, Value, &str)> = vec![
-        (Condition::Above(500.into()), json!({"amount": 500}), "ok"),
-        (Condition::Above(500.into()), json!({"amount": 500.000_000_000_001}), "rule"),
-        (Condition::Above(500.into()), json!({"amount": 1e3}), "rule"),
-        (Condition::Above(500.into()), json!({}), "rule"),
-        (Condition::Below(1.into()), json!({"amount": 0.99}), "rule"),
-        (Condition::Below(1.into()), json!({"amount": 1.0}), "ok"),
-        (Condition::one_of([json!(1.0), json!("x")]), json!({"amount": 1}), "rule"),
-        (Condition::one_of([json!(1.0)]), json!({"amount": 2}), "ok"),
-        (Condition::none_of([json!(5)]), json!({"amount": 5.0}), "ok"),
-        (Condition::none_of([json!(5)]), json!({"amount": 6}), "rule"),
-        (Condition::Above(500.into()), json!({"amount": 1e300}), "policy_fault"),
-    ];
-    for (condition, args, expected) in cases {
-        let shown = format!("{condition:?} {args}");
-        let (s, _) = start_session(agent(|a| {
-            a.policy(Deny::new("rule", ["act"]).when("/amount", condition))
-        }));
-        assert_eq!(call_code(&s, "act", args).await, expected, "{shown}");
-    }
-    let text: Vec<(Condition, &str, &str)> = vec![
-        (Condition::Glob("*@evil.example".into()), "a@evil.example", "rule"),
-        (Condition::Glob("*@evil.example".into()), "a@good.example", "ok"),
-        (Condition::matches("^/etc/").unwrap(), "/etc/passwd", "rule"),
-        (Condition::matches("^/etc/").unwrap(), "/home/etc/", "ok"),
-    ];
-    for (condition, to, expected) in text {
-        let (s, _) =
-            start_session(agent(|a| a.policy(Deny::new("rule", ["act"]).when("/to", condition))));
-        assert_eq!(call_code(&s, "act", json!({ "to": to })).await, expected, "{to}");
-    }
-    // All conditions together, and what the model reads.
-    let rule = Deny::new("rule", ["act"])
-        .when("/amount", Condition::Above(5.into()))
-        .when("/pin", Condition::Above(1.into()))
-        .category(ErrorCategory::Permission)
-        .redirect("other");
-    let (s, _) = start_session(agent(|a| a.policy(rule)));
-    assert_eq!(call_code(&s, "act", json!({"amount": 6, "pin": 1})).await, "ok");
-    let refused = s.call("act", json!({"amount": 6, "pin": 7711})).await;
-    let error = refused.outcome.error().unwrap();
-    assert_eq!(
-        (error.category, error.retryable, error.redirect_tool.as_deref()),
-        (ErrorCategory::Permission, false, Some("other"))
-    );
-    let got: Vec<_> = error
-        .errors
-        .iter()
-        .map(|e| (e.path.as_str(), e.expected.as_str(), e.got.as_str()))
-        .collect();
-    assert_eq!(got, [("/amount", "at most 5", "6"), ("/pin", "at most 1", "(hidden)")]);
-}
-
-#[tokio::test]
-async fn value_of_unlisted_type_is_policy_fault() {
-    let cases = [
-        (json!([3, 4]), json!(3), "rule"),
-        (json!([3, 4]), json!(5), "ok"),
-        (json!([3, 4]), json!("3"), "policy_fault"),
-        (json!(["prod"]), json!(null), "policy_fault"),
-        (json!(["prod", null]), json!(null), "rule"),
-        (json!(["prod", 1]), json!("test"), "ok"),
-        (json!(["a@x.example"]), json!(["a@x.example"]), "policy_fault"),
-        (json!([["a@x.example"]]), json!(["b@x.example"]), "ok"),
-        (json!([true]), json!("true"), "policy_fault"),
-    ];
-    for (listed, value, expected) in cases {
-        let schema = json!({"type": "object", "properties": {"to": {}}});
-        let act = Tool::dynamic("act", "Acts.", schema, |_, _| async { Ok(Value::Null) });
-        let rule = Deny::new("rule", ["act"])
-            .when("/to", Condition::one_of(listed.as_array().cloned().unwrap_or_default()));
-        let (s, _) = start_session(Agent::builder("a").tool(act).policy(rule).build().unwrap());
-        assert_eq!(
-            call_code(&s, "act", json!({ "to": value.clone() })).await,
-            expected,
-            "{value} in {listed}"
-        );
-    }
-}
-
-#[tokio::test]
-async fn type_mismatch_counts_only_if_other_conditions_match() {
-    let is = |value: &str| Condition::one_of([json!(value)]);
-    for order in [["/stage", "/verb"], ["/verb", "/stage"]] {
-        let schema = json!({"type": "object", "properties": {"stage": {}, "verb": {}}});
-        let act = Tool::dynamic("act", "Acts.", schema, |_, _| async { Ok(Value::Null) });
-        let wanted = |path: &str| if path == "/stage" { is("prod") } else { is("drop") };
-        let rule = order
-            .iter()
-            .fold(Deny::new("rule", ["act"]), |rule, path| rule.when(*path, wanted(path)));
-        let (s, _) = start_session(Agent::builder("a").tool(act).policy(rule).build().unwrap());
-        for (stage, verb, expected) in [
-            (json!(null), "list", "ok"),
-            (json!(null), "drop", "policy_fault"),
-            (json!(["prod"]), "drop", "policy_fault"),
-            (json!("prod"), "drop", "rule"),
-            (json!("test"), "drop", "ok"),
-        ] {
-            assert_eq!(
-                call_code(&s, "act", json!({"stage": stage.clone(), "verb": verb})).await,
-                expected,
-                "{order:?}: {stage} {verb}"
-            );
-        }
     }
 }
 
@@ -382,66 +274,16 @@ async fn reported_and_observed_evidence_are_separate() {
         let (s, clock) = start_session(agent(|a| a.policy(rule)));
         assert_eq!(call_code(&s, "proof", json!({"ok": true})).await, "ok");
         clock.advance(SignedDuration::from_secs(1));
-        let pass = s.admit("proof", json!({"ok": false})).await.ok().unwrap();
-        s.report(&pass, Ok(json!({"ok": false}))).await;
-        // To a rule that listens to clients, the later word is that it is not so any more.
+        let deferred = s.admit("proof", json!({"ok": false})).await.ok().unwrap();
+        s.report(&deferred, Ok(json!({"ok": false}))).await;
+        // For a rule that accepts reports, the later report replaces the observed result.
         assert_eq!(call_code(&s, "act", json!({})).await, if accepts { "r" } else { "ok" });
     }
 }
 
 #[tokio::test]
-async fn wildcard_condition_checks_every_item() {
-    let schema = json!({"type": "object", "properties": {"lines": {"type": "array", "items": {"type": "object", "properties": {"amount": {"type": "number"}}}}}});
-    let pay = || Tool::dynamic("pay", "Pays.", schema.clone(), |_, _| async { Ok(Value::Null) });
-    let lines = |amounts: &[i64]| json!({"lines": amounts.iter().map(|a| json!({"amount": a})).collect::<Vec<_>>()});
-    let build = |policy: Deny| {
-        crate::support::runtime_builder()
-            .agent(Agent::builder("a").tool(pay()).policy(policy).build().unwrap())
-            .build_checked()
-            .session("a", "p", "s")
-    };
-    let s = build(Deny::new("cap", ["pay"]).when("/lines/*/amount", Condition::Above(500.into())));
-    for (amounts, expected) in [(vec![1, 2], "ok"), (vec![1, 600], "cap"), (vec![], "cap")] {
-        assert_eq!(call_code(&s, "pay", lines(&amounts)).await, expected, "{amounts:?}");
-    }
-    assert_eq!(
-        call_code(&s, "pay", json!({"lines": [{"amount": 1}, {}]})).await,
-        "cap",
-        "an item that hides its amount"
-    );
-    assert_eq!(call_code(&s, "pay", json!({})).await, "cap");
-    let limit = Limit::sum("sum", ["pay"], "/lines/*/amount", 500.into());
-    let s = crate::support::runtime_builder()
-        .agent(Agent::builder("a").tool(pay()).policy(limit).build().unwrap())
-        .build_checked()
-        .session("a", "p", "s");
-    assert_eq!(call_code(&s, "pay", lines(&[300, 201])).await, "sum");
-    assert_eq!(call_code(&s, "pay", lines(&[700, -300])).await, "invalid_arguments");
-    assert_eq!(
-        call_code(&s, "pay", json!({"lines": [{"amount": 1}, {}]})).await,
-        "invalid_arguments"
-    );
-    assert_eq!(call_code(&s, "pay", lines(&[300, 200])).await, "ok");
-    let wrong = Agent::builder("a")
-        .tool(pay())
-        .policy(
-            Limit::calls("l", ["pay"], 1)
-                .per(LimitOwner::Entity("/lines/*/amount".into()))
-                .redirect("gone"),
-        )
-        .build()
-        .unwrap_err();
-    assert!(
-        wrong.to_string().contains("names more than one value")
-            && wrong.to_string().contains("redirects to `gone`"),
-        "{wrong}"
-    );
-}
-
-#[tokio::test]
 async fn revocation_covers_every_entity_of_evidence() {
-    // Proved twice about one customer, each time with another order: taking away the customer takes
-    // both.
+    // Two results name one customer and different orders; a revocation by customer revokes both.
     let verify = tool("verify").effect(Effect::Read).entity("order", "/n");
     let logout = tool("end").open().revokes_about("verify", "entity");
     let rule = Require::new("r", ["act"], ["verify"]).same("order", "/n");
@@ -468,7 +310,7 @@ async fn policies_are_notified_of_revocations() {
     struct RevocationRecorder(std::sync::Mutex<Vec<String>>);
     impl Policy for &'static RevocationRecorder {
         fn name(&self) -> &str {
-            "told"
+            "recorder"
         }
         fn observes_all_tools(&self) -> bool {
             true

@@ -1,10 +1,11 @@
-//! What each rule means, said as plainly as can be: every question is answered by going through the
-//! whole history again. Slow, and obviously right. The rule engine must never differ from it.
+//! Defines the meaning of each rule as a search over the whole history.
+//!
+//! The model is slow and simple. The rule engine must agree with the model.
 
 use jiff::{SignedDuration, Timestamp};
 use rust_decimal::Decimal;
 
-/// A call that was let through and succeeded.
+/// Describes a call that was admitted and succeeded.
 #[derive(Debug, Clone)]
 pub(crate) struct PastCall {
     pub(crate) tool: &'static str,
@@ -13,12 +14,12 @@ pub(crate) struct PastCall {
     pub(crate) entity: u8,
     pub(crate) amount: i64,
     pub(crate) currency: u8,
-    /// What the tool proved.
+    /// Value of the proved field `/ok`.
     pub(crate) ok: bool,
     pub(crate) at: Timestamp,
 }
 
-/// Whose limit.
+/// Selects the owner of a limit.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum LimitScope {
     Session,
@@ -26,7 +27,7 @@ pub(crate) enum LimitScope {
     Entity,
 }
 
-/// A rule about the tools `act` and `other`.
+/// Describes a rule about the tools `act` and `other`.
 #[derive(Debug, Clone)]
 pub(crate) enum RuleModel {
     Require {
@@ -39,44 +40,44 @@ pub(crate) enum RuleModel {
     DenyEntity(u8),
     AskBelow(i64),
     Calls {
-        most: u64,
-        whose: LimitScope,
+        max: u64,
+        scope: LimitScope,
         window: Option<i64>,
     },
     Sum {
-        most: i64,
-        whose: LimitScope,
+        max: i64,
+        scope: LimitScope,
         window: Option<i64>,
         by_currency: bool,
     },
     After(&'static str),
-    /// In CEL: the amount is above this, or the entity is that one.
+    /// CEL condition: the amount is above the first value, or the entity equals the second.
     When(i64, u8),
-    /// What `page` brought in stays out of `to`, unless `contacts` says it as well; strictly: only
-    /// what `contacts` says.
+    /// Denies values in `to` that come from `page` and not from `contacts`. If `strict` is set,
+    /// only values from `contacts` are allowed.
     Flow {
         strict: bool,
     },
-    /// At most so many calls for an owner, who is known from `check`; else for the entity.
+    /// Limits the calls per owner that `check` proved, or else per entity.
     OwnerCalls {
-        most: u64,
+        max: u64,
         window: Option<i64>,
     },
-    /// A rule on trial.
+    /// An observed rule.
     Observed(Box<RuleModel>),
 }
 
-/// What becomes of a call: `None` is yes.
+/// Returns the code of the expected denial, or `None` if the call is allowed.
 pub(crate) fn expected_denial(
     rules: &[(String, RuleModel)],
     history: &[PastCall],
     call: &PastCall,
 ) -> Option<String> {
-    // Denials first, then questions, then limits: each in the order of the rules.
-    let first = |wanted: fn(&RuleModel) -> u8, level: u8| {
+    // Denials come first, then approvals, then limits; each group has the order of the rules.
+    let first = |level_of: fn(&RuleModel) -> u8, level: u8| {
         rules
             .iter()
-            .filter(|(_, m)| wanted(m) == level)
+            .filter(|(_, m)| level_of(m) == level)
             .find(|(_, m)| is_denied_by(m, history, call))
             .map(|(name, _)| name.clone())
     };
@@ -90,19 +91,21 @@ pub(crate) fn expected_denial(
         .or_else(|| first(level, 2))
 }
 
-/// The latest success of a tool in the session, unless it was taken away since: `logout` takes away
-/// all that `proof` proved, `forget` what `check` proved about its entity.
+/// Finds the latest success of a tool in the session, unless the evidence was revoked.
+///
+/// `logout` revokes all evidence of `proof`; `forget` revokes the evidence of `check` about its
+/// entity.
 fn latest_success<'h>(
     history: &'h [PastCall],
     in_session: &dyn Fn(&&PastCall) -> bool,
     tool: &str,
-    wanted: impl Fn(&PastCall) -> bool,
+    matches: impl Fn(&PastCall) -> bool,
 ) -> Option<&'h PastCall> {
     let (index, found) = history
         .iter()
         .enumerate()
         .rev()
-        .find(|(_, p)| in_session(p) && p.tool == tool && wanted(p))?;
+        .find(|(_, p)| in_session(p) && p.tool == tool && matches(p))?;
     let later = || history.iter().skip(index + 1).filter(in_session);
     let revoked = match tool {
         "proof" => later().any(|p| p.tool == "logout"),
@@ -111,15 +114,15 @@ fn latest_success<'h>(
     (!revoked).then_some(found)
 }
 
-/// Whose limit a call counts against: the owner that `check` had named by then, or the entity.
+/// Returns the owner of the limit of a call: the owner that `check` proved, or the entity.
 fn limit_owner(history: &[PastCall], call: &PastCall) -> (bool, u8) {
     let in_session = |p: &&PastCall| p.principal == call.principal && p.session == call.session;
     let proof = latest_success(history, &in_session, "check", |p| p.entity == call.entity);
     proof.map_or((false, call.entity), |p| (true, p.entity % 2))
 }
 
-/// Whether `page` has said a value in this session, and whether `contacts` has, before the model
-/// had written it.
+/// Returns whether `page` and whether `contacts` returned a value in this session before the model
+/// wrote it.
 fn value_sources(history: &[PastCall], call: &PastCall) -> (bool, bool) {
     let (mut by_page, mut by_contacts, mut written) = (false, false, false);
     for p in history.iter().filter(|p| {
@@ -140,7 +143,7 @@ fn is_denied_by(rule: &RuleModel, history: &[PastCall], call: &PastCall) -> bool
     let in_window = |p: &&PastCall, window: Option<i64>| {
         window.is_none_or(|w| call.at.duration_since(p.at) < SignedDuration::from_secs(w))
     };
-    let of = |p: &&PastCall, whose: LimitScope| match whose {
+    let in_scope = |p: &&PastCall, scope: LimitScope| match scope {
         LimitScope::Session => in_session(p),
         LimitScope::Principal => p.principal == call.principal,
         LimitScope::Entity => p.entity == call.entity,
@@ -148,8 +151,7 @@ fn is_denied_by(rule: &RuleModel, history: &[PastCall], call: &PastCall) -> bool
     let governed = |p: &&PastCall| p.tool == "act" || p.tool == "other";
     match rule {
         RuleModel::Require { any_of, same, ok, within } => !any_of.iter().any(|tool| {
-            // The latest success of the tool, about the same entity where the rule says so, is what
-            // counts.
+            // Only the latest success counts, about the same entity if the rule requires it.
             let latest =
                 latest_success(history, &in_session, tool, |p| !same || p.entity == call.entity);
             latest.is_some_and(|p| {
@@ -162,39 +164,39 @@ fn is_denied_by(rule: &RuleModel, history: &[PastCall], call: &PastCall) -> bool
         RuleModel::DenyAbove(limit) => call.amount > *limit,
         RuleModel::DenyEntity(entity) => call.entity == *entity,
         RuleModel::AskBelow(limit) => call.amount < *limit,
-        RuleModel::Calls { most, whose, window } => {
-            let made = history
+        RuleModel::Calls { max, scope, window } => {
+            let count = history
                 .iter()
-                .filter(|p| governed(p) && of(p, *whose) && in_window(p, *window))
+                .filter(|p| governed(p) && in_scope(p, *scope) && in_window(p, *window))
                 .count();
-            made as u64 + 1 > *most
+            count as u64 + 1 > *max
         }
-        RuleModel::Sum { most, whose, window, by_currency } => {
+        RuleModel::Sum { max, scope, window, by_currency } => {
             let same_currency = |p: &&PastCall| !by_currency || p.currency == call.currency;
             let sum: i64 = history
                 .iter()
                 .filter(|p| {
-                    governed(p) && of(p, *whose) && in_window(p, *window) && same_currency(p)
+                    governed(p) && in_scope(p, *scope) && in_window(p, *window) && same_currency(p)
                 })
                 .map(|p| p.amount)
                 .sum();
-            Decimal::from(sum + call.amount) > Decimal::from(*most)
+            Decimal::from(sum + call.amount) > Decimal::from(*max)
         }
         RuleModel::When(limit, entity) => call.amount > *limit || call.entity == *entity,
         RuleModel::Flow { strict } => {
             let (by_page, by_contacts) = value_sources(history, call);
             !by_contacts && (*strict || by_page)
         }
-        RuleModel::OwnerCalls { most, window } => {
-            let whose = limit_owner(history, call);
+        RuleModel::OwnerCalls { max, window } => {
+            let owner = limit_owner(history, call);
             let counted =
                 history.iter().enumerate().filter(|(_, p)| governed(p) && in_window(p, *window));
-            let made = counted
+            let count = counted
                 .filter(|(index, p)| {
-                    history.get(..*index).is_some_and(|before| limit_owner(before, p) == whose)
+                    history.get(..*index).is_some_and(|before| limit_owner(before, p) == owner)
                 })
                 .count();
-            made as u64 + 1 > *most
+            count as u64 + 1 > *max
         }
         RuleModel::Observed(_) => false,
         RuleModel::After(tool) => latest_success(history, &in_session, tool, |_| true).is_none(),

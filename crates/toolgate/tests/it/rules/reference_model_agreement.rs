@@ -1,4 +1,4 @@
-//! All rules against their plain meaning, on random histories.
+//! Tests that the rule engine agrees with the reference model on random histories.
 
 use std::sync::Arc;
 
@@ -24,7 +24,7 @@ fn any_rule() -> impl Strategy<Value = RuleModel> {
 }
 
 fn any_enforced() -> impl Strategy<Value = RuleModel> {
-    let whose = || {
+    let scope = || {
         prop::sample::select(vec![LimitScope::Session, LimitScope::Principal, LimitScope::Entity])
     };
     let window = || prop::option::of(1..200i64);
@@ -44,36 +44,31 @@ fn any_enforced() -> impl Strategy<Value = RuleModel> {
         (0..30i64).prop_map(RuleModel::DenyAbove),
         (0..3u8).prop_map(RuleModel::DenyEntity),
         (0..10i64).prop_map(RuleModel::AskBelow),
-        (0..4u64, whose(), window()).prop_map(|(most, whose, window)| RuleModel::Calls {
-            most,
-            whose,
+        (0..4u64, scope(), window()).prop_map(|(max, scope, window)| RuleModel::Calls {
+            max,
+            scope,
             window
         }),
-        (0..60i64, whose(), window(), any::<bool>()).prop_map(
-            |(most, whose, window, by_currency)| RuleModel::Sum {
-                most,
-                whose,
-                window,
-                by_currency
-            }
+        (0..60i64, scope(), window(), any::<bool>()).prop_map(
+            |(max, scope, window, by_currency)| RuleModel::Sum { max, scope, window, by_currency }
         ),
         prop::sample::select(vec!["proof", "check"]).prop_map(RuleModel::After),
         (0..30i64, 0..5u8).prop_map(|(limit, entity)| RuleModel::When(limit, entity)),
         any::<bool>().prop_map(|strict| RuleModel::Flow { strict }),
-        (0..4u64, window()).prop_map(|(most, window)| RuleModel::OwnerCalls { most, window }),
+        (0..4u64, window()).prop_map(|(max, window)| RuleModel::OwnerCalls { max, window }),
     ]
 }
 
-/// Steps of so many principals, sessions and entities.
+/// Generates a step with a number of principals, sessions and entities.
 fn any_step(
-    people: usize,
+    principals: usize,
     sessions: usize,
     entities: u8,
 ) -> impl Strategy<Value = (i64, PastCall)> {
     (
         0..90i64,
         prop::sample::select(TOOL_NAMES.to_vec()),
-        0..people,
+        0..principals,
         0..sessions,
         0..entities,
         0..30i64,
@@ -104,7 +99,7 @@ fn attach_rule(agent: AgentBuilder, name: &str, rule: &RuleModel) -> AgentBuilde
     }
 }
 
-/// Where a rule goes.
+/// Adds a rule to an agent, as enforced or as observed.
 trait PolicyTarget {
     fn add_policy(self, rule: impl Policy + 'static) -> AgentBuilder;
 }
@@ -124,7 +119,7 @@ impl PolicyTarget for ObservingTarget {
 fn add_modelled_rule(name: &str, rule: &RuleModel, agent: impl PolicyTarget) -> AgentBuilder {
     let seconds = |w: &Option<i64>| w.map(SignedDuration::from_secs);
     let on = ["act", "other"];
-    let per = |whose: &LimitScope| match whose {
+    let per = |scope: &LimitScope| match scope {
         LimitScope::Session => LimitOwner::Session,
         LimitScope::Principal => LimitOwner::Principal,
         LimitScope::Entity => LimitOwner::Entity("/entity".into()),
@@ -146,12 +141,12 @@ fn add_modelled_rule(name: &str, rule: &RuleModel, agent: impl PolicyTarget) -> 
         RuleModel::AskBelow(limit) => {
             agent.add_policy(Deny::ask(name, on).when("/amount", Condition::Below((*limit).into())))
         }
-        RuleModel::Calls { most, whose, window } => {
-            agent.add_policy(windowed(Limit::calls(name, on, *most).per(per(whose)), window))
+        RuleModel::Calls { max, scope, window } => {
+            agent.add_policy(windowed(Limit::calls(name, on, *max).per(per(scope)), window))
         }
-        RuleModel::Sum { most, whose, window, by_currency } => {
+        RuleModel::Sum { max, scope, window, by_currency } => {
             let limit =
-                windowed(Limit::sum(name, on, "/amount", (*most).into()).per(per(whose)), window);
+                windowed(Limit::sum(name, on, "/amount", (*max).into()).per(per(scope)), window);
             agent.add_policy(if *by_currency { limit.currency("/currency") } else { limit })
         }
         RuleModel::After(tool) => {
@@ -169,7 +164,7 @@ fn add_modelled_rule(name: &str, rule: &RuleModel, agent: impl PolicyTarget) -> 
             };
             agent.add_policy(rule.trust_tools(["contacts"]).code(name))
         }
-        RuleModel::OwnerCalls { most, window } => {
+        RuleModel::OwnerCalls { max, window } => {
             let proved = EvidenceEntity {
                 tool: "check".into(),
                 entity: ("entity".into(), "/entity".into()),
@@ -177,17 +172,16 @@ fn add_modelled_rule(name: &str, rule: &RuleModel, agent: impl PolicyTarget) -> 
                 fallback: Some("/entity".into()),
             };
             agent.add_policy(windowed(
-                Limit::calls(name, on, *most).per(LimitOwner::EvidenceEntity(Box::new(proved))),
+                Limit::calls(name, on, *max).per(LimitOwner::EvidenceEntity(Box::new(proved))),
                 window,
             ))
         }
-        // One trial is enough.
+        // A nested observation has no further effect.
         RuleModel::Observed(rule) => add_modelled_rule(name, rule, agent),
     }
 }
 
-/// One set of rules, several histories: the engine and the plain meaning say the same of every
-/// call.
+/// Compares the engine with the model for one set of rules and several histories.
 async fn compare_with_model(
     rules: &[(String, RuleModel)],
     histories: &[Vec<(i64, PastCall)>],
@@ -211,7 +205,7 @@ async fn compare_with_model(
                 args["to"] = json!(account(call.entity.into()));
             }
             let answer = session.call(call.tool, args).await;
-            let said = answer.outcome.error().map(|e| {
+            let actual = answer.outcome.error().map(|e| {
                 if e.code == "prerequisite_missing" {
                     answer.rule.clone().unwrap_or_default()
                 } else {
@@ -219,9 +213,9 @@ async fn compare_with_model(
                 }
             });
             let governed = call.tool == "act" || call.tool == "other";
-            let meant = if governed { expected_denial(rules, &history, &call) } else { None };
-            assert_eq!(said, meant, "call {n} of {steps:#?}\nunder {rules:#?}");
-            if said.is_none() {
+            let expected = if governed { expected_denial(rules, &history, &call) } else { None };
+            assert_eq!(actual, expected, "call {n} of {steps:#?}\nunder {rules:#?}");
+            if actual.is_none() {
                 allowed += 1;
                 history.push(call);
             } else {
@@ -239,7 +233,7 @@ async fn rule_engine_agrees_with_reference_model() {
         Config::default(),
         TestRng::from_seed(RngAlgorithm::ChaCha, &[3; 32]),
     );
-    // Some histories are spread over many, some are one conversation about little.
+    // Some histories have several sessions and entities; some have one session and two entities.
     let history = || {
         prop_oneof![
             prop::collection::vec(any_step(2, 2, 3), 1..24),
@@ -256,5 +250,5 @@ async fn rule_engine_agrees_with_reference_model() {
         allowed += yes;
         refused += no;
     }
-    assert!(allowed > sets && refused > sets, "both happen: {allowed} {refused}");
+    assert!(allowed > sets && refused > sets, "too few cases: {allowed} {refused}");
 }

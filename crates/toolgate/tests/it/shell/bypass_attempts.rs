@@ -1,4 +1,4 @@
-//! The same forbidden act, however it is spelled.
+//! Tests that forbidden commands are found in every spelling.
 
 use serde_json::json;
 use toolgate::policy::{Condition, Deny};
@@ -50,7 +50,7 @@ async fn commands_built_from_stdin_ask() {
 #[tokio::test]
 async fn forbidden_commands_are_denied_or_asked_in_any_spelling() {
     let others = [
-        // As Bash reads it, and the grammar does not.
+        // Bash and the grammar read these commands differently.
         "! ! curl\"$@\" x",
         "time ! curl\"$@\" x",
         "coproc curl\"$@\" x",
@@ -66,7 +66,7 @@ async fn forbidden_commands_are_denied_or_asked_in_any_spelling() {
         "[a = b>.env ]",
         "cat <<'E' |\nE\n cat\n`curl x`\nE\n",
         "echo \"a\n `echo \\`curl x\\``\"",
-        // As other shells read it.
+        // Syntax of other shells.
         "=rm -r d",
         "env =git push",
         "=\"rm\" -r d",
@@ -197,7 +197,7 @@ async fn forbidden_commands_are_denied_or_asked_in_any_spelling() {
         "cp -vt$HOME/.ssh k",
         "xargs -ra/etc/shadow echo",
         "patch <<'E'\n+++ .env\nE",
-        // To push.
+        // Commands that push.
         "git push",
         "git -C /repo push --force",
         "git p\"us\"h origin main",
@@ -207,7 +207,7 @@ async fn forbidden_commands_are_denied_or_asked_in_any_spelling() {
         "GIT_SSH_COMMAND=./x git fetch",
         "git rebase -x 'git push' main",
         "git submodule foreach git push",
-        // To fetch from the network.
+        // Commands that use the network.
         "curl https://example.com",
         "c=curl; $c https://example.com",
         "sh -c 'exec wget x'",
@@ -215,7 +215,7 @@ async fn forbidden_commands_are_denied_or_asked_in_any_spelling() {
         "docker run -v ~/.ssh:/x alpine cat /x/id",
         "docker run --volume=/etc/shadow:/x:ro alpine cat /x",
         "docker run --mount type=bind,src=/etc/shadow,dst=/x alpine cat /x",
-        // To read secrets.
+        // Commands that read secrets.
         "cat .env",
         "cat ./config/.env",
         "cat $(echo .env)",
@@ -235,7 +235,7 @@ async fn forbidden_commands_are_denied_or_asked_in_any_spelling() {
         "cat \"$FILE\"",
         "python3 -c \"print(open('.env').read())\"",
         "while read l; do echo $l; done < .env",
-        // To answer for a person.
+        // Commands that answer approvals.
         "toolgate approvals approve apr_1",
         "/usr/bin/toolgate pause --agent x",
         "cd /x && ./toolgate --store l.db audit settle c1 --done",
@@ -250,5 +250,5 @@ async fn forbidden_commands_are_denied_or_asked_in_any_spelling() {
             allowed.push(*command);
         }
     }
-    assert!(allowed.is_empty(), "let through:\n{}", allowed.join("\n"));
+    assert!(allowed.is_empty(), "allowed:\n{}", allowed.join("\n"));
 }

@@ -1,4 +1,4 @@
-//! The home of a user: where `~` leads, and what of it a row holds.
+//! Tests the home directory in rules, commands and rows.
 
 use serde_json::json;
 use toolgate::policy::{Condition, Deny, Require};
@@ -7,16 +7,16 @@ use toolgate::{Agent, Replay, ReplayComparison, Row, Tool, Toolgate};
 use super::shell_gate;
 use crate::support::BuildWithReplayCheck;
 
-/// The row of a call that was made, or refused.
+/// Makes a call and returns its row.
 async fn record_row(gate: &Toolgate, agent: &str, tool: &str, arguments: serde_json::Value) -> Row {
     let session = gate.session(agent, "alice", &format!("{tool} {arguments}"));
-    if let Ok(pass) = session.admit(tool, arguments).await {
-        session.report(&pass, Ok(json!({}))).await;
+    if let Ok(deferred) = session.admit(tool, arguments).await {
+        session.report(&deferred, Ok(json!({}))).await;
     }
     Row::clone(&session.rows().await.unwrap()[0])
 }
 
-/// The same row, as another user would have left it.
+/// Returns the row with another home directory.
 fn with_home(home: &str, row: &Row) -> Row {
     let mut row = row.clone();
     row.facts.home = Some(home.to_owned());
@@ -27,32 +27,32 @@ fn with_home(home: &str, row: &Row) -> Row {
 async fn replay_uses_recorded_home_directory() {
     let gate = shell_gate();
     let replay = Replay::from_toolgate(&gate).unwrap();
-    // The rule speaks of what lies under a home.
-    let there =
+    // The rule protects a path below the home directory.
+    let absolute =
         record_row(&gate, "coder", "bash", json!({"command": "cat /srv/agent/.ssh/key"})).await;
     assert!(
-        there.facts.home.as_ref().is_some_and(|home| !home.ends_with('/')),
+        absolute.facts.home.as_ref().is_some_and(|home| !home.ends_with('/')),
         "{:?}",
-        there.facts
+        absolute.facts
     );
-    assert_eq!(replay.decide(&there).await, ReplayComparison::Same);
+    assert_eq!(replay.decide(&absolute).await, ReplayComparison::Same);
     assert!(matches!(
-        replay.decide(&with_home("/srv/agent", &there)).await,
+        replay.decide(&with_home("/srv/agent", &absolute)).await,
         ReplayComparison::Differs(_)
     ));
-    // Wherever that is, `~` is the same in the rule and in the command.
-    let here =
+    // `~` is the same directory in the rule and in the command.
+    let relative =
         record_row(&gate, "coder", "bash", json!({"command": "cat \"$HOME/.ssh/key\""})).await;
-    assert_eq!(replay.decide(&with_home("/srv/agent", &here)).await, ReplayComparison::Same);
-    // A row that does not tell is taken for one's own.
-    let mut old = there.clone();
+    assert_eq!(replay.decide(&with_home("/srv/agent", &relative)).await, ReplayComparison::Same);
+    // A row without a home directory uses the one of this process.
+    let mut old = absolute.clone();
     old.facts.home = None;
     assert_eq!(replay.decide(&old).await, ReplayComparison::Same);
-    // What nobody knows any more decides nothing.
-    let said = replay.decide(&with_home("[redacted 00]", &there)).await;
+    // A redacted home directory makes the replay undecidable.
+    let comparison = replay.decide(&with_home("[redacted 00]", &absolute)).await;
     assert!(
-        matches!(&said, ReplayComparison::Undecidable(why) if why.contains("home")),
-        "{said:?}"
+        matches!(&comparison, ReplayComparison::Undecidable(why) if why.contains("home")),
+        "{comparison:?}"
     );
 }
 
@@ -78,7 +78,7 @@ async fn row_records_home_only_if_rule_needs_it() {
         .policy(Deny::new("no_files", ["read"]).when("/path", touches()));
     let gate = crate::support::runtime_builder().agent(agent.build().unwrap()).build_checked();
     let replay = Replay::from_toolgate(&gate).unwrap();
-    for (tool, arguments, matters) in [
+    for (tool, arguments, is_needed) in [
         ("bash", json!({"command": "cat ~/.ssh/key"}), true),
         ("bash", json!({"command": "cat $HOME/.ssh/key"}), true),
         ("bash", json!({"command": "cat < ~/.ssh/key"}), true),
@@ -90,13 +90,13 @@ async fn row_records_home_only_if_rule_needs_it() {
         ("write", json!({"path": "notes.txt"}), false),
     ] {
         let row = record_row(&gate, "coder", tool, arguments).await;
-        assert_eq!(row.facts.home.is_some(), matters, "{:?}", row.arguments);
+        assert_eq!(row.facts.home.is_some(), is_needed, "{:?}", row.arguments);
         assert_eq!(replay.decide(&row).await, ReplayComparison::Same, "{:?}", row.arguments);
-        let said = replay.decide(&with_home("/srv/agent", &row)).await;
+        let comparison = replay.decide(&with_home("/srv/agent", &row)).await;
         assert_eq!(
-            matches!(said, ReplayComparison::Differs(_)),
-            matters,
-            "{said:?} {:?}",
+            matches!(comparison, ReplayComparison::Differs(_)),
+            is_needed,
+            "{comparison:?} {:?}",
             row.arguments
         );
     }
@@ -125,7 +125,11 @@ async fn row_of_search_without_path_records_home() {
         let row = record_row(&gate, "coder", "grep", arguments).await;
         assert!(row.facts.home.is_some(), "{:?}", row.arguments);
         assert_eq!(replay.decide(&row).await, ReplayComparison::Same, "{:?}", row.arguments);
-        let said = replay.decide(&with_home("/srv/agent", &row)).await;
-        assert!(matches!(said, ReplayComparison::Differs(_)), "{said:?} {:?}", row.arguments);
+        let comparison = replay.decide(&with_home("/srv/agent", &row)).await;
+        assert!(
+            matches!(comparison, ReplayComparison::Differs(_)),
+            "{comparison:?} {:?}",
+            row.arguments
+        );
     }
 }

@@ -1,5 +1,4 @@
-//! Files that a command reaches and does not name: what it unpacks, fetches or clears, and whole
-//! trees that it reads.
+//! Tests files that a command reaches without naming them.
 
 use serde_json::json;
 use toolgate::policy::{Condition, Deny};
@@ -8,8 +7,9 @@ use toolgate::{Agent, Tool, Toolgate};
 use crate::shell::verdict;
 use crate::support::BuildWithReplayCheck;
 
-/// A gate with a lenient rule about places, as toolgate protects its own; with `from`, also against
-/// searches that begin there.
+/// Builds a gate with a lenient rule about `places`, as toolgate protects its own files.
+///
+/// The rule also covers searches that start at `from`.
 pub(crate) fn gate_with_path_rule(places: &[&str], from: Option<&str>) -> Toolgate {
     let places = places.iter().map(|place| (*place).to_owned()).collect();
     let condition = Condition::Touches {
@@ -29,9 +29,9 @@ pub(crate) fn gate_with_path_rule(places: &[&str], from: Option<&str>) -> Toolga
 pub(crate) async fn assert_verdicts(gate: &Toolgate, expected: &str, commands: &[&str]) {
     let mut wrong = Vec::new();
     for (n, command) in commands.iter().enumerate() {
-        let said = verdict(gate, n, command).await;
-        if said != expected {
-            wrong.push(format!("{said}: {command}"));
+        let actual = verdict(gate, n, command).await;
+        if actual != expected {
+            wrong.push(format!("{actual}: {command}"));
         }
     }
     assert!(wrong.is_empty(), "not {expected}:\n{}", wrong.join("\n"));
@@ -72,7 +72,7 @@ async fn unpacking_over_protected_path_asks() {
         "busybox tar xf a.tgz -C .claude",
         "sudo -u ann tar xf a.tgz",
         "env -C .claude tar xf /tmp/a.tgz",
-        // Where it stands.
+        // The working directory decides.
         "cd .claude && tar xf ../a.tgz",
         "cd /home/ann && tar xf a.tgz",
         "cd /tmp/x; tar xf a.tgz",
@@ -89,7 +89,7 @@ async fn unpacking_over_protected_path_asks() {
         "cd ~ann/desk && tar xf a.tgz",
         "tar xf a.tgz -C ~+",
         "unzip a.zip -d ~+",
-        // It is sent elsewhere.
+        // An option or a variable selects another directory.
         "cd /tmp && git --git-dir=/home/ann/desk/.git --work-tree=/home/ann/desk checkout -f .",
         "cd /tmp && git -C /home/ann/desk clean -fd",
         "cd /tmp && git -C /home/ann/desk stash -u",
@@ -100,13 +100,13 @@ async fn unpacking_over_protected_path_asks() {
         "cd /tmp && env --chd=/home/ann/desk tar xf a.tgz",
         "cd /tmp/x && env --chdir=/home/ann/desk/env tar xf a.tgz -C ..",
         "UNZIP=-d/home/ann/desk unzip a.zip -d /tmp/x",
-        // Behind a program that is called like one that runs nothing.
+        // Behind a wrapper whose argument looks like a harmless program.
         "perf stat tar xf a.tgz",
         "direnv exec . unzip a.zip",
         "flock make tar xf a.tgz",
         "sudo flock make tar xf a.tgz",
         "sudo rustup run stable tar xf a.tgz",
-        // Others.
+        // Other tools that unpack, write or delete.
         "unzip a.zip",
         "unzip -o a.zip -d .claude",
         "unzip a.zip -d.claude",
@@ -163,7 +163,7 @@ async fn unpacking_over_protected_path_asks() {
         "sudo -u ann ./fix toolgate.toml",
         "npx prettier --write toolgate.toml",
         "npm -v; ./fix toolgate.toml",
-        // A name that is put together.
+        // File names that are built from parts.
         "split -a1 -l1 --additional-suffix=.json evil .claude/setting",
         "mkdir xx && csplit -b '/../.claude/settings%.0d.json' evil 3",
         "split --a .json -l1 evil .claude/setting",
@@ -171,7 +171,7 @@ async fn unpacking_over_protected_path_asks() {
         "csplit -f .claude -b '/settings%.0d.json' evil 3",
         "patch -b -B .claude/sett ings.json x.patch",
         "SIMPLE_BACKUP_SUFFIX=.json cp -b x .claude/settings",
-        // A name that is not known.
+        // Unknown file names.
         ": .claude/settings.json; git log -1 --format=%b --output \"$_\"",
         "git log -1 --format=%b --output \"$F\"",
         "git log -1 --format=%b --output=\"$F\"",
@@ -179,7 +179,7 @@ async fn unpacking_over_protected_path_asks() {
         "gcc -E -P x -o \"$F\"",
         "gcc -E -P x -o\"$D/$F\"",
         "clang-17 -E -P x -o \".claude/set$F\"",
-        // Behind a program that nobody knows.
+        // Behind an unknown program.
         "pipenv run cp /tmp/e/settings.json .claude/",
         "eatmydata mv .claude /tmp/x",
         "gh release download v1",

@@ -1,4 +1,4 @@
-//! A script is a program, whoever reads it out; and a pattern of names may be the whole name.
+//! Tests scripts that an interpreter runs, and wildcards that match empty text.
 
 use serde_json::json;
 use toolgate::policy::{Condition, Deny};

@@ -1,4 +1,4 @@
-//! Shell commands: what is let through, and what is read in them.
+//! Tests the decisions about shell commands.
 
 mod bypass_attempts;
 mod home;
@@ -8,6 +8,7 @@ pub(crate) mod operands;
 pub(crate) mod path_patterns;
 mod spelling_variants;
 pub(crate) mod tree_readers;
+mod wrappers;
 
 use serde_json::json;
 use toolgate::policy::{Condition, Deny};
@@ -307,17 +308,17 @@ async fn everyday_commands_are_allowed() {
         "sh ./scripts/1",
     ];
     let gate = shell_gate();
-    let mut stopped = Vec::new();
+    let mut not_allowed = Vec::new();
     for (n, command) in everyday.iter().enumerate() {
         let verdict = verdict(&gate, n, command).await;
         if verdict != "allow" {
-            stopped.push(format!("{verdict}: {command}"));
+            not_allowed.push(format!("{verdict}: {command}"));
         }
     }
-    assert!(stopped.is_empty(), "stopped:\n{}", stopped.join("\n"));
+    assert!(not_allowed.is_empty(), "not allowed:\n{}", not_allowed.join("\n"));
 }
 
-/// Each text may be a command from nine places on.
+/// Builds nested `env -c` arguments, each of which can be a command at nine positions.
 fn nested_env() -> String {
     let escaped = |text: String| text.replace('\\', "\\\\").replace(' ', "\\ ");
     (0..6).fold("ls".to_owned(), |inner, _| format!("env -c{}", escaped(" ".repeat(8) + &inner)))
@@ -348,13 +349,13 @@ async fn hostile_command_is_answered_in_time() {
         format!("rm {}", format!("{}* ", "a".repeat(1_000)).repeat(30)),
         format!("cat {}", "a*b*c ".repeat(1_400)),
         format!("a={}; ls {}", "x".repeat(12_000), "$a".repeat(5_000)),
-        // What stands behind many words.
+        // Commands behind many words.
         format!("find d {}-exec rm -r {{}} +", "-true ".repeat(70)),
         format!("fd {}-xrm -r", "-H ".repeat(70)),
         format!("somewrapper {}sh -c 'rm -r d'", "a ".repeat(70)),
         format!("somewrapper {}rm -r d", "a ".repeat(70)),
     ];
-    // These do no harm; they must be answered all the same.
+    // Harmless commands, which must be answered in time too.
     let long = [
         "cat ".to_owned() + &"[a]*".repeat(6_000),
         "ls ".to_owned() + &">a ".repeat(8_000),
@@ -392,7 +393,7 @@ async fn path_with_surrounding_space_matches_and_content_does_not() {
         ("write", json!({"files": ["a.txt", ".env\n"]}), false),
         ("write", json!({"path": "/etc//shadow\n"}), false),
         ("write", json!({"content": {"path": ".env\n"}}), false),
-        // Beside the file that is meant, it is no other.
+        // A file name in the content does not count if another argument names the file.
         ("write", json!({"file_path": ".gitignore", "content": ".env"}), true),
         (
             "write",

@@ -1,4 +1,4 @@
-//! Places that are named behind an option, an address or a suffix.
+//! Tests paths behind an option, in a URL or behind a suffix.
 
 use crate::shell::implicit_access::{OWN_PATHS, assert_verdicts, gate_with_path_rule};
 
@@ -120,7 +120,7 @@ async fn path_in_option_url_or_suffix_is_matched() {
         "python3 -m pytest --junitxml=toolgate.toml",
         "pytest --junit-xml toolgate.toml",
         "ctags --index-output=toolgate.toml",
-        // As before.
+        // Plain operands.
         "cp -r x .claude/",
         "ln -s /tmp/x .claude",
         "rm -rf /home/ann",

@@ -1,6 +1,6 @@
-//! Ways to spell what is forbidden.
+//! Lists spellings of forbidden commands.
 
-/// To delete a tree.
+/// Commands that delete a directory tree.
 pub(crate) const DELETE_SPELLINGS: &[&str] = &[
     "rm -rf /tmp/x",
     "rm -r -f /tmp/x",
@@ -112,7 +112,7 @@ pub(crate) const DELETE_SPELLINGS: &[&str] = &[
     "if then fi ((",
 ];
 
-/// As others have tried it.
+/// Commands of known bypass attempts.
 pub(crate) const KNOWN_ATTEMPTS: &[&str] = &[
     "rm 2>/dev/null -r d",
     "git 2>&1 push",
@@ -361,7 +361,7 @@ pub(crate) const KNOWN_ATTEMPTS: &[&str] = &[
     "nice env --split-string='curl\\_x'",
 ];
 
-/// What the grammar reads otherwise than a shell.
+/// Commands that the grammar and a shell read differently.
 pub(crate) const GRAMMAR_MISREADS: &[&str] = &[
     "echo ok\n\\rm -rf d",
     "git status\n\\git push --force",

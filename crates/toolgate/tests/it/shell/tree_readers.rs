@@ -1,4 +1,4 @@
-//! Trees that are read as a whole: searches, and where they begin.
+//! Tests searches and other commands that read whole directory trees.
 
 use serde_json::json;
 use toolgate::policy::{Condition, Deny};
@@ -9,7 +9,8 @@ use crate::support::BuildWithReplayCheck;
 
 #[tokio::test]
 async fn search_above_protected_path_is_denied() {
-    let new = || gate_with_path_rule(&["/home/ann/.local/state/toolgate"], Some("/home/ann/desk"));
+    let new_gate =
+        || gate_with_path_rule(&["/home/ann/.local/state/toolgate"], Some("/home/ann/desk"));
     let refused = [
         "grep -r x /home/ann",
         "grep -rn x ..",
@@ -58,13 +59,14 @@ async fn search_above_protected_path_is_denied() {
         "cd /home/ann; rg key </dev/null",
         "cd /home/ann; ag -m 5 key",
         "cd ..; cd . && rg key",
-        // What is left out are files, or directories, and who knows which of them it is.
+        // `--exclude` matches files and `--exclude-dir` directories; the type of the protected path
+        // is unknown.
         "grep -r --exclude=.local x /home/ann",
         "grep -r --exclude-dir=toolgate x /home/ann",
         "cat /home/ann/.local/state/toolgate/key",
     ];
-    assert_verdicts(&new(), "deny", &refused).await;
-    let asked = [
+    assert_verdicts(&new_gate(), "deny", &refused).await;
+    let needs_approval = [
         "grep -r x /home/ann/.*",
         "curl 'file:///home/ann/.local/state/{toolgate}/ledger.db'",
         "curl --url 'file:///home/ann/.local/state/tool[g-g]ate/ledger.db'",
@@ -79,7 +81,7 @@ async fn search_above_protected_path_is_denied() {
         "cd /usr; cd /tmp; cd /var; cd /etc; cd /opt; cd /srv; cd /home/ann; rg key",
         "cd a; cd b; cd c; cd d; cd e; cd f; cd g; cd /home; rg key ann",
     ];
-    assert_verdicts(&new(), "ask", &asked).await;
+    assert_verdicts(&new_gate(), "ask", &needs_approval).await;
     let allowed = [
         "grep -rn x .",
         "grep -rn x src",
@@ -111,12 +113,12 @@ async fn search_above_protected_path_is_denied() {
         "git grep x",
         "grep -r x \"$DIR\"",
     ];
-    assert_verdicts(&new(), "allow", &allowed).await;
+    assert_verdicts(&new_gate(), "allow", &allowed).await;
 }
 
 #[tokio::test]
 async fn search_in_directory_of_protected_file_is_denied() {
-    let new = || {
+    let new_gate = || {
         gate_with_path_rule(
             &["/home/ann/desk/ledger.db", "/home/ann/desk/ledger.db.state"],
             Some("/home/ann/desk"),
@@ -130,8 +132,8 @@ async fn search_in_directory_of_protected_file_is_denied() {
         "tar czf /tmp/a.tgz .",
         "cd src; rg x",
     ];
-    assert_verdicts(&new(), "deny", &refused).await;
-    assert_verdicts(&new(), "ask", &["grep -rn x *"]).await;
+    assert_verdicts(&new_gate(), "deny", &refused).await;
+    assert_verdicts(&new_gate(), "ask", &["grep -rn x *"]).await;
     let allowed = [
         "grep -rn x src",
         "cd src && rg x",
@@ -141,19 +143,20 @@ async fn search_in_directory_of_protected_file_is_denied() {
         "tar czf a.tgz -C /tmp/x .",
         "grep -rn --exclude='ledger.db*' --exclude-dir='ledger.db*' x .",
     ];
-    assert_verdicts(&new(), "allow", &allowed).await;
+    assert_verdicts(&new_gate(), "allow", &allowed).await;
 }
 
 #[tokio::test]
 async fn search_after_cd_to_home_is_denied() {
-    let new = || gate_with_path_rule(&["~/.local/state/toolgate"], Some("/nowhere/desk"));
+    let new_gate = || gate_with_path_rule(&["~/.local/state/toolgate"], Some("/nowhere/desk"));
     assert_verdicts(
-        &new(),
+        &new_gate(),
         "deny",
         &["cd; rg key", "cd --; rg key", "cd -P; rg key", "cd -P && rg key", "cd ~ && rg key"],
     )
     .await;
-    assert_verdicts(&new(), "allow", &["rg key", "cd src; rg key", "time grep -rn cd ."]).await;
+    assert_verdicts(&new_gate(), "allow", &["rg key", "cd src; rg key", "time grep -rn cd ."])
+        .await;
 }
 
 #[tokio::test]
