@@ -3,7 +3,7 @@
 use std::fmt;
 
 use rusqlite::ErrorCode;
-use toolgate::store::StoreError;
+use toolgate::store::{StoreError, StoreErrorKind};
 
 /// Error of a store operation. The operation changed nothing.
 #[derive(Debug)]
@@ -31,6 +31,30 @@ impl DbError {
                     | ErrorCode::DatabaseLocked
             )
         )
+    }
+
+    /// Returns the kind of the error for callers of the store.
+    pub(crate) fn kind(&self) -> StoreErrorKind {
+        match self {
+            Self::Message(_) => StoreErrorKind::Schema,
+            Self::Io(error) => match error.kind() {
+                std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded => {
+                    StoreErrorKind::Full
+                }
+                std::io::ErrorKind::ReadOnlyFilesystem | std::io::ErrorKind::PermissionDenied => {
+                    StoreErrorKind::ReadOnly
+                }
+                _ => StoreErrorKind::Unavailable,
+            },
+            Self::Sql(error) => match error.sqlite_error_code() {
+                Some(ErrorCode::DiskFull) => StoreErrorKind::Full,
+                Some(ErrorCode::ReadOnly | ErrorCode::PermissionDenied) => StoreErrorKind::ReadOnly,
+                Some(ErrorCode::NotADatabase | ErrorCode::DatabaseCorrupt) => {
+                    StoreErrorKind::Schema
+                }
+                _ => StoreErrorKind::Unavailable,
+            },
+        }
     }
 
     /// Returns true if a retry cannot succeed, because the data itself is the cause.
@@ -108,6 +132,6 @@ impl fmt::Display for DbError {
 
 impl From<DbError> for StoreError {
     fn from(fault: DbError) -> Self {
-        Self(fault.to_string())
+        Self::new(fault.kind(), fault.to_string())
     }
 }

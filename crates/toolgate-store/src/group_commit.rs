@@ -47,7 +47,9 @@ impl<T: Send, F: FnOnce(&mut WriteTransaction<'_>) -> DbResult<T> + Send> WriteO
         let result = match (failed, self.result) {
             (None, Some(result)) => Ok(result),
             (Some(error), _) => Err(error),
-            (None, None) => Err(StoreError("the store was closed before the write".to_owned())),
+            (None, None) => {
+                Err(StoreError::unavailable("the store was closed before the write".to_owned()))
+            }
         };
         // The caller may have been cancelled.
         let _ = self.reply.send(result);
@@ -364,7 +366,7 @@ impl LedgerWriter {
         durable: bool,
         f: impl FnOnce(&mut WriteTransaction<'_>) -> DbResult<T> + Send + 'static,
     ) -> Result<T, StoreError> {
-        let gone = || StoreError("the writer thread has ended".to_owned());
+        let gone = || StoreError::unavailable("the writer thread has ended".to_owned());
         let (reply, mut answer) = oneshot::channel();
         // If other calls are running, the writer thread waits for the disk, so that they do not.
         let others = self.queue.shared.running_calls.load(Ordering::Relaxed) > 1;
@@ -459,7 +461,7 @@ mod tests {
         drop(StateDir::acquire_open_lock(&state).unwrap());
         let home = StateDir::open_owner(&state).unwrap();
         let (id, keys) = crate::open::link_state_dir(&sql, &home).unwrap();
-        let shared = SharedStoreState::new(home, id, keys);
+        let shared = SharedStoreState::new(home, id, keys, Arc::new(toolgate::clock::SystemClock));
         (LedgerWriter::start(sql, Arc::clone(&shared), 0).unwrap(), shared)
     }
 

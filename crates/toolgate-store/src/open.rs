@@ -18,12 +18,7 @@ use crate::tables::sessions::read_meta;
 const APPLICATION_ID: i32 = 0x7467_6174;
 
 /// Schema migrations in order. A released migration is never changed.
-const MIGRATIONS: [&str; 4] = [
-    include_str!("../migrations/0001_ledger.sql"),
-    include_str!("../migrations/0002_passes.sql"),
-    include_str!("../migrations/0003_large_rows.sql"),
-    include_str!("../migrations/0004_under_way.sql"),
-];
+const MIGRATIONS: [&str; 1] = [include_str!("../migrations/0001_schema.sql")];
 
 /// How long SQLite waits while another process writes.
 pub(crate) const BUSY_TIMEOUT: Duration = Duration::from_secs(10);

@@ -112,14 +112,15 @@ impl StateDir {
         self.path.join("keys")
     }
 
-    pub(crate) fn owner(&self) -> Option<&Arc<str>> {
+    /// Returns the term of this process.
+    pub(crate) fn term(&self) -> Option<&Arc<str>> {
         self.owner.as_ref().map(|(name, _)| name)
     }
 
     /// Returns whether the process `owner` has ended, or `None` if `owner` is not a process.
     pub(crate) fn has_process_ended(&self, owner: &str) -> Option<bool> {
         let name = owner.strip_prefix(PROCESS_OWNER_PREFIX)?;
-        if self.owner().is_some_and(|own| **own == *owner) {
+        if self.term().is_some_and(|own| **own == *owner) {
             return Some(false);
         }
         Some(match File::open(self.path.join("owners").join(name)) {
@@ -224,8 +225,7 @@ impl StateDir {
 
 impl Drop for StateDir {
     fn drop(&mut self) {
-        if let Some(name) = self.owner().and_then(|owner| owner.strip_prefix(PROCESS_OWNER_PREFIX))
-        {
+        if let Some(name) = self.term().and_then(|owner| owner.strip_prefix(PROCESS_OWNER_PREFIX)) {
             // Open claims of this process must count as abandoned: no file means that it ended.
             let _ = std::fs::remove_file(self.path.join("owners").join(name));
         }

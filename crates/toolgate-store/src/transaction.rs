@@ -7,6 +7,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use jiff::Timestamp;
 use rusqlite::Connection;
+use toolgate::clock::Clock;
+use toolgate::store::{ClaimOwner, ClaimRecord};
 use toolgate::{CallId, PollingSettings, SessionKey};
 use toolgate_json::Digest;
 
@@ -140,6 +142,8 @@ impl WriteTransaction<'_> {
 
 /// State that is shared between the writer and readers.
 pub(crate) struct SharedStoreState {
+    /// The clock of all decisions of the store.
+    pub(crate) clock: Arc<dyn Clock>,
     pub(crate) state_dir: StateDir,
     pub(crate) keys: Mutex<Arc<LedgerKeys>>,
     /// Id of the ledger.
@@ -174,11 +178,17 @@ impl SharedStoreState {
         }
     }
 
-    pub(crate) fn new(home: StateDir, id: String, keys: LedgerKeys) -> Arc<Self> {
+    pub(crate) fn new(
+        home: StateDir,
+        id: String,
+        keys: LedgerKeys,
+        clock: Arc<dyn Clock>,
+    ) -> Arc<Self> {
         let (definitions, ahead, reads, own) =
             (Mutex::default(), Mutex::default(), Mutex::default(), Mutex::default());
         Arc::new(Self {
             state_dir: home,
+            clock,
             keys: Mutex::new(Arc::new(keys)),
             ledger_id: id,
             definitions,
@@ -187,6 +197,11 @@ impl SharedStoreState {
             inflight_charges: own,
             running_calls: AtomicUsize::new(0),
         })
+    }
+
+    /// Returns whether this process owns a claim.
+    pub(crate) fn is_own_claim(&self, claim: &ClaimRecord) -> bool {
+        matches!((&claim.owner, self.state_dir.term()), (ClaimOwner::Term(of), Some(own)) if of == own)
     }
 
     pub(crate) fn keys(&self) -> Arc<LedgerKeys> {

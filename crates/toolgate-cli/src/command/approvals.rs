@@ -151,7 +151,7 @@ fn answer_approval(
     let sqlite_store = SqliteStore::open(ledger_path(store)?).map_err(io::Error::other)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     if !runtime
-        .block_on(sqlite_store.answer_approval(&approval.id, is_approved, &name, Timestamp::now()))
+        .block_on(sqlite_store.answer_approval(&approval.id, is_approved, &name))
         .map_err(io::Error::other)?
     {
         return Err(io::Error::other("the approval was answered meanwhile, or has expired"));

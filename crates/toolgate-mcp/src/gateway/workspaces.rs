@@ -39,7 +39,7 @@ impl Workspaces {
             let committed =
                 |call| runtime.block_on(store.has_succeeded(call)).map_err(io::Error::other);
             config.with_workspaces(|root| {
-                this.open_workspace(root, store.state_dir(), &own_paths, committed)
+                this.open_workspace(root, store.undo_dir().as_deref(), &own_paths, committed)
             })
         });
         task.await.map_err(io::Error::other)

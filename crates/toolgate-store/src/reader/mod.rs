@@ -18,6 +18,7 @@ use crate::error::{DbError, DbResult};
 use crate::keys::LedgerKeys;
 use crate::open;
 use crate::state_dir::StateDir;
+use crate::store::ledger_error;
 use crate::tables::ledger::{entity_index_key, parse_digest, to_i64, to_nanos, to_u64};
 use crate::transaction::read_transaction;
 use crate::verify::report::VerifyError;
@@ -115,13 +116,12 @@ impl Ledger {
     /// As for [`Ledger::open`].
     pub fn open_with_state_dir(path: impl AsRef<Path>, state: &Path) -> Result<Self, StoreError> {
         let path = path.as_ref();
-        let sql = open::open_readonly(path)
-            .map_err(|fault| StoreError(format!("the ledger {}: {fault}", path.display())))?;
+        let sql = open::open_readonly(path).map_err(|fault| ledger_error(path, &fault))?;
         Ok(Self { path: path.to_owned(), sql, state_dir: StateDir::open_readonly(state) })
     }
 
     pub(crate) fn with_path<T>(&self, done: DbResult<T>) -> Result<T, StoreError> {
-        done.map_err(|fault| StoreError(format!("the ledger {}: {fault}", self.path.display())))
+        done.map_err(|fault| ledger_error(&self.path, &fault))
     }
 
     /// Calls `f` with each row that matches, until `f` returns `false`.

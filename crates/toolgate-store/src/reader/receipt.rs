@@ -73,15 +73,15 @@ impl Ledger {
     pub fn sign_receipt(&self, entry: &LedgerEntry) -> Result<Receipt, StoreError> {
         let verified = self
             .verify(&crate::verify::report::TrustRoots::default(), |_| ())
-            .map_err(|flaw| StoreError(format!("the ledger is not intact: {flaw}")))?;
+            .map_err(|flaw| StoreError::unavailable(format!("the ledger is not intact: {flaw}")))?;
         if entry.seq > verified.signed_to {
-            return Err(StoreError(format!(
+            return Err(StoreError::unavailable(format!(
                 "row {} is not signed yet; try again in a second",
                 entry.seq
             )));
         }
         let keys = LedgerKeys::open(&self.state_dir.keys_dir(), &self.public_key()?)
-            .map_err(|e| StoreError(e.to_string()))?;
+            .map_err(|e| StoreError::unavailable(e.to_string()))?;
         Ok(crate::keys::recorded_row(std::sync::Arc::new(keys), &entry.row, entry.seq, entry.hash)
             .receipt())
     }
@@ -99,7 +99,9 @@ impl Ledger {
         if own.contains(&key) {
             Ok(key)
         } else {
-            Err(StoreError("the state directory does not have the key of this ledger".to_owned()))
+            Err(StoreError::unavailable(
+                "the state directory does not have the key of this ledger".to_owned(),
+            ))
         }
     }
 }

@@ -14,6 +14,7 @@ use crate::tables::counters;
 use crate::tables::inline_claims;
 use crate::tables::ledger;
 use crate::tables::ledger::to_nanos;
+use crate::tables::sessions;
 use crate::tables::sessions::SessionHeader;
 use crate::transaction::WriteTransaction;
 
@@ -26,6 +27,7 @@ pub(crate) fn commit_call(
     finish: CommitRequest,
     body: &str,
     outputs: Vec<Vec<u8>>,
+    items: &[Vec<u8>],
 ) -> DbResult<Result<AppendedRow, CommitConflictError>> {
     let row = &finish.row;
     let (now, ended_at) = (row.at, row.ended_at());
@@ -84,6 +86,7 @@ pub(crate) fn commit_call(
         appended => (Arc::clone(row), appended?),
     };
     session.save(tx.sql)?;
+    sessions::append_items(tx, &row.key, items)?;
     if let Some(claim) = claim {
         claims::end_claim(
             tx,

@@ -1,8 +1,7 @@
 //! Implements the `Store` trait for `SqliteStore`.
 
-use std::path::Path;
+use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
 
 use async_trait::async_trait;
 use jiff::Timestamp;
@@ -12,9 +11,10 @@ use toolgate::limits::{Charge, ChargeError};
 use toolgate::policy::{DecisionFacts, DedupKeyKind, FactRequest};
 use toolgate::session::state::{SessionEdit, SessionState};
 use toolgate::store::{
-    Approval, ApprovalState, ClaimError, ClaimRecord, ClaimResolution, CommitConflictError,
-    CommitRequest, DeferredClaim, PauseTarget, PriorCall, RejectedRow, SessionLock, SessionRequest,
-    SessionSnapshot, Store, StoreError, check_call_charges,
+    Approval, ApprovalState, ClaimError, ClaimRecord, ClaimRequest, ClaimResolution,
+    CommitConflictError, CommitRequest, DeferredClaim, LeaseRequest, PauseTarget, PriorCall,
+    RejectedRow, SessionItem, SessionLease, SessionRequest, SessionSnapshot, Store, StoreError,
+    check_call_charges,
 };
 use toolgate::{CallId, Decision, LazyReceipt, Outcome, Row, SessionKey};
 use toolgate_json::Digest;
@@ -46,14 +46,14 @@ struct OwnedSessionRequest {
 }
 
 impl OwnedSessionRequest {
-    fn from_request(enter: &SessionRequest<'_>) -> Self {
+    fn from_request(enter: &SessionRequest<'_>, now: Timestamp) -> Self {
         Self {
             key: enter.key.clone(),
             digest: enter.digest,
             dedup_keys: enter.dedup_keys.to_vec(),
             counts_repetition: enter.counts_repetition,
             polling: enter.polling.copied(),
-            now: enter.now,
+            now,
         }
     }
 
@@ -141,6 +141,10 @@ fn save_approval(sql: &Connection, approval: &Approval) -> DbResult<()> {
 
 #[async_trait]
 impl Store for SqliteStore {
+    fn now(&self) -> Timestamp {
+        self.shared.clock.now()
+    }
+
     async fn find_pause(
         &self,
         key: &SessionKey,
@@ -169,27 +173,33 @@ impl Store for SqliteStore {
         .await
     }
 
-    async fn lock_session(
+    async fn lease_session(
         &self,
         key: &SessionKey,
-        alone: bool,
-        wait: Duration,
-    ) -> Result<Option<SessionLock>, StoreError> {
-        self.acquire_session_lock(key, alone, wait).await
+        request: LeaseRequest,
+    ) -> Result<Option<SessionLease>, StoreError> {
+        let guard = self.acquire_session_lock(key, request).await?;
+        Ok(guard.map(|guard| self.register_lease(key, request, guard)))
+    }
+
+    fn release_session(&self, lease: SessionLease) {
+        let guard = lock_unpoisoned(&self.held_sessions).remove(&lease.id);
+        drop(guard);
     }
 
     async fn open_session(
         &self,
         enter: SessionRequest<'_>,
     ) -> Result<Option<Box<SessionSnapshot>>, StoreError> {
-        let hold = match enter.lock {
-            Some((alone, wait)) => match self.acquire_session_lock(enter.key, alone, wait).await? {
-                Some(hold) => Some(hold),
+        let now = self.now();
+        let guard = match enter.lease {
+            Some(request) => match self.acquire_session_lock(enter.key, request).await? {
+                Some(guard) => Some((request, guard)),
                 None => return Ok(None),
             },
             None => None,
         };
-        let entering = OwnedSessionRequest::from_request(&enter);
+        let entering = OwnedSessionRequest::from_request(&enter, now);
         // A long-lived process sweeps when it opens the ledger. A process that makes one call
         // sweeps a little each time.
         let sweeps = self.writer.is_inline();
@@ -250,7 +260,8 @@ impl Store for SqliteStore {
             prior_call,
             dedup_key_kind,
             repetitions,
-            lock: hold,
+            lease: guard.map(|(request, guard)| self.register_lease(enter.key, request, guard)),
+            now,
         })))
     }
 
@@ -258,7 +269,8 @@ impl Store for SqliteStore {
         &self,
         enter: SessionRequest<'_>,
     ) -> Result<Box<SessionSnapshot>, StoreError> {
-        let entering = OwnedSessionRequest::from_request(&enter);
+        let now = self.now();
+        let entering = OwnedSessionRequest::from_request(&enter, now);
         self.read(move |sql, shared| {
             read_transaction(sql, |sql| {
                 let (recalled, recalled_by) = entering.find_prior_call(sql, shared)?.unzip();
@@ -284,7 +296,8 @@ impl Store for SqliteStore {
                     prior_call: recalled,
                     dedup_key_kind: recalled_by,
                     repetitions: progress,
-                    lock: None,
+                    lease: None,
+                    now,
                 }))
             })
         })
@@ -319,8 +332,8 @@ impl Store for SqliteStore {
     async fn check_charges(
         &self,
         charges: &[Charge],
-        now: Timestamp,
     ) -> Result<Vec<Result<Decimal, ChargeError>>, StoreError> {
+        let now = self.now();
         if charges.is_empty() {
             return Ok(Vec::new());
         }
@@ -334,12 +347,13 @@ impl Store for SqliteStore {
 
     async fn claim(
         &self,
-        mut intent: Box<ClaimRecord>,
-        charges: &[Charge],
-        approval: Option<&str>,
-        now: Timestamp,
+        request: ClaimRequest<'_>,
     ) -> Result<Result<Vec<Decimal>, ClaimError>, StoreError> {
+        let now = self.now();
+        let ClaimRequest { record: mut intent, lease_ttl, charges, approval, items } = request;
+        intent.lease = now.checked_add(lease_ttl).unwrap_or(Timestamp::MAX);
         let (charges, approval) = (charges.to_vec(), approval.map(str::to_owned));
+        let items = self.seal_items(&items)?;
         // The draft is parsed again before it becomes a row, so it need not be canonical.
         let draft = intent.row.as_ref().map(|row| serde_json::to_string(&**row)).transpose();
         let draft = draft.map_err(|error| StoreError::from(DbError::from(error)))?;
@@ -379,6 +393,7 @@ impl Store for SqliteStore {
             }
             claims::store_claim(tx, &intent, draft.as_deref(), &charges, &used, now)?;
             claims::apply_claim_effects(tx, &mut intent)?;
+            sessions::append_items(tx, &intent.key, &items)?;
             Ok(Ok(used))
         })
         .await
@@ -395,11 +410,13 @@ impl Store for SqliteStore {
             .iter()
             .map(|(handle, text)| keys.seal(&format!("output {handle}"), text.as_bytes()))
             .collect();
-        let outputs = outputs.map_err(|error| self.with_path(&StoreError(error.to_string())))?;
+        let items = self.seal_items(&finish.items)?;
+        let outputs =
+            outputs.map_err(|error| self.with_path(&StoreError::unavailable(error.to_string())))?;
         // A process that makes one call cannot sign later, so it signs each row in its transaction.
         let durable = finish.is_durable || self.writer.is_inline();
         let written =
-            self.write(durable, move |tx| commit_call(tx, *finish, &body, outputs)).await?;
+            self.write(durable, move |tx| commit_call(tx, *finish, &body, outputs, &items)).await?;
         let Ok((row, seq, hash)) = written else { return Ok(Err(CommitConflictError)) };
         Ok(Ok(Some(recorded_row(self.keys(), &row, seq, hash))))
     }
@@ -414,11 +431,8 @@ impl Store for SqliteStore {
         self.write(false, move |tx| claims::take_deferred(tx, &key, &client, &tool)).await
     }
 
-    async fn close_client_session(
-        &self,
-        key: &SessionKey,
-        now: Timestamp,
-    ) -> Result<(), StoreError> {
+    async fn close_client_session(&self, key: &SessionKey) -> Result<(), StoreError> {
+        let now = self.now();
         let key = key.clone();
         self.write(true, move |tx| claims::close_client_session(tx, &key, now)).await
     }
@@ -461,7 +475,8 @@ impl Store for SqliteStore {
         .await
     }
 
-    async fn add_cost(&self, charges: &[Charge], now: Timestamp) -> Result<(), StoreError> {
+    async fn add_cost(&self, charges: &[Charge]) -> Result<(), StoreError> {
+        let now = self.now();
         let charges = charges.to_vec();
         self.write(false, move |tx| {
             let call = CallId::from_bytes(crate::keys::random_bytes()?);
@@ -475,12 +490,12 @@ impl Store for SqliteStore {
     }
 
     async fn create_approval(&self, approval: Approval) -> Result<(), StoreError> {
-        let arguments =
-            serde_json::to_vec(&approval.arguments).map_err(|e| StoreError(e.to_string()))?;
+        let arguments = serde_json::to_vec(&approval.arguments)
+            .map_err(|e| StoreError::unavailable(e.to_string()))?;
         let sealed = self
             .keys()
             .seal(&format!("approval {}", approval.id), &arguments)
-            .map_err(|e| StoreError(e.to_string()))?;
+            .map_err(|e| StoreError::unavailable(e.to_string()))?;
         self.write(true, move |tx| {
             let session = SessionHeader::get_or_create(tx.sql, &approval.key)?;
             tx.sql
@@ -526,8 +541,8 @@ impl Store for SqliteStore {
         id: &str,
         approved: bool,
         by: &str,
-        now: Timestamp,
     ) -> Result<bool, StoreError> {
+        let now = self.now();
         let (id, by) = (id.to_owned(), by.to_owned());
         self.write(true, move |tx| {
             let waiting = find_approval(tx.sql, tx.shared, &id)?.filter(|a| {
@@ -541,7 +556,8 @@ impl Store for SqliteStore {
         .await
     }
 
-    async fn pending_claims(&self, now: Timestamp) -> Result<Vec<ClaimRecord>, StoreError> {
+    async fn pending_claims(&self) -> Result<Vec<ClaimRecord>, StoreError> {
+        let now = self.now();
         self.write(true, move |tx| {
             claims::sweep_abandoned(tx, now)?;
             let unsettled = StoredClaim::read_unsettled(tx.sql)?;
@@ -561,8 +577,8 @@ impl Store for SqliteStore {
         outcome: Outcome,
         shown: Outcome,
         by: &str,
-        now: Timestamp,
     ) -> Result<bool, StoreError> {
+        let now = self.now();
         let by = by.to_owned();
         self.write(true, move |tx| {
             claims::settle_claim(tx, call, settle, (&outcome, shown), &by, now)
@@ -587,6 +603,15 @@ impl Store for SqliteStore {
             Ok(text.and_then(|text| String::from_utf8(text).ok()).map(Into::into))
         })
         .await
+    }
+
+    async fn items(
+        &self,
+        key: &SessionKey,
+        after: u64,
+    ) -> Result<Vec<(u64, SessionItem)>, StoreError> {
+        let key = key.clone();
+        self.read(move |sql, shared| sessions::read_items(sql, &shared.keys(), &key, after)).await
     }
 
     async fn rows(&self, key: &SessionKey) -> Result<Vec<Arc<Row>>, StoreError> {
@@ -647,12 +672,20 @@ impl Store for SqliteStore {
         Some(self.keys().redaction_key)
     }
 
-    fn state_dir(&self) -> Option<&Path> {
-        Some(self.shared.state_dir.path())
+    fn outlives_process(&self) -> bool {
+        true
     }
 
-    fn owner(&self) -> Option<Arc<str>> {
-        self.shared.state_dir.owner().map(Arc::clone)
+    fn spool_dir(&self) -> Option<PathBuf> {
+        Some(self.shared.state_dir.path().join("spool"))
+    }
+
+    fn undo_dir(&self) -> Option<PathBuf> {
+        Some(self.shared.state_dir.path().to_owned())
+    }
+
+    fn term(&self) -> Option<Arc<str>> {
+        self.shared.state_dir.term().map(Arc::clone)
     }
 }
 

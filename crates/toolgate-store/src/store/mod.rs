@@ -14,7 +14,8 @@ use jiff::Timestamp;
 use rusqlite::Connection;
 use tokio::time::Instant;
 use toolgate::SessionKey;
-use toolgate::store::{SessionLock, StoreError};
+use toolgate::clock::{Clock, SystemClock};
+use toolgate::store::{LeaseRequest, SessionItem, SessionLease, Store, StoreError};
 
 use crate::error::{DbError, DbResult};
 use crate::group_commit::LedgerWriter;
@@ -24,6 +25,7 @@ use crate::state_dir::StateDir;
 use crate::store::session_lock::{LocalSessionGuard, LocalSessionLock, ProcessSessionGuard};
 use crate::tables::claims;
 use crate::tables::ledger;
+use crate::tables::sessions::ITEM_SEAL_CONTEXT;
 use crate::transaction::{SharedStoreState, WriteTransaction, lock_unpoisoned};
 
 /// A persistent store in one SQLite file.
@@ -37,9 +39,15 @@ pub struct SqliteStore {
     readers: Mutex<Vec<Connection>>,
     writer: LedgerWriter,
     session_locks: Mutex<HashMap<SessionKey, Arc<LocalSessionLock>>>,
+    /// The locks behind the leases that are not released.
+    held_sessions: Mutex<HashMap<u64, SessionGuard>>,
+    lease_count: AtomicU64,
     /// Number of session locks so far. Unused entries of `locks` are removed now and then.
     lock_count: AtomicU64,
 }
+
+/// Locks a session against other processes, then against other calls of this one.
+type SessionGuard = (ProcessSessionGuard, LocalSessionGuard);
 
 /// Longest pause between two transactions of a pruning, in which other processes can write.
 const MAX_PRUNE_PAUSE: Duration = Duration::from_secs(1);
@@ -59,12 +67,28 @@ impl std::fmt::Debug for SqliteStore {
     }
 }
 
+/// Adds the path of the ledger to an error.
+pub(crate) fn ledger_error(path: &Path, fault: &DbError) -> StoreError {
+    StoreError::new(fault.kind(), format!("the ledger {}: {fault}", path.display()))
+}
+
 impl SqliteStore {
     /// Opens a ledger, or creates one.
     ///
     /// # Errors
     /// The file is not a ledger, is damaged, is an older copy, or cannot be written to.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, StoreError> {
+        Self::open_with_clock(path, Arc::new(SystemClock))
+    }
+
+    /// Opens a ledger whose time is that of a clock, for tests and scripted runs.
+    ///
+    /// # Errors
+    /// As for [`SqliteStore::open`].
+    pub fn open_with_clock(
+        path: impl AsRef<Path>,
+        clock: Arc<dyn Clock>,
+    ) -> Result<Self, StoreError> {
         // The state directory is beside the file itself, not beside a symbolic link to it.
         let path =
             std::fs::canonicalize(path.as_ref()).unwrap_or_else(|_| path.as_ref().to_owned());
@@ -83,8 +107,9 @@ impl SqliteStore {
             let home = StateDir::open_owner(state).map_err(there)?;
             let (id, keys) = open::link_state_dir(&sql, &home)?;
             open::check_not_older(&sql, &home, &id)?;
-            let shared = SharedStoreState::new(home, id, keys);
-            let unsigned = crate::write_connection::sweep_on_open(&sql, &shared, Timestamp::now())?;
+            let now = clock.now();
+            let shared = SharedStoreState::new(home, id, keys, clock);
+            let unsigned = crate::write_connection::sweep_on_open(&sql, &shared, now)?;
             shared.state_dir.remove_dead_owners().map_err(there)?;
             Ok(Self {
                 path: path.to_owned(),
@@ -93,9 +118,11 @@ impl SqliteStore {
                 readers: Mutex::default(),
                 session_locks: Mutex::default(),
                 lock_count: AtomicU64::new(0),
+                held_sessions: Mutex::default(),
+                lease_count: AtomicU64::new(0),
             })
         };
-        open().map_err(|fault| StoreError(format!("the ledger {}: {fault}", path.display())))
+        open().map_err(|fault| ledger_error(&path, &fault))
     }
 
     /// Opens a ledger for a process that makes one call and ends. Starts no thread and no sweep.
@@ -119,7 +146,7 @@ impl SqliteStore {
             )?;
             let Some((id, keys)) = open::read_identity(&sql, &home)? else { return Ok(None) };
             open::check_not_older(&sql, &home, &id)?;
-            let shared = SharedStoreState::new(home, id, keys);
+            let shared = SharedStoreState::new(home, id, keys, Arc::new(SystemClock));
             Ok(Some(Self {
                 path: path.clone(),
                 writer: LedgerWriter::inline(sql, Arc::clone(&shared)),
@@ -127,9 +154,11 @@ impl SqliteStore {
                 readers: Mutex::default(),
                 session_locks: Mutex::default(),
                 lock_count: AtomicU64::new(0),
+                held_sessions: Mutex::default(),
+                lease_count: AtomicU64::new(0),
             }))
         };
-        open().map_err(|fault| StoreError(format!("the ledger {}: {fault}", path.display())))
+        open().map_err(|fault| ledger_error(&path, &fault))
     }
 
     /// Returns the public key of this ledger in hexadecimal digits, which verifies its receipts.
@@ -174,11 +203,10 @@ impl SqliteStore {
     pub async fn rotate_key(&self) -> Result<Arc<str>, StoreError> {
         let new = Arc::new(
             LedgerKeys::with_new_signing_key(&self.shared.state_dir.keys_dir())
-                .map_err(|e| self.with_path(&StoreError(e.to_string())))?,
+                .map_err(|e| self.with_path(&StoreError::unavailable(e.to_string())))?,
         );
-        let next = Arc::clone(&new);
-        self.write(true, move |tx| ledger::rotate_key(tx, Timestamp::now(), &next).map(|_| ()))
-            .await?;
+        let (next, now) = (Arc::clone(&new), self.now());
+        self.write(true, move |tx| ledger::rotate_key(tx, now, &next).map(|_| ())).await?;
         let public = Arc::clone(new.public_key());
         *lock_unpoisoned(&self.shared.keys) = new;
         Ok(public)
@@ -196,6 +224,7 @@ impl SqliteStore {
         rows_before: Timestamp,
         sealed_before: Timestamp,
     ) -> Result<PruneStats, StoreError> {
+        let now = self.now();
         let (mut gone, mut after) = (PruneStats { rows: 0, sealed: 0 }, Some(0));
         while let Some(from) = after {
             let (sealed, next) = self
@@ -216,10 +245,7 @@ impl SqliteStore {
             }
         }
         loop {
-            match self
-                .write_and_pause(move |tx| ledger::prune_rows(tx, rows_before, Timestamp::now()))
-                .await?
-            {
+            match self.write_and_pause(move |tx| ledger::prune_rows(tx, rows_before, now)).await? {
                 0 => return Ok(gone),
                 rows => gone.rows += rows,
             }
@@ -298,14 +324,14 @@ impl SqliteStore {
         };
         let done = tokio::task::spawn_blocking(work)
             .await
-            .map_err(|error| StoreError(error.to_string()))?;
+            .map_err(|error| StoreError::unavailable(error.to_string()))?;
         let (sql, found) = done.map_err(|fault| self.with_path(&fault.into()))?;
         self.return_reader(sql);
         Ok(found)
     }
 
     fn with_path(&self, error: &StoreError) -> StoreError {
-        StoreError(format!("the ledger {}: {error}", self.path.display()))
+        StoreError::new(error.kind, format!("the ledger {}: {error}", self.path.display()))
     }
 
     fn keys(&self) -> Arc<LedgerKeys> {
@@ -316,9 +342,9 @@ impl SqliteStore {
     async fn acquire_session_lock(
         &self,
         key: &SessionKey,
-        alone: bool,
-        wait: Duration,
-    ) -> Result<Option<SessionLock>, StoreError> {
+        request: LeaseRequest,
+    ) -> Result<Option<SessionGuard>, StoreError> {
+        let LeaseRequest { is_exclusive: alone, timeout: wait, .. } = request;
         let until = Instant::now().checked_add(wait);
         let own = {
             let mut locks = lock_unpoisoned(&self.session_locks);
@@ -344,14 +370,40 @@ impl SqliteStore {
                 alone,
             );
             match held.map_err(|error| {
-                self.with_path(&StoreError(format!("cannot lock the session: {error}")))
+                self.with_path(&StoreError::unavailable(format!(
+                    "cannot lock the session: {error}"
+                )))
             })? {
-                Some(held) => return Ok(Some(SessionLock::new((held, guard)))),
+                Some(held) => return Ok(Some((held, guard))),
                 None if until.is_none_or(|until| Instant::now() < until) => {
                     tokio::time::sleep(Duration::from_millis(5)).await
                 }
                 None => return Ok(None),
             }
         }
+    }
+    /// Turns a lock into a lease. The caller returns it without another await.
+    fn register_lease(
+        &self,
+        key: &SessionKey,
+        request: LeaseRequest,
+        guard: SessionGuard,
+    ) -> SessionLease {
+        let id = self.lease_count.fetch_add(1, Ordering::Relaxed);
+        lock_unpoisoned(&self.held_sessions).insert(id, guard);
+        SessionLease {
+            id,
+            key: key.clone(),
+            is_exclusive: request.is_exclusive,
+            expires: self.now().checked_add(request.term).unwrap_or(Timestamp::MAX),
+        }
+    }
+
+    fn seal_items(&self, items: &[SessionItem]) -> Result<Vec<Vec<u8>>, StoreError> {
+        let keys = self.keys();
+        let sealed = items.iter().map(|SessionItem(body)| keys.seal(ITEM_SEAL_CONTEXT, body));
+        sealed
+            .collect::<Result<_, _>>()
+            .map_err(|error| self.with_path(&StoreError::unavailable(error.to_string())))
     }
 }

@@ -7,7 +7,9 @@ use rusqlite::{Connection, OptionalExtension, params};
 use rust_decimal::Decimal;
 use toolgate::limits::{Charge, Cost};
 use toolgate::policy::{CounterReading, DedupKeyKind};
-use toolgate::store::{ClaimRecord, ClaimResolution, DedupKey, DeferredClaim, PriorCall};
+use toolgate::store::{
+    ClaimOwner, ClaimRecord, ClaimResolution, DedupKey, DeferredClaim, PriorCall,
+};
 use toolgate::{CallId, Outcome, Row, SessionKey, provenance};
 use toolgate_json::Digest;
 
@@ -28,7 +30,6 @@ use crate::transaction::WriteTransaction;
 pub(crate) struct StoredClaim {
     pub(crate) call: CallId,
     state: String,
-    owner: String,
     lease: Timestamp,
     effect: bool,
     pub(crate) intent: ClaimRecord,
@@ -40,23 +41,21 @@ pub(crate) struct StoredClaim {
     outcome: Option<Vec<u8>>,
 }
 
-const CLAIM_COLUMNS: &str =
-    "call, state, owner, lease, effect, intent, charges, draft, outcome, used";
+const CLAIM_COLUMNS: &str = "call, state, lease, effect, intent, charges, draft, outcome, used";
 
 impl StoredClaim {
     fn from_row(row: &rusqlite::Row<'_>) -> DbResult<Self> {
-        let (intent, charges): (String, String) = (row.get(5)?, row.get(6)?);
+        let (intent, charges): (String, String) = (row.get(4)?, row.get(5)?);
         Ok(Self {
             call: CallId::from_bytes(row.get(0)?),
             state: row.get(1)?,
-            owner: row.get(2)?,
-            lease: from_nanos(row.get(3)?),
-            effect: row.get(4)?,
+            lease: from_nanos(row.get(2)?),
+            effect: row.get(3)?,
             intent: serde_json::from_str(&intent)?,
             charges: serde_json::from_str(&charges)?,
-            draft: row.get(7)?,
-            outcome: row.get(8)?,
-            used: serde_json::from_str(&row.get::<_, String>(9)?)?,
+            draft: row.get(6)?,
+            outcome: row.get(7)?,
+            used: serde_json::from_str(&row.get::<_, String>(8)?)?,
         })
     }
 
@@ -74,11 +73,10 @@ impl StoredClaim {
         used: Vec<CounterReading>,
         draft: Option<String>,
     ) -> Self {
-        let (state, owner) = ("open".to_owned(), intent.owner.to_string());
+        let state = "open".to_owned();
         Self {
             call: intent.call,
             state,
-            owner,
             lease: intent.lease,
             effect: intent.effect,
             intent,
@@ -128,7 +126,11 @@ impl StoredClaim {
     ///
     /// The state of a process is known. Any other owner is gone when the lease has expired.
     pub(crate) fn is_abandoned(&self, home: &StateDir, now: Timestamp) -> bool {
-        self.state == "open" && home.has_process_ended(&self.owner).unwrap_or(now > self.lease)
+        let process_ended = match &self.intent.owner {
+            ClaimOwner::Term(term) => home.has_process_ended(term),
+            ClaimOwner::ClientSession(_) => None,
+        };
+        self.state == "open" && process_ended.unwrap_or(now > self.lease)
     }
 
     pub(crate) fn is_pending(&self, home: &StateDir, now: Timestamp) -> bool {
@@ -209,7 +211,7 @@ pub(crate) fn store_claim(
     if !intent.effect
         && intent.recall.is_empty()
         && intent.pass.is_none()
-        && tx.shared.state_dir.owner() == Some(&intent.owner)
+        && tx.shared.is_own_claim(intent)
     {
         let reserved = charges
             .iter()
@@ -255,6 +257,14 @@ pub(crate) fn store_claim(
     insert_claim(tx.sql, intent, session.id, &charges, &before, draft, pass.as_deref())
 }
 
+/// Returns the term of the process that owns a claim, or `None` if a client owns it.
+fn term_of(intent: &ClaimRecord) -> Option<&str> {
+    match &intent.owner {
+        ClaimOwner::Term(term) => Some(term),
+        ClaimOwner::ClientSession(_) => None,
+    }
+}
+
 /// Inserts an open claim, with the encrypted state of a deferred call if there is one.
 fn insert_claim(
     sql: &Connection,
@@ -266,12 +276,12 @@ fn insert_claim(
     pass: Option<&[u8]>,
 ) -> DbResult<()> {
     sql.prepare_cached(
-        "INSERT INTO claims (call, session, state, owner, lease, effect, intent, charges, draft, used, client, pass) VALUES (?1, ?2, 'open', ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11)",
+        "INSERT INTO claims (call, session, state, term, lease, effect, intent, charges, draft, used, client, pass) VALUES (?1, ?2, 'open', ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11)",
     )?
     .execute(params![
         intent.call.as_bytes().as_slice(),
         session,
-        &*intent.owner,
+        term_of(intent),
         to_nanos(intent.lease),
         intent.effect,
         serde_json::to_string(intent)?,
@@ -383,7 +393,7 @@ pub(crate) fn deferred_seal_context(call: CallId) -> String {
 
 /// Statements that close the session of a client. They read only open claims and deferred calls.
 const EXPIRE_CLIENT_LEASES_SQL: &str = "UPDATE claims INDEXED BY claims_unsettled SET lease = ?2
-    WHERE session = ?1 AND state <> 'settled' AND state = 'open' AND owner >= 'client:' AND owner < 'client;'";
+    WHERE session = ?1 AND state <> 'settled' AND state = 'open' AND term IS NULL";
 const DISCARD_DEFERRED_CALLS_SQL: &str =
     "UPDATE claims INDEXED BY claims_kept SET pass = NULL WHERE session = ?1 AND pass IS NOT NULL";
 
@@ -462,7 +472,7 @@ pub(crate) fn sweep_client_claims(tx: &mut WriteTransaction<'_>, now: Timestamp)
     let over: Vec<[u8; 16]> = tx
         .sql
         .prepare_cached(
-            "SELECT call FROM claims INDEXED BY claims_unsettled WHERE state <> 'settled' AND state = 'open' AND lease < ?1 AND owner >= 'client:' AND owner < 'client;' LIMIT 8",
+            "SELECT call FROM claims INDEXED BY claims_unsettled WHERE state <> 'settled' AND state = 'open' AND lease < ?1 AND term IS NULL LIMIT 8",
         )?
         .query_map([to_nanos(now)], |row| row.get(0))?
         .collect::<Result<_, _>>()?;

@@ -5,7 +5,7 @@
 use rusqlite::{Connection, OptionalExtension, params};
 use rust_decimal::Decimal;
 use toolgate::limits::{Charge, Cost};
-use toolgate::store::{ClaimRecord, ClaimResolution};
+use toolgate::store::{ClaimOwner, ClaimRecord, ClaimResolution};
 use toolgate::{CallId, SessionKey};
 
 use crate::error::DbResult;
@@ -30,9 +30,7 @@ pub(crate) fn insert_inflight(
     draft: Option<&str>,
     reserved: &[(usize, i64, &Charge, Decimal)],
 ) -> DbResult<bool> {
-    let is_own = intent.effect
-        && intent.pass.is_none()
-        && tx.shared.state_dir.owner() == Some(&intent.owner);
+    let is_own = intent.effect && intent.pass.is_none() && tx.shared.is_own_claim(intent);
     if !is_own || intent.seen.is_some() || !intent.recall.is_empty() || !intent.carriers.is_empty()
     {
         return Ok(false);
@@ -45,7 +43,7 @@ pub(crate) fn insert_inflight(
     let written = tx
         .sql
         .prepare_cached(
-            "INSERT OR IGNORE INTO under_way (id, call, agent, principal, session, tool, digest, asked, owner, lease, revokes, charges, draft)
+            "INSERT OR IGNORE INTO under_way (id, call, agent, principal, session, tool, digest, asked, term, lease, revokes, charges, draft)
              VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13)",
         )?
         .execute(params![
@@ -57,7 +55,7 @@ pub(crate) fn insert_inflight(
             &*intent.tool,
             intent.digest.as_bytes().as_slice(),
             intent.asked.as_bytes().as_slice(),
-            &*intent.owner,
+            tx.shared.state_dir.term(),
             to_nanos(intent.lease),
             revokes,
             serde_json::to_string(reserved)?,
@@ -119,11 +117,11 @@ pub(crate) fn has_inflight(sql: &Connection) -> DbResult<bool> {
     Ok(sql.prepare_cached("SELECT 1 FROM under_way LIMIT 1")?.exists([])?)
 }
 
-const INFLIGHT_COLUMNS: &str = "call, agent, principal, session, tool, digest, asked, owner, lease, revokes, charges, draft FROM under_way";
+const INFLIGHT_COLUMNS: &str = "call, agent, principal, session, tool, digest, asked, term, lease, revokes, charges, draft FROM under_way";
 
 fn read_claim(row: &rusqlite::Row<'_>) -> DbResult<StoredClaim> {
     let text = |column: usize| row.get::<_, String>(column);
-    let (owner, lease) = (text(7)?, from_nanos(row.get(8)?));
+    let (term, lease) = (text(7)?, from_nanos(row.get(8)?));
     let revokes: Option<String> = row.get(9)?;
     let charges: Vec<(usize, i64, Charge, Decimal)> = serde_json::from_str(&text(10)?)?;
     let intent = ClaimRecord {
@@ -133,7 +131,7 @@ fn read_claim(row: &rusqlite::Row<'_>) -> DbResult<StoredClaim> {
         digest: parse_digest(&row.get::<_, Vec<u8>>(5)?)?,
         asked: parse_digest(&row.get::<_, Vec<u8>>(6)?)?,
         recall: Vec::new(),
-        owner: owner.clone().into(),
+        owner: ClaimOwner::Term(term.into()),
         lease,
         effect: true,
         row: None,
@@ -214,7 +212,7 @@ mod tests {
         drop(StateDir::acquire_open_lock(&state).unwrap());
         let home = StateDir::open_owner(&state).unwrap();
         let (id, keys) = crate::open::link_state_dir(&sql, &home).unwrap();
-        let shared = SharedStoreState::new(home, id, keys);
+        let shared = SharedStoreState::new(home, id, keys, Arc::new(toolgate::clock::SystemClock));
         let mut configs = HashSet::new();
         let tx = WriteTransaction::new(
             &sql,
@@ -234,7 +232,7 @@ mod tests {
                 digest: Digest::default(),
                 asked: Digest::default(),
                 recall: Vec::new(),
-                owner: shared.state_dir.owner().cloned().unwrap(),
+                owner: ClaimOwner::Term(shared.state_dir.term().cloned().unwrap()),
                 lease: now,
                 effect: true,
                 row: None,

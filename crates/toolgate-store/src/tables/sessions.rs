@@ -16,13 +16,18 @@ use toolgate::session::repetition::RepetitionState;
 use toolgate::session::state::{
     Evidence, EvidenceKey, NamedChange, SessionChanges, SessionEdit, SessionState,
 };
+use toolgate::store::SessionItem;
 use toolgate_json::Digest;
 
-use crate::error::DbResult;
+use crate::error::{DbError, DbResult};
 use crate::hash_chain;
+use crate::keys::LedgerKeys;
 use crate::tables::ledger::{canonical_text, parse_digest, to_i64, to_nanos, to_u64};
 use crate::tables::provenance::{CarrierTable, ProvenanceTables};
 use crate::transaction::{SharedStoreState, UncountedCall, WriteTransaction, lock_unpoisoned};
+
+/// What encrypted items are bound to.
+pub(crate) const ITEM_SEAL_CONTEXT: &str = "item";
 
 /// Header of a session, without its evidence, marks, logs and slices.
 pub(crate) struct SessionHeader {
@@ -502,4 +507,44 @@ pub(crate) fn read_meta(sql: &Connection) -> DbResult<BTreeMap<String, String>> 
     let mut statement = sql.prepare("SELECT name, value FROM meta")?;
     let rows = statement.query_map([], |row| Ok((row.get(0)?, row.get(1)?)))?;
     Ok(rows.collect::<Result<_, _>>()?)
+}
+
+/// Appends encrypted items to a session.
+pub(crate) fn append_items(
+    tx: &WriteTransaction<'_>,
+    key: &SessionKey,
+    items: &[Vec<u8>],
+) -> DbResult<()> {
+    if items.is_empty() {
+        return Ok(());
+    }
+    let session = SessionHeader::get_or_create(tx.sql, key)?;
+    let mut statement = tx.sql.prepare_cached(
+        "INSERT INTO items (session, n, body) SELECT ?1, coalesce(max(n), 0) + 1, ?2 FROM items WHERE session = ?1",
+    )?;
+    for item in items {
+        statement.execute(params![session.id, item])?;
+    }
+    Ok(())
+}
+
+/// Reads the items of a session after the first `after`, in order.
+pub(crate) fn read_items(
+    sql: &Connection,
+    keys: &LedgerKeys,
+    key: &SessionKey,
+    after: u64,
+) -> DbResult<Vec<(u64, SessionItem)>> {
+    let Some(session) = SessionHeader::find(sql, key)? else { return Ok(Vec::new()) };
+    let mut statement =
+        sql.prepare_cached("SELECT n, body FROM items WHERE session = ?1 AND n > ?2 ORDER BY n")?;
+    let mut rows = statement.query(params![session.id, to_i64(after)])?;
+    let mut items = Vec::new();
+    while let Some(row) = rows.next()? {
+        let body = keys.unseal(ITEM_SEAL_CONTEXT, &row.get::<_, Vec<u8>>(1)?).ok_or_else(|| {
+            DbError::Message("cannot decrypt an item: another key encrypted it".to_owned())
+        })?;
+        items.push((to_u64(row.get(0)?), SessionItem(body)));
+    }
+    Ok(items)
 }

@@ -9,7 +9,7 @@ use crate::call::{Call, SessionKey};
 use crate::pipeline::gates::policy::Authorization;
 use crate::pipeline::provenance::MismatchedRun;
 use crate::session::state::SessionState;
-use crate::store::{Approval, SessionLock};
+use crate::store::Approval;
 use crate::tool::context::RemainingBudget;
 
 /// A call whose agent and tool are known.
@@ -36,7 +36,6 @@ pub(crate) struct AdmittedCall {
     pub(crate) version: u64,
     /// The session as the tool sees it. `None` after the tool has run.
     pub(crate) state: Option<Arc<SessionState>>,
-    pub(crate) session_lock: Option<SessionLock>,
     pub(crate) remaining: RemainingBudget,
     /// A later identical call may replay the outcome.
     pub(crate) is_recallable: bool,

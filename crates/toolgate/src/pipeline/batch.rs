@@ -14,12 +14,14 @@ use crate::pipeline::Toolgate;
 use crate::pipeline::admission::{Admission, AdmittedCall};
 use crate::pipeline::call_state::CallState;
 use crate::pipeline::gates;
+use crate::pipeline::gates::claim::lease_duration;
 use crate::pipeline::gates::run::RunResult;
 use crate::pipeline::rejection::{
     Rejection, busy_rejection, forbidden_rejection, paused_target_error,
 };
+use crate::pipeline::session_hold::SessionHold;
 use crate::session::state::SessionState;
-use crate::store::SessionLock;
+use crate::store::LeaseRequest;
 use crate::tool::Effect;
 
 /// State of one call of the plan.
@@ -70,22 +72,27 @@ impl Toolgate {
                 .and_then(|a| a.tools.get(call.tool.as_str()))
                 .is_some_and(|t| t.spec.effect != Effect::Read)
         };
-        let hold =
-            self.0.store.lock_session(key, calls.iter().any(has_effect), self.0.busy_timeout).await;
+        // The last call may have to wait for all the others, so its claim and the lease must last longer.
+        let slack = calls
+            .iter()
+            .filter_map(|call| agent?.tools.get(call.tool.as_str()))
+            .map(|tool| tool.spec.timeout)
+            .fold(std::time::Duration::ZERO, |sum, t| sum.saturating_add(t));
+        let request = LeaseRequest {
+            is_exclusive: calls.iter().any(has_effect),
+            timeout: self.0.busy_timeout,
+            term: lease_duration(slack),
+        };
+        let lease = self.0.store.lease_session(key, request).await;
+        let hold = lease.map(|lease| lease.map(|lease| SessionHold::new(&self.0.store, lease)));
         let base = self.0.store.snapshot(key).await;
-        let (_hold, base): (SessionLock, _) = match (hold, base) {
+        let (_hold, base): (SessionHold, _) = match (hold, base) {
             (Ok(Some(hold)), Ok((_, base))) => (hold, base),
             (Ok(None), _) => return self.reject_all(calls, busy_rejection).await,
             (Err(error), _) | (_, Err(error)) => {
                 return self.reject_all(calls, || Rejection::from(error.clone())).await;
             }
         };
-        // The last call may have to wait for all the others, so its claim must last longer.
-        let slack = calls
-            .iter()
-            .filter_map(|call| agent?.tools.get(call.tool.as_str()))
-            .map(|tool| tool.spec.timeout)
-            .fold(std::time::Duration::ZERO, |sum, t| sum.saturating_add(t));
         // All calls are checked before any of them runs. No call may rely on evidence that another
         // call has not produced yet, or that an earlier call revokes.
         let (mut slots, mut base) = (Vec::new(), (*base).clone());

@@ -14,6 +14,7 @@ use crate::ledger::row::{Gate, Latency};
 use crate::limits::Cost;
 use crate::pipeline::Toolgate;
 use crate::pipeline::explain::ExplainState;
+use crate::pipeline::session_hold::SessionHold;
 use crate::policy::DecisionFacts;
 use toolgate_json::Digest;
 
@@ -54,6 +55,8 @@ pub(crate) struct CallState {
     pub(crate) approval_reason: Option<String>,
     /// Collects the explanation, if the call is only explained. Then every gate only reads.
     pub(crate) explain: Option<Box<ExplainState>>,
+    /// The lease of the session, until the call has ended.
+    pub(crate) session_hold: Option<SessionHold>,
     gate: Gate,
     gate_entered_at: std::time::Instant,
     latency: Latency,
@@ -137,6 +140,7 @@ impl CallState {
             evidence_stamp: 0,
             approval_reason: None,
             explain: None,
+            session_hold: None,
             gate: Gate::Admit,
             gate_entered_at: std::time::Instant::now(),
             latency: Latency::default(),

@@ -184,7 +184,7 @@ impl Toolgate {
     /// # Errors
     /// The store cannot record the change.
     pub async fn close_client_session(&self, key: &crate::SessionKey) -> Result<(), StoreError> {
-        self.0.store.close_client_session(key, self.now()).await
+        self.0.store.close_client_session(key).await
     }
 
     async fn settle_deferred(
@@ -273,7 +273,6 @@ impl Toolgate {
             authorization: Authorization::Settle { arguments, tool: Arc::clone(tool) },
             version: 0,
             state: None,
-            session_lock: None,
             remaining: RemainingBudget::default(),
             is_recallable: !taken.claim.recall.is_empty(),
             key: call.key.clone(),

@@ -139,6 +139,8 @@ impl Toolgate {
         recallable: bool,
         mut call_state: Box<CallState>,
     ) -> Answer {
+        // The call changes nothing, so the next call need not wait for its row.
+        call_state.session_hold = None;
         call_state.enter_gate(Gate::Record);
         let row = self.build_row(&end, &mut call_state);
         // A poll that keeps being rejected makes no progress. The loop rejection itself is not a
@@ -161,6 +163,7 @@ impl Toolgate {
             outcome: recallable.then(|| end.outcome.clone()),
             spent: None,
             outputs: Vec::new(),
+            items: Vec::new(),
             is_durable: self
                 .registered_tool(&call_state)
                 .is_none_or(|tool| tool.spec.effect != Effect::Read),

@@ -75,8 +75,9 @@ impl Toolgate {
             self.0.store.append_all_spooled(std::slice::from_ref(&first)).await?;
             self.0.spool.record_stored_rows(before + 1);
         }
-        let failed =
-            |error: io::Error| StoreError(format!("{}: {error}", self.0.spool.path().display()));
+        let failed = |error: io::Error| {
+            StoreError::unavailable(format!("{}: {error}", self.0.spool.path().display()))
+        };
         let taken = self.0.spool.read_rows().map_err(failed)?;
         self.register_definitions_of(&taken.rows);
         // One transaction for many rows, so that waiting calls do not wait for one disk sync per

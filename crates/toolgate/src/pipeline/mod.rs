@@ -19,6 +19,7 @@ mod reconcile;
 pub(crate) mod rejection;
 mod row_builder;
 mod runtime;
+pub(crate) mod session_hold;
 mod spawn_on_drop;
 
 pub use deferred::DeferredCall;

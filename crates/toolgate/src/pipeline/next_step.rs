@@ -354,7 +354,7 @@ impl NextStepSearch<'_> {
                 RuleVerdict::Deny(_) | RuleVerdict::Fault(_) => by.push(policy),
             }
         }
-        let room = store.check_charges(&charges, self.now).await.ok()?;
+        let room = store.check_charges(&charges).await.ok()?;
         if room.iter().any(Result::is_err) {
             return Some(StepVerdict::Denied(Vec::new()));
         }
@@ -376,8 +376,7 @@ impl NextStepSearch<'_> {
             dedup_keys: &recall,
             counts_repetition: false,
             polling: None,
-            lock: None,
-            now: self.now,
+            lease: None,
         };
         self.toolgate
             .0

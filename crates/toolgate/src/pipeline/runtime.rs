@@ -13,7 +13,6 @@ use crate::call::error_code;
 use crate::call::event::{Event, EventListener};
 use crate::call::outcome::{Answer, Outcome};
 use crate::call::{Call, CallId, SessionKey};
-use crate::clock::{Clock, SystemClock};
 use crate::ledger::spool::Spool;
 use crate::pipeline::call_state::CallState;
 use crate::pipeline::gates::policy::{EnforcingEngine, PolicyEngine};
@@ -55,13 +54,12 @@ pub struct Toolgate(pub(crate) Arc<Inner>);
 pub(crate) struct Inner {
     pub(crate) agents: HashMap<Arc<str>, Arc<Agent>>,
     pub(crate) store: Arc<dyn Store>,
-    pub(crate) clock: Arc<dyn Clock>,
     pub(crate) listeners: Vec<EventListener>,
     pub(crate) redactor: Redactor,
     pub(crate) engine: Arc<dyn PolicyEngine>,
     pub(crate) spool: Arc<Spool>,
     /// Identifies this process in claims.
-    pub(crate) owner: Arc<str>,
+    pub(crate) term: Arc<str>,
     pub(crate) busy_timeout: Duration,
     pub(crate) approval_ttl: Duration,
 }
@@ -129,7 +127,6 @@ impl Toolgate {
 pub struct ToolgateBuilder {
     pub(crate) agents: HashMap<Arc<str>, Arc<Agent>>,
     store: Option<Arc<dyn Store>>,
-    clock: Arc<dyn Clock>,
     listeners: Vec<EventListener>,
     redact_patterns: Vec<regex::Regex>,
     engine: Arc<dyn PolicyEngine>,
@@ -145,7 +142,6 @@ impl Toolgate {
         ToolgateBuilder {
             agents: HashMap::default(),
             store: None,
-            clock: Arc::new(SystemClock),
             listeners: Vec::new(),
             redact_patterns: Vec::new(),
             engine: Arc::new(EnforcingEngine),
@@ -218,7 +214,7 @@ impl Toolgate {
         approved: bool,
         by: &str,
     ) -> Result<bool, StoreError> {
-        self.0.store.answer_approval(id, approved, by, self.now()).await
+        self.0.store.answer_approval(id, approved, by).await
     }
 
     /// Lists the calls whose outcome is unknown.
@@ -230,7 +226,7 @@ impl Toolgate {
         if self.0.spool.has_waiting_rows() {
             self.recover_spool().await?;
         }
-        self.0.store.pending_claims(self.now()).await
+        self.0.store.pending_claims().await
     }
 
     /// Settles a call with unknown outcome by hand, as done (`happened`) or as never executed.
@@ -261,11 +257,11 @@ impl Toolgate {
             .0
             .redactor
             .redact_outcome(outcome.clone(), tool.map(|tool| tool.secrets.as_slice()));
-        self.0.store.settle_claim(call, settle, outcome, shown, by, self.now()).await
+        self.0.store.settle_claim(call, settle, outcome, shown, by).await
     }
 
     pub(crate) fn now(&self) -> jiff::Timestamp {
-        self.0.clock.now()
+        self.0.store.now()
     }
 
     pub(crate) fn publish_event(&self, event: &Event) {
@@ -291,13 +287,6 @@ impl ToolgateBuilder {
     #[must_use]
     pub fn store(mut self, store: Arc<dyn Store>) -> Self {
         self.store = Some(store);
-        self
-    }
-
-    /// Sets the clock.
-    #[must_use]
-    pub fn clock(mut self, clock: Arc<dyn Clock>) -> Self {
-        self.clock = clock;
         self
     }
 
@@ -357,12 +346,12 @@ impl ToolgateBuilder {
     /// be created.
     pub fn build(self) -> Result<Toolgate, std::io::Error> {
         let store = self.store.unwrap_or_else(|| Arc::new(MemoryStore::new()));
-        let owner = store.owner().unwrap_or_else(|| CallId::generate().to_string().into());
-        let spool = match (self.spool, store.state_dir()) {
+        let term = store.term().unwrap_or_else(|| CallId::generate().to_string().into());
+        let spool = match (self.spool, store.spool_dir()) {
             (Some(path), _) => Arc::new(Spool::new(path)),
-            (None, Some(home)) => Spool::open_shared(&home.join("spool"), &owner)?,
+            (None, Some(directory)) => Spool::open_shared(&directory, &term)?,
             (None, None) => Arc::new(Spool::new(
-                std::env::temp_dir().join(format!("toolgate-spool-{owner}.jsonl")),
+                std::env::temp_dir().join(format!("toolgate-spool-{term}.jsonl")),
             )),
         };
         for agent in self.agents.values() {
@@ -370,14 +359,13 @@ impl ToolgateBuilder {
         }
         Ok(Toolgate(Arc::new(Inner {
             agents: self.agents,
-            clock: self.clock,
             listeners: self.listeners,
             redactor: Redactor::new(store.redaction_key(), self.redact_patterns)
                 .map_err(std::io::Error::other)?,
             store,
             engine: self.engine,
             spool,
-            owner,
+            term,
             busy_timeout: self.busy_timeout,
             approval_ttl: self.approval_ttl,
         })))

@@ -388,7 +388,7 @@ impl BacktestRun {
                 .effects(CallEffects::Done)),
         };
         call_state.facts.watch = MissingFactTracker::default();
-        theatre.clock.set(row.ended_at());
+        theatre.store.set_time(row.ended_at());
         let _ = theatre
             .toolgate
             .run_settlement_gates(

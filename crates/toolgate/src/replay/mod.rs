@@ -13,7 +13,6 @@ use serde::Serialize;
 use crate::agent::Agent;
 use crate::call::error_code;
 use crate::call::{Arguments, Call};
-use crate::clock::ManualClock;
 use crate::ledger::row::{Decision, Gate, Row};
 use crate::pipeline::admission::{Admission, AdmittedCall};
 use crate::pipeline::call_state::CallState;
@@ -193,7 +192,6 @@ type OpenReplayCall = (Box<AdmittedCall>, Box<CallState>);
 struct ReplayRuntime {
     toolgate: Toolgate,
     store: Arc<RecordedStore>,
-    clock: Arc<ManualClock>,
     /// The store answers for one call at a time.
     call_lock: tokio::sync::Mutex<()>,
 }
@@ -220,23 +218,20 @@ impl ReplayRuntime {
         agents: impl Iterator<Item = Arc<Agent>>,
         stage: Arc<RecordedStore>,
     ) -> std::io::Result<Self> {
-        let clock = Arc::new(ManualClock::at(jiff::Timestamp::UNIX_EPOCH));
-        let mut builder: ToolgateBuilder =
-            Toolgate::builder().store(stage.clone()).clock(clock.clone());
+        let mut builder: ToolgateBuilder = Toolgate::builder().store(stage.clone());
         builder.agents = agents
             .map(|agent| (Arc::clone(&agent.name), Arc::new(agent.for_replay(&stage))))
             .collect();
         Ok(Self {
             toolgate: builder.build()?,
             store: stage,
-            clock,
             call_lock: tokio::sync::Mutex::new(()),
         })
     }
 
     /// Prepares the replay of a recorded call and sets the clock to its time.
     fn prepare_call(&self, row: &Row) -> (Call, Box<CallState>, MissingFactTracker) {
-        self.clock.set(row.at);
+        self.store.set_time(row.at);
         let watch = MissingFactTracker::enabled();
         self.store.set_current_row(row, &watch);
         let mut call = Call::new(
@@ -303,8 +298,8 @@ impl ReplayRuntime {
             watch.record_missing(|| UNREAD_ARGUMENTS_REASON.to_owned());
         }
         let ruling = match admitted {
-            Ok(Admission::Admitted(mut admitted)) => {
-                admitted.session_lock = None;
+            Ok(Admission::Admitted(admitted)) => {
+                call_state.session_hold = None;
                 return match watch.missing_fact() {
                     Some(why) => ReplayResult::Unknown(why, Some((admitted, call_state))),
                     None => ReplayResult::Decided(

@@ -2,16 +2,16 @@
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use async_trait::async_trait;
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use rust_decimal::Decimal;
 use serde_json::Value;
 
 use crate::agent::{Agent, ToolEntry};
 use crate::call::outcome::{CallOutput, Outcome};
 use crate::call::{CallId, SessionKey};
+use crate::clock::{Clock, ManualClock};
 use crate::files::{FileExpectation, FileSystem, FileTransaction, MemoryFs, Resources};
 use crate::hook::{BeforeHookResult, Hook, HookCall, HookDecision, HookDenial, HookError};
 use crate::ledger::row::{Gate, LazyReceipt, Row};
@@ -23,9 +23,9 @@ use crate::policy::{
 use crate::session::repetition::CallEnd;
 use crate::session::state::{Revocation, SessionEdit, SessionState};
 use crate::store::{
-    Approval, ClaimError, ClaimRecord, ClaimResolution, CommitConflictError, CommitRequest,
-    DedupKey, DeferredClaim, MemoryStore, PauseTarget, PriorCall, SessionLock, SessionRequest,
-    SessionSnapshot, Store, StoreError,
+    Approval, ClaimError, ClaimRecord, ClaimRequest, ClaimResolution, CommitConflictError,
+    CommitRequest, DedupKey, DeferredClaim, LeaseRequest, MemoryStore, PauseTarget, PriorCall,
+    SessionItem, SessionLease, SessionRequest, SessionSnapshot, Store, StoreError,
 };
 use toolgate_json::Digest;
 
@@ -37,6 +37,8 @@ pub(crate) struct RecordedStore {
     memory: Option<MemoryStore>,
     /// Digest under which the current call was counted.
     counted_digest: Mutex<Option<Digest>>,
+    /// The time of the replayed calls.
+    clock: Arc<ManualClock>,
     /// Sessions that the replay has opened.
     opened_sessions: Mutex<HashSet<SessionKey>>,
     /// Keys of `once` calls that succeeded or are assumed to have succeeded.
@@ -50,6 +52,7 @@ impl RecordedStore {
             current_row: Mutex::default(),
             memory: None,
             counted_digest: Mutex::default(),
+            clock: Arc::new(ManualClock::at(Timestamp::UNIX_EPOCH)),
             opened_sessions: Mutex::default(),
             remembered_keys: Mutex::default(),
         }
@@ -58,7 +61,14 @@ impl RecordedStore {
     /// Creates a store that computes counters, evidence and progress from the replayed calls. All
     /// other answers are recorded ones.
     pub(crate) fn with_memory() -> Self {
-        Self { memory: Some(MemoryStore::with_max_rows(0)), ..Self::from_facts() }
+        let store = Self::from_facts();
+        let memory = MemoryStore::with_max_rows(0).with_clock(store.clock.clone());
+        Self { memory: Some(memory), ..store }
+    }
+
+    /// Sets the time of the replayed call.
+    pub(crate) fn set_time(&self, now: Timestamp) {
+        self.clock.set(now);
     }
 
     /// Returns the session without the revoked evidence, or `None` if nothing is revoked.
@@ -94,9 +104,10 @@ impl RecordedStore {
 
     /// Settles a call whose outcome was found out later.
     pub(crate) async fn settle_call(&self, call: CallId, settle: ClaimResolution, row: &Row) {
+        self.set_time(row.at);
         if let Some(memory) = &self.memory {
             let _ = memory
-                .settle_claim(call, settle, row.outcome.clone(), row.outcome.clone(), "", row.at)
+                .settle_claim(call, settle, row.outcome.clone(), row.outcome.clone(), "")
                 .await;
         }
     }
@@ -110,7 +121,7 @@ impl RecordedStore {
     fn current_row(&self) -> Result<(Arc<Row>, MissingFactTracker), StoreError> {
         crate::lock(&self.current_row)
             .clone()
-            .ok_or_else(|| StoreError("no row is being replayed".to_owned()))
+            .ok_or_else(|| StoreError::unavailable("no row is being replayed".to_owned()))
     }
 
     fn recorded_approval(&self, digest: Digest) -> Result<Option<Approval>, StoreError> {
@@ -141,6 +152,10 @@ fn find_usage(used: &[CounterReading], charge: &Charge) -> Option<Decimal> {
 
 #[async_trait]
 impl Store for RecordedStore {
+    fn now(&self) -> Timestamp {
+        self.clock.now()
+    }
+
     async fn find_pause(
         &self,
         _: &SessionKey,
@@ -152,14 +167,15 @@ impl Store for RecordedStore {
     async fn set_pause(&self, _: PauseTarget, _: Option<String>) -> Result<(), StoreError> {
         Ok(())
     }
-    async fn lock_session(
+    async fn lease_session(
         &self,
-        _: &SessionKey,
-        _: bool,
-        _: Duration,
-    ) -> Result<Option<SessionLock>, StoreError> {
-        Ok(Some(SessionLock::new(())))
+        key: &SessionKey,
+        request: LeaseRequest,
+    ) -> Result<Option<SessionLease>, StoreError> {
+        let LeaseRequest { is_exclusive, .. } = request;
+        Ok(Some(SessionLease { id: 0, key: key.clone(), is_exclusive, expires: Timestamp::MAX }))
     }
+    fn release_session(&self, _: SessionLease) {}
 
     async fn open_session(
         &self,
@@ -220,7 +236,7 @@ impl Store for RecordedStore {
             let snapshot = memory
                 .open_session(SessionRequest {
                     dedup_keys: &[],
-                    lock: None,
+                    lease: None,
                     counts_repetition: counts,
                     ..enter
                 })
@@ -249,7 +265,8 @@ impl Store for RecordedStore {
             prior_call: recalled,
             dedup_key_kind: row.facts.recalled_by,
             repetitions: row.facts.progress.unwrap_or_default(),
-            lock: None,
+            lease: None,
+            now: self.now(),
         })))
     }
     async fn inspect_session(
@@ -258,7 +275,7 @@ impl Store for RecordedStore {
     ) -> Result<Box<SessionSnapshot>, StoreError> {
         self.open_session(enter)
             .await?
-            .ok_or_else(|| StoreError("the session is locked".to_owned()))
+            .ok_or_else(|| StoreError::unavailable("the session is locked".to_owned()))
     }
 
     async fn load_facts(
@@ -324,11 +341,10 @@ impl Store for RecordedStore {
     async fn check_charges(
         &self,
         charges: &[Charge],
-        now: Timestamp,
     ) -> Result<Vec<Result<Decimal, ChargeError>>, StoreError> {
         let (row, watch) = self.current_row()?;
         if let Some(memory) = &self.memory {
-            return memory.check_charges(charges, now).await;
+            return memory.check_charges(charges).await;
         }
         let one = |charge: &Charge| {
             let own = charge.counter.starts_with("budget\u{1f}")
@@ -354,10 +370,7 @@ impl Store for RecordedStore {
 
     async fn claim(
         &self,
-        intent: Box<ClaimRecord>,
-        charges: &[Charge],
-        _: Option<&str>,
-        now: Timestamp,
+        request: ClaimRequest<'_>,
     ) -> Result<Result<Vec<Decimal>, ClaimError>, StoreError> {
         let (row, watch) = self.current_row()?;
         if row.gate == Gate::Claim {
@@ -383,9 +396,13 @@ impl Store for RecordedStore {
         }
         if let Some(memory) = &self.memory {
             // The claim never expires, because the record says when it is settled.
-            let intent = ClaimRecord { recall: Vec::new(), lease: Timestamp::MAX, ..*intent };
-            return memory.claim(Box::new(intent), charges, None, now).await;
+            let record = Box::new(ClaimRecord { recall: Vec::new(), ..*request.record });
+            let lease_ttl = SignedDuration::MAX;
+            return memory
+                .claim(ClaimRequest { record, lease_ttl, approval: None, ..request })
+                .await;
         }
+        let charges = request.charges;
         let mut all = Vec::with_capacity(charges.len());
         for (index, charge) in charges.iter().enumerate() {
             // A call may charge the same counter twice. The charges are recorded in order.
@@ -426,7 +443,7 @@ impl Store for RecordedStore {
     ) -> Result<Option<DeferredClaim>, StoreError> {
         Ok(None)
     }
-    async fn close_client_session(&self, _: &SessionKey, _: Timestamp) -> Result<(), StoreError> {
+    async fn close_client_session(&self, _: &SessionKey) -> Result<(), StoreError> {
         Ok(())
     }
     async fn snapshot(&self, _: &SessionKey) -> Result<(u64, Arc<SessionState>), StoreError> {
@@ -438,7 +455,7 @@ impl Store for RecordedStore {
     async fn edit_session(&self, _: &SessionKey, _: SessionEdit) -> Result<(), StoreError> {
         Ok(())
     }
-    async fn add_cost(&self, _: &[Charge], _: Timestamp) -> Result<(), StoreError> {
+    async fn add_cost(&self, _: &[Charge]) -> Result<(), StoreError> {
         Ok(())
     }
     async fn create_approval(&self, _: Approval) -> Result<(), StoreError> {
@@ -454,16 +471,10 @@ impl Store for RecordedStore {
     async fn approval(&self, _: &str) -> Result<Option<Approval>, StoreError> {
         Ok(None)
     }
-    async fn answer_approval(
-        &self,
-        _: &str,
-        _: bool,
-        _: &str,
-        _: Timestamp,
-    ) -> Result<bool, StoreError> {
+    async fn answer_approval(&self, _: &str, _: bool, _: &str) -> Result<bool, StoreError> {
         Ok(false)
     }
-    async fn pending_claims(&self, _: Timestamp) -> Result<Vec<ClaimRecord>, StoreError> {
+    async fn pending_claims(&self) -> Result<Vec<ClaimRecord>, StoreError> {
         Ok(Vec::new())
     }
     async fn settle_claim(
@@ -473,12 +484,14 @@ impl Store for RecordedStore {
         _: Outcome,
         _: Outcome,
         _: &str,
-        _: Timestamp,
     ) -> Result<bool, StoreError> {
         Ok(false)
     }
     async fn load_output(&self, _: &SessionKey, _: &str) -> Result<Option<Arc<str>>, StoreError> {
         Ok(None)
+    }
+    async fn items(&self, _: &SessionKey, _: u64) -> Result<Vec<(u64, SessionItem)>, StoreError> {
+        Ok(Vec::new())
     }
     async fn rows(&self, _: &SessionKey) -> Result<Vec<Arc<Row>>, StoreError> {
         Ok(Vec::new())

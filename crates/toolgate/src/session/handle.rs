@@ -8,9 +8,10 @@ use crate::call::outcome::Answer;
 use crate::call::{Arguments, Call, CallId, SessionKey};
 use crate::ledger::row::Row;
 use crate::limits::Cost;
+use crate::pipeline::session_hold::SessionHold;
 use crate::pipeline::{DeferredCall, Explanation, Toolgate};
 use crate::session::state::{SessionEdit, SessionState};
-use crate::store::StoreError;
+use crate::store::{LeaseRequest, StoreError};
 use crate::tool::Failure;
 
 /// A session of one principal with one agent.
@@ -124,7 +125,9 @@ impl Session {
     /// session.
     pub async fn restore(&self, snapshot: &StateSnapshot) -> Result<(), StoreError> {
         if snapshot.key != self.key {
-            return Err(StoreError("the snapshot belongs to another session".to_owned()));
+            return Err(StoreError::unavailable(
+                "the snapshot belongs to another session".to_owned(),
+            ));
         }
         self.edit_state(SessionEdit::Restore(Arc::clone(&snapshot.state))).await
     }
@@ -158,12 +161,16 @@ impl Session {
 
     async fn edit_state(&self, alter: SessionEdit) -> Result<(), StoreError> {
         let store = &self.toolgate.0.store;
-        let busy =
-            || StoreError("the session is busy; retry after its calls have ended".to_owned());
-        let _hold = store
-            .lock_session(&self.key, true, self.toolgate.0.busy_timeout)
-            .await?
-            .ok_or_else(busy)?;
+        let busy = || {
+            StoreError::unavailable(
+                "the session is busy; retry after its calls have ended".to_owned(),
+            )
+        };
+        let timeout = self.toolgate.0.busy_timeout;
+        let term = jiff::SignedDuration::from_secs(60);
+        let request = LeaseRequest { is_exclusive: true, timeout, term };
+        let lease = store.lease_session(&self.key, request).await?.ok_or_else(busy)?;
+        let _hold = SessionHold::new(store, lease);
         store.edit_session(&self.key, alter).await
     }
 
@@ -181,7 +188,7 @@ impl Session {
             .map(|(charge, _)| charge)
             .filter(|c| c.unit.is_known_after_call())
             .collect();
-        self.toolgate.0.store.add_cost(&charges, self.toolgate.now()).await
+        self.toolgate.0.store.add_cost(&charges).await
     }
 
     /// Returns the ledger rows of the session, in order.

@@ -8,18 +8,15 @@ mod charge_check;
 mod memory;
 mod open_claims;
 
-use std::any::Any;
-use std::fmt;
-use std::path::Path;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use rust_decimal::Decimal;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use tokio::sync::{OwnedRwLockReadGuard, OwnedRwLockWriteGuard};
 
 pub use crate::store::charge_check::check_call_charges;
 pub(crate) use crate::store::charge_check::{prior_call_error, with_limit_details};
@@ -38,10 +35,44 @@ use crate::session::state::{Revocation, SessionChanges, SessionEdit, SessionStat
 use crate::tool::PollingSettings;
 use toolgate_json::Digest;
 
+/// Why a store operation failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StoreErrorKind {
+    /// The store cannot be reached or is busy. A retry may succeed.
+    Unavailable,
+    /// The term of this process has ended, so another process may own its claims.
+    Fenced,
+    /// The data has another schema, or is damaged.
+    Schema,
+    /// This process may not write.
+    ReadOnly,
+    /// There is no space left.
+    Full,
+}
+
 /// A store operation failed; nothing was changed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub struct StoreError(pub String);
+#[error("{message}")]
+pub struct StoreError {
+    /// Why the operation failed.
+    pub kind: StoreErrorKind,
+    /// The message for operators. A caller never sees it, because it may name hosts and users.
+    pub message: String,
+}
+
+impl StoreError {
+    /// Creates an error.
+    #[must_use]
+    pub fn new(kind: StoreErrorKind, message: impl Into<String>) -> Self {
+        Self { kind, message: message.into() }
+    }
+
+    /// Creates an error that a retry may resolve.
+    #[must_use]
+    pub fn unavailable(message: impl Into<String>) -> Self {
+        Self::new(StoreErrorKind::Unavailable, message)
+    }
+}
 
 /// The target of a kill switch.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -105,33 +136,31 @@ impl PriorCall {
     }
 }
 
-/// The lock of a session. Dropping the lock releases the session.
-#[expect(dead_code, reason = "dropping the value releases the lock")]
-pub struct SessionLock(SessionLockGuard);
-
-#[expect(dead_code, reason = "dropping the value releases the lock")]
-pub(crate) enum SessionLockGuard {
-    Exclusive(OwnedRwLockWriteGuard<()>),
-    Shared(OwnedRwLockReadGuard<()>),
-    Other(Box<dyn Any + Send + Sync>),
+/// What a call needs of its session.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LeaseRequest {
+    /// Whether no other call may use the session meanwhile. Otherwise it is shared with readers.
+    pub is_exclusive: bool,
+    /// How long the call waits for other calls.
+    pub timeout: Duration,
+    /// How long the lease lasts if its owner cannot release it.
+    pub term: SignedDuration,
 }
 
-impl SessionLock {
-    /// Creates a lock from any value that releases the session when it is dropped.
-    #[must_use]
-    pub fn new(guard: impl Any + Send + Sync) -> Self {
-        Self(SessionLockGuard::Other(Box::new(guard)))
-    }
-
-    pub(crate) const fn from_guard(guard: SessionLockGuard) -> Self {
-        Self(guard)
-    }
-}
-
-impl fmt::Debug for SessionLock {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Hold")
-    }
+/// The right to use a session until it is released or its term has ended.
+///
+/// A store that shares no state with other machines need not enforce the term: it knows whether
+/// the owning process is alive.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SessionLease {
+    /// The number of the lease in its store.
+    pub id: u64,
+    /// The session.
+    pub key: SessionKey,
+    /// Whether no other call may use the session.
+    pub is_exclusive: bool,
+    /// The end of the term.
+    pub expires: Timestamp,
 }
 
 /// A request of a validated call to open its session.
@@ -147,17 +176,15 @@ pub struct SessionRequest<'a> {
     pub counts_repetition: bool,
     /// How often the tool may be polled.
     pub polling: Option<&'a PollingSettings>,
-    /// Locks the session first: whether exclusively, and the timeout.
-    ///
-    /// `None` if the caller has locked the session already.
-    pub lock: Option<(bool, Duration)>,
-    /// The current time.
-    pub now: Timestamp,
+    /// Leases the session first. `None` if the caller has a lease already.
+    pub lease: Option<LeaseRequest>,
 }
 
 /// A snapshot of a session, as a call opens it.
 #[derive(Debug)]
 pub struct SessionSnapshot {
+    /// The time of the store, by which windows, leases and approvals are judged.
+    pub now: Timestamp,
     /// The version of the session.
     pub version: u64,
     /// The time when the session started.
@@ -172,8 +199,37 @@ pub struct SessionSnapshot {
     pub dedup_key_kind: Option<DedupKeyKind>,
     /// How often the same call was repeated.
     pub repetitions: RepetitionState,
-    /// The lock of the session.
-    pub lock: Option<SessionLock>,
+    /// The lease of the session, if one was requested.
+    pub lease: Option<SessionLease>,
+}
+
+/// The party that ends a claim.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ClaimOwner {
+    /// A process, by the term that identifies this start of it.
+    Term(Arc<str>),
+    /// The session of a client, which runs the tool itself.
+    ClientSession(Arc<str>),
+}
+
+/// An entry of a session that the store keeps in order and does not read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SessionItem(pub Vec<u8>);
+
+/// The data that claims a call, written in one transaction.
+#[derive(Debug, Clone)]
+pub struct ClaimRequest<'a> {
+    /// The claim. The store sets the end of its lease.
+    pub record: Box<ClaimRecord>,
+    /// How long the lease lasts.
+    pub lease_ttl: SignedDuration,
+    /// The charges to reserve.
+    pub charges: &'a [Charge],
+    /// The id of the approval to use.
+    pub approval: Option<&'a str>,
+    /// Items to append to the session.
+    pub items: Vec<SessionItem>,
 }
 
 /// The durable record of a claim, written before the tool runs.
@@ -191,9 +247,9 @@ pub struct ClaimRecord {
     pub asked: Digest,
     /// The keys under which later calls find this one.
     pub recall: Vec<DedupKey>,
-    /// The owner of the claim: a process, or the session of a client.
-    pub owner: Arc<str>,
-    /// The end of the lease; a claim that has not ended by then is pending.
+    /// The owner of the claim.
+    pub owner: ClaimOwner,
+    /// The end of the lease, which the store sets; a claim that has not ended by then is pending.
     pub lease: Timestamp,
     /// Whether the call can have an effect; a read leaves nothing to reconcile.
     pub effect: bool,
@@ -225,7 +281,7 @@ impl ClaimRecord {
     /// Returns whether a client runs the tool; this process then sees neither start nor end.
     #[must_use]
     pub fn is_run_by_client(&self) -> bool {
-        self.owner.starts_with("client:")
+        matches!(self.owner, ClaimOwner::ClientSession(_))
     }
 }
 
@@ -347,6 +403,8 @@ pub struct CommitRequest {
     pub outputs: Vec<(String, Arc<str>)>,
     /// How the call ended, for counting repetitions.
     pub ended: Option<CallEnd>,
+    /// Items to append to the session.
+    pub items: Vec<SessionItem>,
     /// Whether the write must survive a power failure: an effect, or the denial of one.
     pub is_durable: bool,
 }
@@ -369,6 +427,11 @@ pub struct RejectedRow {
 /// A storage backend.
 #[async_trait]
 pub trait Store: Send + Sync + 'static {
+    /// Returns the time of the store, or the best estimate without asking it.
+    ///
+    /// All decisions use this clock, so that processes with different clocks agree.
+    fn now(&self) -> Timestamp;
+
     /// Returns the kill switch that pauses the agent, principal, tool or session of a call, if any.
     async fn find_pause(
         &self,
@@ -382,16 +445,17 @@ pub trait Store: Send + Sync + 'static {
         reason: Option<String>,
     ) -> Result<(), StoreError>;
 
-    /// Locks a session, exclusively or shared with other readers; `None` after the timeout.
-    async fn lock_session(
+    /// Leases a session; `None` after the timeout.
+    async fn lease_session(
         &self,
         key: &SessionKey,
-        alone: bool,
-        wait: Duration,
-    ) -> Result<Option<SessionLock>, StoreError>;
-    /// Locks the session, finds earlier calls, counts the repetition and loads the state.
+        request: LeaseRequest,
+    ) -> Result<Option<SessionLease>, StoreError>;
+    /// Releases a lease. Does not wait.
+    fn release_session(&self, lease: SessionLease);
+    /// Leases the session, finds earlier calls, counts the repetition and loads the state.
     ///
-    /// This is one transaction. A new session is created. The result is `None` if the lock timed
+    /// This is one transaction. A new session is created. The result is `None` if the lease timed
     /// out, and then nothing is counted.
     async fn open_session(
         &self,
@@ -426,17 +490,13 @@ pub trait Store: Send + Sync + 'static {
     async fn check_charges(
         &self,
         charges: &[Charge],
-        now: Timestamp,
     ) -> Result<Vec<Result<Decimal, ChargeError>>, StoreError>;
     /// Claims a call, and returns the amount used of each counter before.
     ///
     /// Atomically writes the intent, reserves every charge and uses the approval.
     async fn claim(
         &self,
-        intent: Box<ClaimRecord>,
-        charges: &[Charge],
-        approval: Option<&str>,
-        now: Timestamp,
+        request: ClaimRequest<'_>,
     ) -> Result<Result<Vec<Decimal>, ClaimError>, StoreError>;
     /// Ends a call: commits state, claim, charges and row in one transaction.
     ///
@@ -454,11 +514,7 @@ pub trait Store: Send + Sync + 'static {
         tool: &str,
     ) -> Result<Option<DeferredClaim>, StoreError>;
     /// Closes a client's session: deferred calls without a report become pending.
-    async fn close_client_session(
-        &self,
-        key: &SessionKey,
-        now: Timestamp,
-    ) -> Result<(), StoreError>;
+    async fn close_client_session(&self, key: &SessionKey) -> Result<(), StoreError>;
 
     /// Returns a session's version and slices; the state is complete if
     /// [`Store::has_complete_snapshots`].
@@ -469,7 +525,7 @@ pub trait Store: Send + Sync + 'static {
     /// Changes a session outside of a call.
     async fn edit_session(&self, key: &SessionKey, alter: SessionEdit) -> Result<(), StoreError>;
     /// Adds to counters outside of a call, for example the tokens of the model itself.
-    async fn add_cost(&self, charges: &[Charge], now: Timestamp) -> Result<(), StoreError>;
+    async fn add_cost(&self, charges: &[Charge]) -> Result<(), StoreError>;
 
     /// Stores a request for approval.
     async fn create_approval(&self, approval: Approval) -> Result<(), StoreError>;
@@ -482,16 +538,11 @@ pub trait Store: Send + Sync + 'static {
     /// Returns an approval by its id.
     async fn approval(&self, id: &str) -> Result<Option<Approval>, StoreError>;
     /// Answers a waiting approval; false if it no longer waits or this person may not answer.
-    async fn answer_approval(
-        &self,
-        id: &str,
-        approved: bool,
-        by: &str,
-        now: Timestamp,
-    ) -> Result<bool, StoreError>;
+    async fn answer_approval(&self, id: &str, approved: bool, by: &str)
+    -> Result<bool, StoreError>;
 
     /// Returns the claims with an unknown outcome.
-    async fn pending_claims(&self, now: Timestamp) -> Result<Vec<ClaimRecord>, StoreError>;
+    async fn pending_claims(&self) -> Result<Vec<ClaimRecord>, StoreError>;
     /// Settles a pending claim and records a row that names the person; false if there is no such
     /// claim.
     ///
@@ -503,7 +554,6 @@ pub trait Store: Send + Sync + 'static {
         outcome: Outcome,
         shown: Outcome,
         by: &str,
-        now: Timestamp,
     ) -> Result<bool, StoreError>;
 
     /// Returns a stored output of this session.
@@ -512,6 +562,12 @@ pub trait Store: Send + Sync + 'static {
         key: &SessionKey,
         handle: &str,
     ) -> Result<Option<Arc<str>>, StoreError>;
+    /// Returns the items of a session after the first `after`, with their numbers from 1.
+    async fn items(
+        &self,
+        key: &SessionKey,
+        after: u64,
+    ) -> Result<Vec<(u64, SessionItem)>, StoreError>;
     /// Returns the rows of a session in order.
     async fn rows(&self, key: &SessionKey) -> Result<Vec<Arc<Row>>, StoreError>;
     /// Returns whether the ledger contains a success of this call.
@@ -537,12 +593,20 @@ pub trait Store: Send + Sync + 'static {
     fn redaction_key(&self) -> Option<[u8; 32]> {
         None
     }
-    /// Returns the directory for files beside the store, if the store outlives the process.
-    fn state_dir(&self) -> Option<&Path> {
+    /// Returns whether the store outlives the process, so that another one can end its claims.
+    fn outlives_process(&self) -> bool {
+        false
+    }
+    /// Returns the directory for rows that the store cannot take now.
+    fn spool_dir(&self) -> Option<PathBuf> {
         None
     }
-    /// Returns the owner name of this process for claims, if the store can detect dead processes.
-    fn owner(&self) -> Option<Arc<str>> {
+    /// Returns the directory for the undo entries of files that calls change.
+    fn undo_dir(&self) -> Option<PathBuf> {
+        None
+    }
+    /// Returns the term of this process for claims, if the store can detect dead processes.
+    fn term(&self) -> Option<Arc<str>> {
         None
     }
 }

@@ -73,7 +73,7 @@ mod tests {
             digest: toolgate_json::Digest::default(),
             asked: toolgate_json::Digest::default(),
             recall: Vec::new(),
-            owner: "client:s".into(),
+            owner: crate::store::ClaimOwner::ClientSession("s".into()),
             lease: at(10 * i64::from(n)),
             effect: true,
             row: None,

@@ -13,7 +13,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use serde_json::{Value, json};
-use toolgate::{Answer, Decision, Session, Toolgate};
+use toolgate::{Answer, Decision, MemoryStore, Session, Toolgate};
 use toolgate_store::{Ledger, SqliteStore};
 
 use crate::command::demo::accounts::SharedDeskAccounts;
@@ -80,10 +80,8 @@ async fn run_script(
     let accounts = SharedDeskAccounts::default();
     let mut name = "refund-desk".to_owned();
     // The demo uses its own clock, so that every run gives the same result.
-    let mut gate =
-        Toolgate::builder().clock(crate::command::demo::tools::accounts_clock(&accounts));
-    if let Some(path) = store {
-        let sqlite_store = SqliteStore::open(path).map_err(io::Error::other)?;
+    let clock = crate::command::demo::tools::accounts_clock(&accounts);
+    let gate = if let Some(path) = store {
         // A kept ledger needs real times. Another run is another agent, with its own accounts.
         accounts.lock().now = toolgate::Timestamp::now().as_second()
             - 30 * i64::try_from(script::STEPS.len()).unwrap_or(0);
@@ -94,8 +92,11 @@ async fn run_script(
         if runs > 0 {
             name = format!("refund-desk-{}", runs + 1);
         }
-        gate = gate.store(Arc::new(sqlite_store));
-    }
+        let store = SqliteStore::open_with_clock(path, clock).map_err(io::Error::other)?;
+        Toolgate::builder().store(Arc::new(store))
+    } else {
+        Toolgate::builder().store(Arc::new(MemoryStore::new().with_clock(clock)))
+    };
     let agent = crate::command::demo::tools::build_agent(&name, &accounts, enforcement)
         .map_err(io::Error::other)?;
     let gate = gate.agent(agent).build()?;

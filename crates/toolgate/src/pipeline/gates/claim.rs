@@ -24,8 +24,8 @@ use crate::pipeline::gates::recall::dedup_keys;
 use crate::pipeline::rejection::{Rejection, paused_target_error};
 use crate::policy::{DedupKeyKind, ObservedVerdict};
 use crate::store::{
-    ClaimError, ClaimRecord, DedupKey, PriorCall, SessionSnapshot, prior_call_error,
-    with_limit_details,
+    ClaimError, ClaimOwner, ClaimRecord, ClaimRequest, DedupKey, PriorCall, SessionSnapshot,
+    prior_call_error, with_limit_details,
 };
 use crate::tool::Effect;
 use toolgate_json::Digest;
@@ -74,7 +74,6 @@ pub(crate) async fn run(
         authorization: Authorization::Run(permit),
         version: snapshot.version,
         state: Some(snapshot.state),
-        session_lock: snapshot.lock,
         remaining: budget.remaining,
         is_recallable,
         key: call.key.clone(),
@@ -148,14 +147,14 @@ async fn claim_call(
         // A call that the client runs outlives this process, which cannot tell whether the
         // client is alive.
         owner: if call_state.is_run_by_client {
-            format!("client:{}", call.key.session).into()
+            ClaimOwner::ClientSession(Arc::clone(&call.key.session))
         } else {
-            Arc::clone(&gate.0.owner)
+            ClaimOwner::Term(Arc::clone(&gate.0.term))
         },
-        lease: gate.now().checked_add(lease_duration(time)).unwrap_or(Timestamp::MAX),
+        lease: Timestamp::MAX,
         effect,
         // If the process dies before the end, this row is recorded.
-        row: ((effect || pass.is_some()) && gate.0.store.state_dir().is_some())
+        row: ((effect || pass.is_some()) && gate.0.store.outlives_process())
             .then(|| gate.draft_abandoned_row(effect, &charges, call_state)),
         pass,
         carriers,
@@ -163,7 +162,14 @@ async fn claim_call(
         revokes: tool.revoked_evidence(&call_state.arguments, None),
     });
     let approval = approval.as_ref().map(|(id, _)| id.as_str());
-    let begun = gate.0.store.claim(intent, &charges, approval, call_state.started).await?;
+    let request = ClaimRequest {
+        record: intent,
+        lease_ttl: lease_duration(time),
+        charges: &charges,
+        approval,
+        items: Vec::new(),
+    };
+    let begun = gate.0.store.claim(request).await?;
     let used = match &begun {
         Ok(used) => used.clone(),
         // Includes the amounts that earlier charges of this call take from the same counter.
@@ -239,7 +245,7 @@ async fn observed_charges(
         charges.push(charge.clone());
         whose.push((rule, error));
     }
-    let room = gate.0.store.check_charges(&charges, call_state.started).await?;
+    let room = gate.0.store.check_charges(&charges).await?;
     for (room, (rule, error)) in room.into_iter().zip(whose) {
         if let Err(over) = room {
             let error = with_limit_details(error.clone(), &over);
@@ -272,10 +278,10 @@ async fn predict_claim(
     let all: Vec<(Charge, Option<&str>, ToolError)> =
         budget.into_iter().map(|(charge, error)| (charge, None, error)).chain(ruled).collect();
     let charges: Vec<Charge> = all.iter().map(|(charge, ..)| charge.clone()).collect();
-    let rooms = gate.0.store.check_charges(&charges, call_state.started).await?;
+    let rooms = gate.0.store.check_charges(&charges).await?;
     let watched: Vec<Charge> =
         permit.observed_charges().iter().map(|(_, charge, _)| charge.clone()).collect();
-    let watched_rooms = gate.0.store.check_charges(&watched, call_state.started).await?;
+    let watched_rooms = gate.0.store.check_charges(&watched).await?;
     let Some(explain) = &mut call_state.explain else { return Ok(ClaimOutcome::Claimed) };
     let mut used = Vec::new();
     for (room, (charge, rule, error)) in rooms.into_iter().zip(&all) {

@@ -64,7 +64,7 @@ pub(crate) async fn run(
         return Ok(Budget { charges, remaining });
     }
     let bare: Vec<Charge> = charges.iter().map(|(charge, _)| charge.clone()).collect();
-    let room = gate.0.store.check_charges(&bare, call_state.started).await?;
+    let room = gate.0.store.check_charges(&bare).await?;
     let used =
         |room: &Result<Decimal, ChargeError>| room.map_or_else(|over| over.used, |used| used);
     call_state.facts.budget =

@@ -14,9 +14,13 @@ use crate::pipeline::Toolgate;
 use crate::pipeline::admission::ResolvedCall;
 use crate::pipeline::call_state::CallState;
 use crate::pipeline::explain::GateResult;
+use crate::pipeline::gates::claim::lease_duration;
 use crate::pipeline::gates::policy::evaluate_policies;
 use crate::pipeline::rejection::{Rejection, busy_rejection};
-use crate::store::{DedupKey, PriorCall, SessionRequest, SessionSnapshot, prior_call_error};
+use crate::pipeline::session_hold::SessionHold;
+use crate::store::{
+    DedupKey, LeaseRequest, PriorCall, SessionRequest, SessionSnapshot, prior_call_error,
+};
 use crate::tool::Effect;
 use toolgate_json::Digest;
 
@@ -61,10 +65,10 @@ pub(crate) async fn run(
     }
 }
 
-/// Locks the session, loads it and counts the call.
+/// Leases the session, loads it and counts the call.
 ///
-/// A tool with effects gets an exclusive lock, a read a shared one. A batch holds one lock for
-/// all its calls. An explained call locks and counts nothing.
+/// A tool with effects gets an exclusive lease, a read a shared one. A batch has one lease for all
+/// its calls. An explained call leases and counts nothing.
 async fn open_session(
     gate: &Toolgate,
     resolved: &ResolvedCall<'_>,
@@ -83,9 +87,11 @@ async fn open_session(
         dedup_keys: &recall,
         counts_repetition: resolved.approval.is_none(),
         polling: tool.spec.polling.as_ref(),
-        lock: (resolved.batch.is_none() && call_state.explain.is_none())
-            .then_some((tool.spec.effect != Effect::Read, wait)),
-        now: call_state.started,
+        lease: (resolved.batch.is_none() && call_state.explain.is_none()).then(|| LeaseRequest {
+            is_exclusive: tool.spec.effect != Effect::Read,
+            timeout: wait,
+            term: lease_duration(tool.spec.timeout.saturating_add(call_state.lease_slack)),
+        }),
     };
     if call_state.explain.is_some() {
         return Ok(gate.0.store.inspect_session(enter).await?);
@@ -95,7 +101,10 @@ async fn open_session(
         snapshot = gate.0.store.open_session(enter) => snapshot?,
         () = call_state.cancel.cancelled() => return Err(Rejection::at_gate(Gate::Claim, ToolError::from_code(error_code::CANCELLED, "the call was cancelled before it began"))),
     };
-    let snapshot = snapshot.ok_or_else(busy_rejection)?;
+    let mut snapshot = snapshot.ok_or_else(busy_rejection)?;
+    call_state.session_hold =
+        snapshot.lease.take().map(|lease| SessionHold::new(&gate.0.store, lease));
+    (call_state.started, call_state.facts.now) = (snapshot.now, snapshot.now);
     call_state.facts.after = Some(snapshot.row_count);
     call_state.facts.opened = Some(snapshot.started_at);
     (call_state.facts.recalled, call_state.facts.recalled_by) =

@@ -111,6 +111,7 @@ fn commit_request(
         outcome: admitted.is_recallable.then(|| end.outcome.clone()),
         spent: txn.cost,
         outputs: std::mem::take(&mut end.outputs),
+        items: Vec::new(),
         is_durable: admitted.authorization.tool().spec.effect != Effect::Read,
     })
 }

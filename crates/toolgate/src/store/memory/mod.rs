@@ -3,23 +3,24 @@
 mod tables;
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use ahash::HashMap;
 use async_trait::async_trait;
 use jiff::{SignedDuration, Timestamp};
 use rust_decimal::Decimal;
-use tokio::sync::RwLock;
+use tokio::sync::{OwnedRwLockReadGuard, OwnedRwLockWriteGuard, RwLock};
 
 use super::{
-    Approval, ApprovalState, ClaimError, ClaimRecord, ClaimResolution, CommitConflictError,
-    CommitRequest, DedupKey, DeferredClaim, PauseTarget, PriorCall, SessionLock, SessionLockGuard,
-    SessionRequest, SessionSnapshot, Store, StoreError, check_call_charges,
+    Approval, ApprovalState, ClaimError, ClaimRecord, ClaimRequest, ClaimResolution,
+    CommitConflictError, CommitRequest, DedupKey, DeferredClaim, LeaseRequest, PauseTarget,
+    PriorCall, SessionItem, SessionLease, SessionRequest, SessionSnapshot, Store, StoreError,
+    check_call_charges,
 };
 use crate::call::outcome::Outcome;
 use crate::call::{CallId, SessionKey};
+use crate::clock::{Clock, SystemClock};
 use crate::ledger::row::{Decision, LazyReceipt, Row};
 use crate::limits::{Charge, ChargeError, Counter};
 use crate::policy::{CounterReading, DecisionFacts, FactRequest};
@@ -38,6 +39,10 @@ const DEFAULT_MAX_ROWS: usize = 10_000;
 pub struct MemoryStore {
     inner: Mutex<Inner>,
     max_rows: usize,
+    clock: Arc<dyn Clock>,
+    /// The locks behind the leases that are not released.
+    held: Mutex<HashMap<u64, SessionGuard>>,
+    lease_count: AtomicU64,
     /// Whether any kill switch is on, readable without the lock.
     any_paused: AtomicBool,
 }
@@ -47,6 +52,9 @@ impl Default for MemoryStore {
         Self {
             inner: Mutex::default(),
             max_rows: DEFAULT_MAX_ROWS,
+            clock: Arc::new(SystemClock),
+            held: Mutex::default(),
+            lease_count: AtomicU64::new(0),
             any_paused: AtomicBool::new(false),
         }
     }
@@ -69,6 +77,13 @@ struct Inner {
     /// The number of rows ever recorded.
     rows_recorded: u64,
     carriers: MemoryCarrierStore,
+    items: HashMap<SessionKey, Vec<SessionItem>>,
+}
+
+#[expect(dead_code, reason = "dropping the value releases the lock")]
+enum SessionGuard {
+    Exclusive(OwnedRwLockWriteGuard<()>),
+    Shared(OwnedRwLockReadGuard<()>),
 }
 
 struct MemorySession {
@@ -106,6 +121,13 @@ impl MemoryStore {
     pub fn with_max_rows(rows: usize) -> Self {
         Self { max_rows: rows, ..Self::default() }
     }
+
+    /// Sets the clock, for tests and replays.
+    #[must_use]
+    pub fn with_clock(mut self, clock: Arc<dyn Clock>) -> Self {
+        self.clock = clock;
+        self
+    }
 }
 
 impl MemoryStore {
@@ -130,36 +152,48 @@ impl MemoryStore {
         (session.progress, session.opened) = (progress, Some(opened));
     }
 
-    async fn acquire_lock(
-        &self,
-        key: &SessionKey,
-        alone: bool,
-        wait: Duration,
-    ) -> Option<SessionLock> {
+    async fn acquire_lock(&self, key: &SessionKey, request: LeaseRequest) -> Option<SessionGuard> {
         let lock = Arc::clone(&crate::lock(&self.inner).session_mut(key).lock);
         // The uncontended case needs no timer.
-        if alone {
+        if request.is_exclusive {
             if let Ok(guard) = Arc::clone(&lock).try_write_owned() {
-                return Some(SessionLock::from_guard(SessionLockGuard::Exclusive(guard)));
+                return Some(SessionGuard::Exclusive(guard));
             }
-            tokio::time::timeout(wait, lock.write_owned())
-                .await
-                .ok()
-                .map(|guard| SessionLock::from_guard(SessionLockGuard::Exclusive(guard)))
+            let guard = tokio::time::timeout(request.timeout, lock.write_owned()).await;
+            guard.ok().map(SessionGuard::Exclusive)
         } else {
             if let Ok(guard) = Arc::clone(&lock).try_read_owned() {
-                return Some(SessionLock::from_guard(SessionLockGuard::Shared(guard)));
+                return Some(SessionGuard::Shared(guard));
             }
-            tokio::time::timeout(wait, lock.read_owned())
-                .await
-                .ok()
-                .map(|guard| SessionLock::from_guard(SessionLockGuard::Shared(guard)))
+            let guard = tokio::time::timeout(request.timeout, lock.read_owned()).await;
+            guard.ok().map(SessionGuard::Shared)
+        }
+    }
+
+    /// Turns a lock into a lease. The caller returns it without another await.
+    fn register_lease(
+        &self,
+        key: &SessionKey,
+        request: LeaseRequest,
+        guard: SessionGuard,
+    ) -> SessionLease {
+        let id = self.lease_count.fetch_add(1, Ordering::Relaxed);
+        crate::lock(&self.held).insert(id, guard);
+        SessionLease {
+            id,
+            key: key.clone(),
+            is_exclusive: request.is_exclusive,
+            expires: self.now().checked_add(request.term).unwrap_or(Timestamp::MAX),
         }
     }
 }
 
 #[async_trait]
 impl Store for MemoryStore {
+    fn now(&self) -> Timestamp {
+        self.clock.now()
+    }
+
     async fn find_pause(
         &self,
         key: &SessionKey,
@@ -182,67 +216,80 @@ impl Store for MemoryStore {
         Ok(())
     }
 
-    async fn lock_session(
+    async fn lease_session(
         &self,
         key: &SessionKey,
-        alone: bool,
-        wait: Duration,
-    ) -> Result<Option<SessionLock>, StoreError> {
-        Ok(self.acquire_lock(key, alone, wait).await)
+        request: LeaseRequest,
+    ) -> Result<Option<SessionLease>, StoreError> {
+        let guard = self.acquire_lock(key, request).await;
+        Ok(guard.map(|guard| self.register_lease(key, request, guard)))
+    }
+
+    fn release_session(&self, lease: SessionLease) {
+        let guard = crate::lock(&self.held).remove(&lease.id);
+        drop(guard);
     }
 
     async fn open_session(
         &self,
         enter: SessionRequest<'_>,
     ) -> Result<Option<Box<SessionSnapshot>>, StoreError> {
-        let hold = match enter.lock {
-            Some((alone, wait)) => match self.acquire_lock(enter.key, alone, wait).await {
-                Some(hold) => Some(hold),
+        let now = self.now();
+        let guard = match enter.lease {
+            Some(request) => match self.acquire_lock(enter.key, request).await {
+                Some(guard) => Some((request, guard)),
                 None => return Ok(None),
             },
             None => None,
         };
         let mut inner = crate::lock(&self.inner);
         let (recalled, recalled_by) =
-            inner.find_prior_call(enter.dedup_keys, enter.digest, enter.now).unzip();
+            inner.find_prior_call(enter.dedup_keys, enter.digest, now).unzip();
         let rows = inner.rows_recorded;
         let session = inner.session_mut(enter.key);
         if enter.counts_repetition && !matches!(recalled, Some(PriorCall::Settled(_))) {
-            session.progress.count_call(enter.digest, enter.now, enter.polling);
+            session.progress.count_call(enter.digest, now, enter.polling);
         }
-        Ok(Some(Box::new(SessionSnapshot {
+        let mut snapshot = Box::new(SessionSnapshot {
             version: session.version,
-            started_at: *session.opened.get_or_insert(enter.now),
+            started_at: *session.opened.get_or_insert(now),
             state: Arc::clone(&session.state),
             row_count: rows,
             prior_call: recalled,
             dedup_key_kind: recalled_by,
             repetitions: session.progress,
-            lock: hold,
-        })))
+            lease: None,
+            now,
+        });
+        drop(inner);
+        snapshot.lease =
+            guard.map(|(request, guard)| self.register_lease(enter.key, request, guard));
+        Ok(Some(snapshot))
     }
 
     async fn inspect_session(
         &self,
         enter: SessionRequest<'_>,
     ) -> Result<Box<SessionSnapshot>, StoreError> {
+        let now = self.now();
         let inner = crate::lock(&self.inner);
         let (recalled, recalled_by) =
-            inner.find_prior_call(enter.dedup_keys, enter.digest, enter.now).unzip();
+            inner.find_prior_call(enter.dedup_keys, enter.digest, now).unzip();
         let session = inner.sessions.get(enter.key);
         let mut progress = session.map(|session| session.progress).unwrap_or_default();
         if enter.counts_repetition {
-            progress.count_call(enter.digest, enter.now, enter.polling);
+            progress.count_call(enter.digest, now, enter.polling);
         }
         Ok(Box::new(SessionSnapshot {
             version: session.map_or(0, |session| session.version),
-            started_at: session.and_then(|session| session.opened).unwrap_or(enter.now),
+            started_at: session.and_then(|session| session.opened).unwrap_or(now),
             state: session.map(|session| Arc::clone(&session.state)).unwrap_or_default(),
             row_count: inner.rows_recorded,
             prior_call: recalled,
             dedup_key_kind: recalled_by,
             repetitions: progress,
-            lock: None,
+            lease: None,
+            now,
         }))
     }
 
@@ -284,19 +331,19 @@ impl Store for MemoryStore {
     async fn check_charges(
         &self,
         charges: &[Charge],
-        now: Timestamp,
     ) -> Result<Vec<Result<Decimal, ChargeError>>, StoreError> {
+        let now = self.now();
         let mut inner = crate::lock(&self.inner);
         Ok(charges.iter().map(|charge| inner.check_charge(charge, now)).collect())
     }
 
     async fn claim(
         &self,
-        mut intent: Box<ClaimRecord>,
-        charges: &[Charge],
-        approval: Option<&str>,
-        now: Timestamp,
+        request: ClaimRequest<'_>,
     ) -> Result<Result<Vec<Decimal>, ClaimError>, StoreError> {
+        let now = self.now();
+        let ClaimRequest { record: mut intent, lease_ttl, charges, approval, items } = request;
+        intent.lease = now.checked_add(lease_ttl).unwrap_or(Timestamp::MAX);
         let mut inner = crate::lock(&self.inner);
         if let Some((target, why)) = inner.find_pause(&intent.key, &intent.tool) {
             return Ok(Err(ClaimError::Paused(target, why)));
@@ -329,6 +376,7 @@ impl Store for MemoryStore {
             inner.dedup_keys.insert(key.clone(), (intent.asked, intent.call));
         }
         let call = intent.call;
+        inner.append_items(&intent.key, items);
         if let Some(seen) = intent.seen.take() {
             inner.record_provenance(&intent.key, *seen);
         }
@@ -401,6 +449,7 @@ impl Store for MemoryStore {
                 inner.outputs.remove(&oldest);
             }
         }
+        inner.append_items(&finish.row.key, finish.items);
         let oldest = inner.record_row(finish.row, self.max_rows);
         // Drop the old row outside of the lock.
         drop(inner);
@@ -432,11 +481,8 @@ impl Store for MemoryStore {
         Ok(None)
     }
 
-    async fn close_client_session(
-        &self,
-        key: &SessionKey,
-        now: Timestamp,
-    ) -> Result<(), StoreError> {
+    async fn close_client_session(&self, key: &SessionKey) -> Result<(), StoreError> {
+        let now = self.now();
         let mut inner = crate::lock(&self.inner);
         let Inner { open_claims, claims, .. } = &mut *inner;
         let over = now.checked_sub(SignedDuration::from_nanos(1)).unwrap_or(Timestamp::MIN);
@@ -475,7 +521,8 @@ impl Store for MemoryStore {
         Ok(())
     }
 
-    async fn add_cost(&self, charges: &[Charge], now: Timestamp) -> Result<(), StoreError> {
+    async fn add_cost(&self, charges: &[Charge]) -> Result<(), StoreError> {
+        let now = self.now();
         let mut inner = crate::lock(&self.inner);
         let call = CallId::generate();
         for charge in charges {
@@ -514,8 +561,8 @@ impl Store for MemoryStore {
         id: &str,
         approved: bool,
         by: &str,
-        now: Timestamp,
     ) -> Result<bool, StoreError> {
+        let now = self.now();
         let mut inner = crate::lock(&self.inner);
         let waiting = inner.approvals.get_mut(id).filter(|a| {
             a.state == ApprovalState::Waiting && now <= a.expires && a.can_be_answered_by(by)
@@ -526,7 +573,8 @@ impl Store for MemoryStore {
         Ok(true)
     }
 
-    async fn pending_claims(&self, now: Timestamp) -> Result<Vec<ClaimRecord>, StoreError> {
+    async fn pending_claims(&self) -> Result<Vec<ClaimRecord>, StoreError> {
+        let now = self.now();
         let mut inner = crate::lock(&self.inner);
         inner.expire_leases(now);
         let mut pending: Vec<ClaimRecord> = inner
@@ -546,8 +594,8 @@ impl Store for MemoryStore {
         outcome: Outcome,
         shown: Outcome,
         by: &str,
-        now: Timestamp,
     ) -> Result<bool, StoreError> {
+        let now = self.now();
         let mut inner = crate::lock(&self.inner);
         inner.expire_leases(now);
         let Some(claim) = inner
@@ -573,6 +621,17 @@ impl Store for MemoryStore {
         handle: &str,
     ) -> Result<Option<Arc<str>>, StoreError> {
         Ok(crate::lock(&self.inner).outputs.get(&(key.clone(), handle.to_owned())).cloned())
+    }
+
+    async fn items(
+        &self,
+        key: &SessionKey,
+        after: u64,
+    ) -> Result<Vec<(u64, SessionItem)>, StoreError> {
+        let inner = crate::lock(&self.inner);
+        let items = inner.items.get(key).map(Vec::as_slice).unwrap_or_default();
+        let after_index = usize::try_from(after).unwrap_or(usize::MAX);
+        Ok((1..).zip(items.iter().cloned()).skip(after_index).collect())
     }
 
     async fn rows(&self, key: &SessionKey) -> Result<Vec<Arc<Row>>, StoreError> {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use jiff::Timestamp;
 use rust_decimal::Decimal;
 
-use super::super::{ClaimResolution, DedupKey, PauseTarget, PriorCall};
+use super::super::{ClaimResolution, DedupKey, PauseTarget, PriorCall, SessionItem};
 use super::{Inner, MemoryClaim, MemorySession};
 use crate::call::outcome::Outcome;
 use crate::call::{CallId, SessionKey};
@@ -18,6 +18,13 @@ use crate::session::repetition::RepetitionState;
 use toolgate_json::Digest;
 
 impl Inner {
+    /// Appends items to a session.
+    pub(super) fn append_items(&mut self, key: &SessionKey, items: Vec<SessionItem>) {
+        if !items.is_empty() {
+            self.items.entry(key.clone()).or_default().extend(items);
+        }
+    }
+
     pub(crate) fn session_mut(&mut self, key: &SessionKey) -> &mut MemorySession {
         self.sessions.entry(key.clone()).or_insert_with(|| MemorySession {
             version: 0,

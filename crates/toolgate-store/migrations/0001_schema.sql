@@ -1,3 +1,5 @@
+-- Version 1 of the schema. Every store has the same version numbers.
+--
 -- Times are nanoseconds since 1970, windows are nanoseconds (-1: none), amounts are exact decimals.
 
 CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT, WITHOUT ROWID;
@@ -30,7 +32,9 @@ CREATE TABLE entities (
     PRIMARY KEY (name, value, seq)
 ) STRICT, WITHOUT ROWID;
 
-CREATE TABLE configs (digest BLOB PRIMARY KEY, body TEXT NOT NULL) STRICT, WITHOUT ROWID;
+-- Tables with large rows have an integer key. A lookup in a `WITHOUT ROWID` table would read the
+-- large rows along its way.
+CREATE TABLE configs (id INTEGER PRIMARY KEY, digest BLOB NOT NULL UNIQUE, body TEXT NOT NULL) STRICT;
 
 CREATE TABLE checkpoints (seq INTEGER NOT NULL, body TEXT NOT NULL, key TEXT NOT NULL, signature TEXT NOT NULL) STRICT;
 CREATE TABLE prunes      (seq INTEGER PRIMARY KEY, body TEXT NOT NULL, key TEXT NOT NULL, signature TEXT NOT NULL) STRICT;
@@ -59,6 +63,8 @@ CREATE TABLE marks       (session INTEGER, name TEXT, value TEXT NOT NULL, PRIMA
 CREATE TABLE logs        (session INTEGER, name TEXT, n INTEGER, entry TEXT NOT NULL, PRIMARY KEY (session, name, n)) STRICT, WITHOUT ROWID;
 CREATE TABLE evidence    (session INTEGER, key TEXT, proof TEXT NOT NULL, PRIMARY KEY (session, key)) STRICT, WITHOUT ROWID;
 CREATE TABLE revocations (session INTEGER, key TEXT, stamp INTEGER NOT NULL, PRIMARY KEY (session, key)) STRICT, WITHOUT ROWID;
+-- Items that the store keeps in order, encrypted.
+CREATE TABLE items       (session INTEGER, n INTEGER, body BLOB NOT NULL, PRIMARY KEY (session, n)) STRICT, WITHOUT ROWID;
 
 -- Provenance of values: fingerprints only.
 CREATE TABLE untrusted (session INTEGER, print INTEGER, whole INTEGER NOT NULL, PRIMARY KEY (session, print)) STRICT, WITHOUT ROWID;
@@ -71,13 +77,15 @@ CREATE TABLE counters (counter TEXT, win INTEGER, total TEXT NOT NULL, PRIMARY K
 CREATE TABLE charges  (counter TEXT, win INTEGER, at INTEGER, call BLOB, n INTEGER, amount TEXT NOT NULL,
                        PRIMARY KEY (counter, win, at, call, n)) STRICT, WITHOUT ROWID;
 
--- Claims, durable before the effect. If the owner dies, `draft` becomes the row. `outcome` is
--- encrypted.
+-- Claims, durable before the effect. `term` identifies the owning process; without one, the session
+-- of a client owns the claim. If the owner dies, `draft` becomes the row. `outcome` is encrypted, and
+-- so is `pass`: the state of a deferred call, by the client's name for the call.
 CREATE TABLE claims (
-    call    BLOB    PRIMARY KEY,
+    id      INTEGER PRIMARY KEY,
+    call    BLOB    NOT NULL UNIQUE,
     session INTEGER NOT NULL,
     state   TEXT    NOT NULL CHECK (state IN ('open', 'pending', 'settled')),
-    owner   TEXT    NOT NULL,
+    term    TEXT,
     lease   INTEGER NOT NULL,
     effect  INTEGER NOT NULL,
     intent  TEXT    NOT NULL,
@@ -85,11 +93,32 @@ CREATE TABLE claims (
     used    TEXT    NOT NULL,
     draft   TEXT,
     outcome BLOB,
-    ended   INTEGER
-) STRICT, WITHOUT ROWID;
-CREATE INDEX claims_unsettled ON claims (call) WHERE state <> 'settled';
+    ended   INTEGER,
+    client  TEXT,
+    pass    BLOB
+) STRICT;
+CREATE INDEX claims_unsettled ON claims (state, lease) WHERE state <> 'settled';
+CREATE INDEX claims_kept      ON claims (session, client, call) WHERE pass IS NOT NULL;
 CREATE TABLE recalls (principal TEXT, agent TEXT, tool TEXT, key TEXT, asked BLOB NOT NULL, call BLOB NOT NULL,
                       PRIMARY KEY (principal, agent, tool, key)) STRICT, WITHOUT ROWID;
+
+-- Claims that the claiming process settles itself. Each call inserts and deletes one row, so there
+-- is no index: `id` is derived from the call id. Any other claim moves to `claims`.
+CREATE TABLE under_way (
+    id        INTEGER PRIMARY KEY,
+    call      BLOB    NOT NULL,
+    agent     TEXT    NOT NULL,
+    principal TEXT    NOT NULL,
+    session   TEXT    NOT NULL,
+    tool      TEXT    NOT NULL,
+    digest    BLOB    NOT NULL,
+    asked     BLOB    NOT NULL,
+    term      TEXT    NOT NULL,
+    lease     INTEGER NOT NULL,
+    revokes   TEXT,
+    charges   TEXT    NOT NULL,
+    draft     TEXT
+) STRICT;
 
 CREATE TABLE approvals (
     n         INTEGER PRIMARY KEY,
