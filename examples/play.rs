@@ -14,7 +14,7 @@
 
 use std::sync::Arc;
 
-use toolgate::{Agent, AgentBuildError, ManualClock, SignedDuration, Timestamp, Toolgate};
+use toolgate::{Agent, AgentBuildError, ManualClock, MemoryStore, SignedDuration, Timestamp, Toolgate};
 
 /// The start time of the scripts.
 const SCRIPT_START_TIME: &str = "2026-03-02T09:00:00Z";
@@ -24,7 +24,8 @@ pub(crate) fn build_gate(
     agent: Agent,
 ) -> Result<(Toolgate, Arc<ManualClock>), Box<dyn std::error::Error>> {
     let clock = Arc::new(ManualClock::at(SCRIPT_START_TIME.parse::<Timestamp>()?));
-    Ok((Toolgate::builder().agent(agent).clock(clock.clone()).build()?, clock))
+    let store = Arc::new(MemoryStore::new().with_clock(clock.clone()));
+    Ok((Toolgate::builder().agent(agent).store(store).build()?, clock))
 }
 
 /// Runs a script and prints it.

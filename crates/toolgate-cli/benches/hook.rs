@@ -219,6 +219,7 @@ async fn fill_ledger(path: &Path, rows: usize) {
                     spent: None,
                     outputs: Vec::new(),
                     ended: None,
+                    items: Vec::new(),
                     is_durable: false,
                 };
                 store.commit(Box::new(finish)).await.unwrap().unwrap();

@@ -25,7 +25,9 @@ use serde_json::json;
 use toolgate::limits::{Charge, ChargeUnit};
 use toolgate::policy::DecisionFacts;
 use toolgate::policy::Require;
-use toolgate::store::{ClaimRecord, ClaimResolution, CommitRequest, SessionRequest, Store};
+use toolgate::store::{
+    ClaimOwner, ClaimRecord, ClaimRequest, ClaimResolution, CommitRequest, LeaseRequest, SessionRequest, Store,
+};
 use toolgate::{
     Agent, CallEffects, CallId, CallOutput, Decision, Gate, Latency, Outcome, Row, Session,
     SessionKey, Tool, Toolgate,
@@ -85,6 +87,7 @@ fn commit_request(row: Arc<Row>, durable: bool) -> Box<CommitRequest> {
         spent: None,
         outputs: Vec::new(),
         ended: None,
+        items: Vec::new(),
         is_durable: durable,
     })
 }
@@ -105,7 +108,7 @@ fn intent() -> (Box<ClaimRecord>, Vec<Charge>) {
         digest: Digest::of(b"call"),
         asked: Digest::of(b"call"),
         recall: Vec::new(),
-        owner: "process:bench".into(),
+        owner: ClaimOwner::Term("process:bench".into()),
         lease: Timestamp::MAX,
         effect: true,
         row: Some(draft),
@@ -190,8 +193,11 @@ async fn commit_one_row(store: Arc<SqliteStore>) {
 }
 
 async fn begin_one_claim(store: Arc<SqliteStore>) {
-    let (intent, charges) = intent();
-    store.claim(intent, &charges, None, Timestamp::now()).await.unwrap().unwrap();
+    let (record, charges) = intent();
+    let lease_ttl = SignedDuration::MAX;
+    let items = Vec::new();
+    let request = ClaimRequest { record, lease_ttl, charges: &charges, approval: None, items };
+    store.claim(request).await.unwrap().unwrap();
 }
 
 async fn measure_rows(directory: &Path, name: &str, tasks: usize, rows: usize) -> [BenchLine; 2] {
@@ -353,8 +359,11 @@ async fn open_and_enter(path: &Path, n: usize) -> SqliteStore {
         dedup_keys: &[],
         counts_repetition: true,
         polling: None,
-        lock: Some((true, Duration::from_secs(5))),
-        now: Timestamp::now(),
+        lease: Some(LeaseRequest {
+            is_exclusive: true,
+            timeout: Duration::from_secs(5),
+            term: SignedDuration::from_mins(1),
+        }),
     };
     assert!(store.open_session(enter).await.unwrap().is_some());
     store

@@ -30,12 +30,11 @@ fn open_asking_gate(
     desk: &LedgerFixture,
     clock: &Arc<ManualClock>,
 ) -> (Toolgate, Weak<SqliteStore>) {
-    let store = Arc::new(SqliteStore::open(desk.ledger_path()).unwrap());
+    let store = Arc::new(SqliteStore::open_with_clock(desk.ledger_path(), clock.clone()).unwrap());
     let open = Arc::downgrade(&store);
     let gate = Toolgate::builder()
         .agent(agent_with_rules(&desk.world_path(), APPROVAL_RULES))
         .store(store)
-        .clock(clock.clone())
         .build()
         .unwrap();
     (gate, open)

@@ -175,11 +175,10 @@ impl LedgerFixture {
     }
 
     pub(crate) fn open_at(&self, clock: Arc<dyn Clock>) -> Toolgate {
-        let store = Arc::new(SqliteStore::open(self.ledger_path()).unwrap());
+        let store = SqliteStore::open_with_clock(self.ledger_path(), clock).unwrap();
         Toolgate::builder()
             .agent(default_agent(&self.world_path()))
-            .store(store)
-            .clock(clock)
+            .store(Arc::new(store))
             .build()
             .unwrap()
     }

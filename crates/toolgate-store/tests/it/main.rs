@@ -12,7 +12,6 @@ mod idempotency_after_restart;
 mod io_faults;
 mod ledger_fixture;
 mod lookback;
-mod migrations;
 mod multi_process;
 mod restart;
 mod retention;

@@ -67,8 +67,7 @@ fn restart_changes_no_decision() {
         runtime().block_on(async {
             let whole = Toolgate::builder()
                 .agent(default_agent(&desk.world_path()))
-                .store(Arc::new(MemoryStore::new()))
-                .clock(clock.clone())
+                .store(Arc::new(MemoryStore::new().with_clock(clock.clone())))
                 .build()
                 .unwrap();
             let mut restarted = desk.open_at(clock.clone());

@@ -452,7 +452,7 @@ mod tests {
         let part = |card: Value| json!({"properties": {"pay": {"properties": {"card": card}}}});
         let pay = json!({"pay": {"properties": {"kind": {}}}});
         let added = json!({"properties": pay, "allOf": [part(json!({}))]});
-        assert!(close_schema(&adds).is_err_and(|e| e.contains("`card` is added by a part")));
+        assert!(close_schema(&added).is_err_and(|e| e.contains("`card` is added by a part")));
         for conditional in [
             json!({"properties": pay, "if": {}, "then": part(json!({}))}),
             json!({"properties": pay, "oneOf": [part(json!({})), {"required": ["b"]}]}),

@@ -125,12 +125,11 @@ async fn excerpt_decides_like_whole_agent() {
         ("bash", json!({"command": "git push"}), json!({})),
         ("bash", json!({"command": "ls"}), json!({})),
     ];
-    let store = crate::support::test_store();
     let clock = Arc::new(ManualClock::at(toolgate::Timestamp::from_second(1_800_000_000).unwrap()));
+    let store = crate::support::test_store_at(clock.clone());
     let gate = |agent: Agent| {
         Toolgate::builder()
             .store(Arc::clone(&store))
-            .clock(clock.clone())
             .agent(agent)
             .build()
             .unwrap()

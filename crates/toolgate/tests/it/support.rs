@@ -3,11 +3,10 @@
 mod policies;
 mod scripted_tools;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, Once, OnceLock};
 use std::task::{Context, Poll, Waker};
-use std::time::Duration;
 
 use async_trait::async_trait;
 use jiff::{SignedDuration, Timestamp};
@@ -16,15 +15,8 @@ use tokio::sync::Semaphore;
 use toolgate::limits::{Charge, ChargeError};
 use toolgate::policy::{DecisionFacts, FactRequest};
 use toolgate::session::state::{SessionEdit, SessionState};
-use toolgate::store::{
-    Approval, ClaimError, ClaimRecord, ClaimResolution, CommitConflictError, CommitRequest,
-    PauseTarget, SessionLock, SessionRequest, SessionSnapshot, StoreError,
-};
-use toolgate::{
-    AdmissionDecision, Agent, AgentBuilder, CallId, Event, LazyReceipt, ManualClock, MemoryFs,
-    MemoryStore, Outcome, Replay, ReplayComparison, Row, Session, SessionKey, Store, Tool,
-    Toolgate, ToolgateBuilder,
-};
+use toolgate::store::{Approval, ClaimError, ClaimRecord, ClaimRequest, ClaimResolution, CommitConflictError, CommitRequest, LeaseRequest, PauseTarget, SessionItem, SessionLease, SessionRequest, SessionSnapshot, StoreError};
+use toolgate::{AdmissionDecision, Agent, AgentBuilder, CallId, Clock, Event, LazyReceipt, ManualClock, MemoryFs, MemoryStore, Outcome, Replay, ReplayComparison, Row, Session, SessionKey, Store, SystemClock, Tool, Toolgate, ToolgateBuilder};
 use toolgate_json::Digest;
 
 use self::policies::MeterPolicy;
@@ -53,6 +45,11 @@ pub(crate) enum InjectedFault {
 
 /// Opens the store of a test: in memory, or SQLite if `TOOLGATE_TEST_STORE=sqlite`.
 pub(crate) fn test_store() -> Arc<dyn Store> {
+    test_store_at(Arc::new(SystemClock))
+}
+
+/// Opens a store whose time is that of a clock.
+pub(crate) fn test_store_at(clock: Arc<dyn Clock>) -> Arc<dyn Store> {
     static NEXT_STORE: AtomicU32 = AtomicU32::new(0);
     let kind = std::env::var("TOOLGATE_TEST_STORE").unwrap_or_default();
     assert!(matches!(kind.as_str(), "" | "memory" | "sqlite"), "unknown test store `{kind}`");
@@ -75,14 +72,19 @@ pub(crate) fn test_store() -> Arc<dyn Store> {
             std::fs::create_dir_all(&directory).unwrap();
         });
         let path = directory.join(format!("{}.db", NEXT_STORE.fetch_add(1, Ordering::SeqCst)));
-        return Arc::new(toolgate_store::SqliteStore::open(path).unwrap());
+        return Arc::new(toolgate_store::SqliteStore::open_with_clock(path, clock).unwrap());
     }
-    Arc::new(MemoryStore::new())
+    Arc::new(MemoryStore::new().with_clock(clock))
 }
 
 /// Starts a runtime builder with the test store.
 pub(crate) fn runtime_builder() -> ToolgateBuilder {
     Toolgate::builder().store(test_store())
+}
+
+/// Starts a runtime builder with a test store whose time is that of a clock.
+pub(crate) fn runtime_builder_at(clock: Arc<dyn Clock>) -> ToolgateBuilder {
+    Toolgate::builder().store(test_store_at(clock))
 }
 
 /// Builds a runtime that replays each recorded call and aborts if the decisions differ.
@@ -135,10 +137,10 @@ pub(crate) struct FaultyStore {
     pub(crate) append_lock: tokio::sync::Mutex<()>,
 }
 
-impl Default for FaultyStore {
-    fn default() -> Self {
+impl FaultyStore {
+    pub(crate) fn with_clock(clock: Arc<dyn Clock>) -> Self {
         Self {
-            inner: test_store(),
+            inner: test_store_at(clock),
             failing: Mutex::default(),
             append_attempts: AtomicU32::new(0),
             append_lock: tokio::sync::Mutex::default(),
@@ -162,6 +164,9 @@ impl FaultyStore {
 
 #[async_trait]
 impl Store for FaultyStore {
+    fn now(&self) -> Timestamp {
+        self.inner.now()
+    }
     async fn find_pause(
         &self,
         key: &SessionKey,
@@ -177,13 +182,15 @@ impl Store for FaultyStore {
     ) -> Result<(), StoreError> {
         self.inner.set_pause(target, reason).await
     }
-    async fn lock_session(
+    async fn lease_session(
         &self,
         key: &SessionKey,
-        alone: bool,
-        wait: Duration,
-    ) -> Result<Option<SessionLock>, StoreError> {
-        self.inner.lock_session(key, alone, wait).await
+        request: LeaseRequest,
+    ) -> Result<Option<SessionLease>, StoreError> {
+        self.inner.lease_session(key, request).await
+    }
+    fn release_session(&self, lease: SessionLease) {
+        self.inner.release_session(lease);
     }
     async fn open_session(
         &self,
@@ -218,21 +225,17 @@ impl Store for FaultyStore {
     async fn check_charges(
         &self,
         charges: &[Charge],
-        now: Timestamp,
     ) -> Result<Vec<Result<Decimal, ChargeError>>, StoreError> {
-        self.inner.check_charges(charges, now).await
+        self.inner.check_charges(charges).await
     }
     async fn claim(
         &self,
-        intent: Box<ClaimRecord>,
-        charges: &[Charge],
-        approval: Option<&str>,
-        now: Timestamp,
+        request: ClaimRequest<'_>,
     ) -> Result<Result<Vec<Decimal>, ClaimError>, StoreError> {
         self.check(InjectedFault::Claim)?;
         let panics = self.failing.lock().unwrap().contains(&InjectedFault::ClaimPanics);
         assert!(!panics, "injected panic");
-        self.inner.claim(intent, charges, approval, now).await
+        self.inner.claim(request).await
     }
     async fn commit(
         &self,
@@ -259,9 +262,8 @@ impl Store for FaultyStore {
     async fn close_client_session(
         &self,
         key: &SessionKey,
-        now: Timestamp,
     ) -> Result<(), StoreError> {
-        self.inner.close_client_session(key, now).await
+        self.inner.close_client_session(key).await
     }
     async fn snapshot(&self, key: &SessionKey) -> Result<(u64, Arc<SessionState>), StoreError> {
         self.inner.snapshot(key).await
@@ -275,8 +277,8 @@ impl Store for FaultyStore {
     async fn edit_session(&self, key: &SessionKey, alter: SessionEdit) -> Result<(), StoreError> {
         self.inner.edit_session(key, alter).await
     }
-    async fn add_cost(&self, charges: &[Charge], now: Timestamp) -> Result<(), StoreError> {
-        self.inner.add_cost(charges, now).await
+    async fn add_cost(&self, charges: &[Charge]) -> Result<(), StoreError> {
+        self.inner.add_cost(charges).await
     }
     async fn create_approval(&self, approval: Approval) -> Result<(), StoreError> {
         self.inner.create_approval(approval).await
@@ -296,12 +298,11 @@ impl Store for FaultyStore {
         id: &str,
         approved: bool,
         by: &str,
-        now: Timestamp,
     ) -> Result<bool, StoreError> {
-        self.inner.answer_approval(id, approved, by, now).await
+        self.inner.answer_approval(id, approved, by).await
     }
-    async fn pending_claims(&self, now: Timestamp) -> Result<Vec<ClaimRecord>, StoreError> {
-        self.inner.pending_claims(now).await
+    async fn pending_claims(&self) -> Result<Vec<ClaimRecord>, StoreError> {
+        self.inner.pending_claims().await
     }
     async fn settle_claim(
         &self,
@@ -310,9 +311,8 @@ impl Store for FaultyStore {
         outcome: Outcome,
         shown: Outcome,
         by: &str,
-        now: Timestamp,
     ) -> Result<bool, StoreError> {
-        self.inner.settle_claim(call, settle, outcome, shown, by, now).await
+        self.inner.settle_claim(call, settle, outcome, shown, by).await
     }
     async fn load_output(
         &self,
@@ -320,6 +320,13 @@ impl Store for FaultyStore {
         handle: &str,
     ) -> Result<Option<Arc<str>>, StoreError> {
         self.inner.load_output(key, handle).await
+    }
+    async fn items(
+        &self,
+        key: &SessionKey,
+        after: u64,
+    ) -> Result<Vec<(u64, SessionItem)>, StoreError> {
+        self.inner.items(key, after).await
     }
     async fn rows(&self, key: &SessionKey) -> Result<Vec<Arc<Row>>, StoreError> {
         self.inner.rows(key).await
@@ -340,11 +347,17 @@ impl Store for FaultyStore {
     fn redaction_key(&self) -> Option<[u8; 32]> {
         self.inner.redaction_key()
     }
-    fn state_dir(&self) -> Option<&Path> {
-        self.inner.state_dir()
+    fn outlives_process(&self) -> bool {
+        self.inner.outlives_process()
     }
-    fn owner(&self) -> Option<Arc<str>> {
-        self.inner.owner()
+    fn spool_dir(&self) -> Option<PathBuf> {
+        self.inner.spool_dir()
+    }
+    fn undo_dir(&self) -> Option<PathBuf> {
+        self.inner.undo_dir()
+    }
+    fn term(&self) -> Option<Arc<str>> {
+        self.inner.term()
     }
 }
 
@@ -392,8 +405,9 @@ impl TestWorld {
         build: impl FnOnce(ToolgateBuilder) -> Toolgate,
     ) -> Self {
         let (ran, go) = (Arc::new(AtomicU32::new(0)), Arc::new(Semaphore::new(0)));
-        let (files, store) =
-            (MemoryFs::new([("kept.txt", "as it was")]), Arc::new(FaultyStore::default()));
+        let clock = Arc::new(ManualClock::at(Timestamp::from_second(1_800_000_000).unwrap()));
+        let files = MemoryFs::new([("kept.txt", "as it was")]);
+        let store = Arc::new(FaultyStore::with_clock(clock.clone()));
         let agent = Agent::builder("agent")
             .files(files.clone())
             .tool(configure_act(act_tool(&ran, &go)))
@@ -401,11 +415,9 @@ impl TestWorld {
             .policy(MeterPolicy);
         let agent = configure_agent(agent).build().unwrap();
         let spool = tempfile::tempdir().unwrap();
-        let clock = Arc::new(ManualClock::at(Timestamp::from_second(1_800_000_000).unwrap()));
         let gate = Toolgate::builder()
             .agent(agent)
             .store(Arc::clone(&store) as Arc<dyn Store>)
-            .clock(clock.clone())
             .spool(spool.path().join("rows.jsonl"));
         let gate = build(gate);
         let session = gate.session("agent", "alice", "s");
@@ -421,7 +433,7 @@ impl TestWorld {
     }
 
     pub(crate) async fn meter_value(&self) -> Decimal {
-        self.store.inner.check_charges(&[meter_charge(0)], Timestamp::UNIX_EPOCH).await.unwrap()[0]
+        self.store.inner.check_charges(&[meter_charge(0)]).await.unwrap()[0]
             .unwrap()
     }
 

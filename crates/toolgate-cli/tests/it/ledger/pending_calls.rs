@@ -12,15 +12,15 @@ async fn audit_show_prints_pending_call_as_json() {
     use toolgate::{Agent, ManualClock, SignedDuration, Timestamp, Tool, Toolgate};
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("ledger.db");
-    let store = std::sync::Arc::new(toolgate_store::SqliteStore::open(&path).unwrap());
     let agent =
         Agent::builder("a").tool(Tool::external("run", "Runs.", None).open()).build().unwrap();
     // The lease of the call has expired, and no sweep has run since.
     let past = Timestamp::now().checked_sub(SignedDuration::from_hours(72)).unwrap();
+    let clock = std::sync::Arc::new(ManualClock::at(past));
+    let store = toolgate_store::SqliteStore::open_with_clock(&path, clock).unwrap();
     let gate = Toolgate::builder()
-        .store(store)
+        .store(std::sync::Arc::new(store))
         .agent(agent)
-        .clock(std::sync::Arc::new(ManualClock::at(past)))
         .build()
         .unwrap();
     let call = gate

@@ -158,9 +158,9 @@ fn backtest_with_same_rules_changes_nothing() {
             .unwrap()
     };
     runtime().block_on(async {
-        let store = Arc::new(SqliteStore::open(desk.ledger_path()).unwrap());
-        let gate =
-            Toolgate::builder().agent(agent()).store(store).clock(clock.clone()).build().unwrap();
+        let store =
+            Arc::new(SqliteStore::open_with_clock(desk.ledger_path(), clock.clone()).unwrap());
+        let gate = Toolgate::builder().agent(agent()).store(store).build().unwrap();
         let session = gate.session("desk", "alice", "s");
         let pay = async |amount: u32| {
             clock.advance(SignedDuration::from_secs(10));

@@ -7,7 +7,7 @@ use serde_json::json;
 use toolgate::hook::CommandHook;
 use toolgate::limits::{Budget, Charge, Limits, RateLimit};
 use toolgate::policy::{Obligations, PolicyError, Sequence, Verdict};
-use toolgate::store::PauseTarget;
+use toolgate::store::{LeaseRequest, PauseTarget};
 use toolgate::{Call, CallEffects, ErrorCategory, Gate, SessionKey, Store, Tool, ToolError};
 
 use super::{
@@ -419,7 +419,9 @@ fn claim_cases() -> Vec<StopCase> {
             "a session that another call holds",
             TestWorld::with_builder(|a| a, |g| g.busy_timeout(Duration::from_millis(20))),
             step!(w => {
-                let _other = w.store.lock_session(w.session.key(), true, Duration::ZERO).await.unwrap().unwrap();
+                let term = SignedDuration::from_mins(1);
+                let request = LeaseRequest { is_exclusive: true, timeout: Duration::ZERO, term };
+                let _lease = w.store.lease_session(w.session.key(), request).await.unwrap().unwrap();
                 call_act(w, "ok").await
             }),
             expect_refused("busy", Gate::Claim),

@@ -21,8 +21,7 @@ async fn patterns_keep_values_written_by_toolgate() {
     let clock = std::sync::Arc::new(toolgate::ManualClock::at(
         "2026-04-11T10:41:11.411141114Z".parse().unwrap(),
     ));
-    let gate = crate::support::runtime_builder()
-        .clock(clock)
+    let gate = crate::support::runtime_builder_at(clock)
         .redact_pattern("[0-9]+")
         .unwrap()
         .agent(agent)

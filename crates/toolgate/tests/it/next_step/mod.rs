@@ -29,9 +29,8 @@ fn entity_tool(name: &str) -> Tool {
 fn start_session(agent: AgentBuilder) -> Session {
     let agent = agent.build().unwrap_or_else(|e| panic!("{}", e.render(false)));
     let clock = ManualClock::at("2026-03-02T09:30:00Z".parse().unwrap());
-    crate::support::runtime_builder()
+    crate::support::runtime_builder_at(Arc::new(clock))
         .agent(agent)
-        .clock(Arc::new(clock))
         .build_checked()
         .session("a", "alice", "s")
 }

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 use toolgate::policy::{Condition, Deny, Limit, LimitOwner};
 use toolgate::{Agent, ErrorCategory, Tool};
 
-use super::{agent, call_code, start_session, tool};
+use super::{agent, call_code, start_session};
 use crate::support::BuildWithReplayCheck;
 
 #[tokio::test]

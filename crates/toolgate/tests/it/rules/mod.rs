@@ -60,9 +60,8 @@ pub(crate) async fn call_code(session: &toolgate::Session, name: &str, args: Val
 pub(crate) fn start_session(agent: Agent) -> (toolgate::Session, Arc<ManualClock>) {
     let clock = Arc::new(ManualClock::at(Timestamp::from_second(1_800_000_000).unwrap()));
     (
-        crate::support::runtime_builder()
+        crate::support::runtime_builder_at(clock.clone())
             .agent(agent)
-            .clock(clock.clone())
             .build_checked()
             .session("a", "alice", "s"),
         clock,

@@ -193,7 +193,7 @@ async fn compare_with_model(
             rules.iter().fold(agent, |agent, (name, rule)| attach_rule(agent, name, rule))
         });
         let gate =
-            crate::support::runtime_builder().agent(built).clock(clock.clone()).build_checked();
+            crate::support::runtime_builder_at(clock.clone()).agent(built).build_checked();
         let mut history: Vec<PastCall> = Vec::new();
         for (n, (pause, step)) in steps.iter().enumerate() {
             clock.advance(SignedDuration::from_secs(*pause));
