@@ -2,11 +2,9 @@
 
 #![expect(clippy::indexing_slicing, reason = "indexing a missing JSON member returns null")]
 
-#[path = "../play.rs"]
-mod play;
 mod tools;
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    play::run_and_print(tools::agent(), include_str!("calls.txt")).await
+    toolgate_testkit::script::run_and_print(tools::agent(), include_str!("calls.txt")).await
 }

@@ -15,8 +15,6 @@
     reason = "a benchmark may fail loudly"
 )]
 
-#[path = "../../toolgate/benches/report/mod.rs"]
-mod report;
 mod servers;
 
 use std::path::{Path, PathBuf};
@@ -25,10 +23,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use report::{BenchLine, write_lines};
 use servers::{
     BenchConnection, BenchServer, fastmcp_release, install_fastmcp, start_gateway, start_proxy,
 };
+use toolgate_testkit::bench_report::{BenchLine, write_lines};
 
 fn quantile(sorted: &[f64], q: f64) -> f64 {
     sorted[((sorted.len() - 1) as f64 * q) as usize]
@@ -217,7 +215,7 @@ fn main() {
     let measured: Vec<String> = lines.iter().map(|line| line.name.clone()).collect();
     write_lines(lines);
     if python.is_none() {
-        FASTMCP_LINES.into_iter().for_each(report::remove_line);
+        FASTMCP_LINES.into_iter().for_each(toolgate_testkit::bench_report::remove_line);
     }
     check_lines(&measured, python.is_some());
 }

@@ -11,16 +11,12 @@
     reason = "a benchmark may fail loudly"
 )]
 
-#[path = "../../toolgate/benches/report/mod.rs"]
-mod report;
-
 use std::io::Write;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use report::{BenchLine, median, write_lines};
 use serde_json::json;
 use toolgate::policy::DecisionFacts;
 use toolgate::store::{ClaimResolution, CommitRequest, Store};
@@ -29,6 +25,7 @@ use toolgate::{
 };
 use toolgate_json::Digest;
 use toolgate_store::SqliteStore;
+use toolgate_testkit::bench_report::{BenchLine, median, write_lines};
 
 const ROUNDS: usize = 200;
 

@@ -10,9 +10,6 @@
     reason = "a benchmark may fail loudly"
 )]
 
-#[path = "../../toolgate/benches/report/mod.rs"]
-mod report;
-
 use std::io::Write;
 use std::path::Path;
 use std::sync::Arc;
@@ -20,13 +17,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use jiff::{SignedDuration, Timestamp};
-use report::{BenchLine, median, write_lines};
 use serde_json::json;
 use toolgate::limits::{Charge, ChargeUnit};
 use toolgate::policy::DecisionFacts;
 use toolgate::policy::Require;
 use toolgate::store::{
-    ClaimOwner, ClaimRecord, ClaimRequest, ClaimResolution, CommitRequest, LeaseRequest, SessionRequest, Store,
+    ClaimOwner, ClaimRecord, ClaimRequest, ClaimResolution, CommitRequest, LeaseRequest,
+    SessionRequest, Store,
 };
 use toolgate::{
     Agent, CallEffects, CallId, CallOutput, Decision, Gate, Latency, Outcome, Row, Session,
@@ -34,6 +31,7 @@ use toolgate::{
 };
 use toolgate_json::Digest;
 use toolgate_store::{Ledger, RowFilter, SqliteStore};
+use toolgate_testkit::bench_report::{BenchLine, median, write_lines};
 
 static NEXT_CALL_NUMBER: AtomicU64 = AtomicU64::new(1);
 

@@ -14,7 +14,7 @@ mod transaction;
 mod verify;
 mod write_connection;
 
-pub use crate::reader::{Ledger, LedgerEntry, RowFilter};
+pub use crate::reader::{Ledger, LedgerEntry, LedgerReader, RowFilter};
 pub use crate::state_dir::state_dir_for;
 pub use crate::store::{PruneStats, SqliteStore};
 pub use crate::verify::report::{LedgerAnchor, TrustRoots, VerificationReport, VerifyError};

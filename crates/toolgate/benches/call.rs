@@ -10,14 +10,11 @@
     reason = "a benchmark may fail loudly"
 )]
 
-mod report;
-
 use std::hint::black_box;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-use report::{BenchLine, line, write_lines};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -26,6 +23,7 @@ use toolgate::{
     Agent, Effect, ErrorCategory, Session, Tool, ToolContext, ToolError, ToolSpec, Toolgate,
 };
 use toolgate_json::{Pointer, decimal_of};
+use toolgate_testkit::bench_report::{BenchLine, line, write_lines};
 
 /// Calls in one measured stretch. The median of all stretches counts.
 const CALLS_PER_ROUND: usize = 2_000;

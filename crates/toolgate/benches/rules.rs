@@ -10,18 +10,16 @@
     reason = "a benchmark may fail loudly"
 )]
 
-mod report;
-
 use std::hint::black_box;
 use std::time::Instant;
 
-use report::{BenchLine, line, median, write_lines};
 use serde_json::{Value, json};
 use toolgate::policy::{
     Condition, Deny, Limit, LimitOwner, Policy, PolicyError, PolicyInput, Require, Verdict,
 };
 use toolgate::{Agent, AgentBuilder, Effect, ErrorCategory, Session, Tool, ToolError, Toolgate};
 use toolgate_json::{Pointer, decimal_of};
+use toolgate_testkit::bench_report::{BenchLine, line, median, write_lines};
 
 const CALLS_PER_ROUND: usize = 1_000;
 const ROUNDS: usize = 21;

@@ -12,7 +12,7 @@ use toolgate::{
 };
 use toolgate_config::{Config, FallbackDecision};
 use toolgate_json::Digest;
-use toolgate_store::{Ledger, LedgerEntry, RowFilter};
+use toolgate_store::{Ledger, LedgerEntry, LedgerReader, RowFilter};
 
 use crate::command::common::{
     BOLD, DIM, GREEN, IgnoreBrokenPipe, RED, YELLOW, format_count, format_time, ledger_path,
@@ -60,11 +60,11 @@ struct BacktestTotals {
 
 pub(crate) fn run(args: &Args, store: Option<&Path>) -> io::Result<ExitCode> {
     let ledger = open_ledger(store)?;
-    let name = resolve_agent_name(&ledger, args.agent.as_deref(), &args.config)?;
+    let name = resolve_agent_name(&*ledger, args.agent.as_deref(), &args.config)?;
     let candidate = CandidateConfig::load(&args.config, &name)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let totals =
-        runtime.block_on(run_backtest(ledger_path(store)?, &ledger, &name, candidate, args))?;
+        runtime.block_on(run_backtest(ledger_path(store)?, &*ledger, &name, candidate, args))?;
     let mut out = IgnoreBrokenPipe(anstream::stdout().lock());
     if args.json {
         writeln!(
@@ -111,7 +111,7 @@ pub(crate) fn run(args: &Args, store: Option<&Path>) -> io::Result<ExitCode> {
 }
 
 fn resolve_agent_name(
-    ledger: &Ledger,
+    ledger: &dyn LedgerReader,
     requested: Option<&str>,
     files: &[PathBuf],
 ) -> io::Result<String> {
@@ -272,7 +272,7 @@ fn read_file(file: &Path) -> io::Result<String> {
 
 /// Builds an agent as recorded, and with the new configuration.
 fn build_agents(
-    ledger: &Ledger,
+    ledger: &dyn LedgerReader,
     config: Digest,
     candidate: &CandidateConfig,
 ) -> Result<(Agent, Agent), CandidateError> {
@@ -288,7 +288,7 @@ fn build_agents(
 
 /// Returns how far back the recorded and the new rules look; `None` means to the first row.
 fn lookback_window(
-    ledger: &Ledger,
+    ledger: &dyn LedgerReader,
     name: &str,
     candidate: &CandidateConfig,
     args: &Args,
@@ -312,7 +312,7 @@ enum CandidateError {
 
 async fn run_backtest(
     path: &Path,
-    ledger: &Ledger,
+    ledger: &dyn LedgerReader,
     name: &str,
     candidate: CandidateConfig,
     args: &Args,
@@ -322,11 +322,11 @@ async fn run_backtest(
     let newest =
         RowFilter { agent: Some(name.to_owned()), newest_first: true, ..RowFilter::default() };
     let mut config = None;
-    let read_config = |entry: LedgerEntry| {
+    let mut read_config = |entry: LedgerEntry| {
         config = Some(entry.row.config);
         Ok(entry.row.config == Digest::default())
     };
-    ledger.query(&newest, read_config).map_err(io::Error::other)?;
+    ledger.query(&newest, &mut read_config).map_err(io::Error::other)?;
     let config = config
         .ok_or_else(|| io::Error::other(format!("the ledger has no calls of an agent `{name}`")))?;
     match build_agents(ledger, config, &candidate) {

@@ -10,7 +10,7 @@ use jiff::tz::TimeZone;
 use serde::Serialize;
 use serde_json::Value;
 use toolgate::{Decision, Row, Timestamp};
-use toolgate_store::{Ledger, RowFilter};
+use toolgate_store::{Ledger, LedgerReader, RowFilter};
 
 pub(crate) const BOLD: Style = Style::new().bold();
 pub(crate) const DIM: Style = Style::new().dimmed();
@@ -26,8 +26,9 @@ pub(crate) fn ledger_path(store: Option<&Path>) -> io::Result<&Path> {
     })
 }
 
-pub(crate) fn open_ledger(store: Option<&Path>) -> io::Result<Ledger> {
-    Ledger::open(ledger_path(store)?).map_err(io::Error::other)
+pub(crate) fn open_ledger(store: Option<&Path>) -> io::Result<Box<dyn LedgerReader>> {
+    let ledger = Ledger::open(ledger_path(store)?).map_err(io::Error::other)?;
+    Ok(Box::new(ledger))
 }
 
 /// At least 6 hexadecimal digits at the beginning or the end of an id.
@@ -163,7 +164,7 @@ impl RowFilterArgs {
     }
 
     /// Returns the message for no matching rows. Lists the known entities if the name is unknown.
-    pub(crate) fn no_rows_message(&self, ledger: &Ledger) -> String {
+    pub(crate) fn no_rows_message(&self, ledger: &dyn LedgerReader) -> String {
         let message = "no matching rows".to_owned();
         let Some((name, _)) = &self.entity else { return message };
         match ledger.entity_names() {

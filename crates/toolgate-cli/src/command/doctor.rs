@@ -17,9 +17,7 @@ use toolgate_config::UpstreamTransport;
 
 use self::clients::{check_clients, is_server_registered};
 use self::gateway::check_gateway;
-use crate::command::common::{
-    BOLD, DIM, GREEN, IgnoreBrokenPipe, RED, YELLOW, sanitize,
-};
+use crate::command::common::{BOLD, DIM, GREEN, IgnoreBrokenPipe, RED, YELLOW, sanitize};
 use toolgate_hook::effective_config;
 use toolgate_hook::effective_config::{EffectiveConfig, UserStateDir};
 

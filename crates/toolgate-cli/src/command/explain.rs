@@ -8,7 +8,7 @@ use std::str::FromStr;
 use serde_json::json;
 use tokio::runtime::Runtime;
 use toolgate::{AdmissionDecision, ReplayComparison};
-use toolgate_store::Ledger;
+use toolgate_store::LedgerReader;
 
 use super::audit::{CallIdArg, find_row};
 use super::check::{self, CheckHarness};
@@ -85,7 +85,7 @@ pub(crate) fn run(args: &Args, store: Option<&Path>) -> io::Result<ExitCode> {
         let place = format!("call {}", number + 1);
         match (call, &ledger, &harness) {
             (ExplainTarget::Recorded(call), Some(ledger), _) => {
-                explain_recorded(&mut out, ledger, &runtime, call, args.json)?
+                explain_recorded(&mut out, &**ledger, &runtime, call, args.json)?
             }
             (ExplainTarget::Hypothetical(line), _, Some(harness)) => check::print_decision(
                 &mut out,
@@ -104,7 +104,7 @@ pub(crate) fn run(args: &Args, store: Option<&Path>) -> io::Result<ExitCode> {
 /// Explains a recorded call.
 fn explain_recorded(
     out: &mut impl Write,
-    ledger: &Ledger,
+    ledger: &dyn LedgerReader,
     runtime: &Runtime,
     call: &CallIdArg,
     json: bool,

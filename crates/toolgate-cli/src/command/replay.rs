@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use serde_json::json;
 use toolgate::{AdmissionDecision, AgentDefinition, Replay, ReplayComparison};
 use toolgate_json::Digest;
-use toolgate_store::{Ledger, LedgerEntry, RowFilter};
+use toolgate_store::{LedgerEntry, LedgerReader, RowFilter};
 
 use crate::command::common::{
     BOLD, DIM, GREEN, IgnoreBrokenPipe, RED, YELLOW, describe_reason, format_count, format_time,
@@ -92,11 +92,15 @@ pub(crate) fn run(args: &Args, store: Option<&Path>) -> io::Result<ExitCode> {
         Some(_) => {}
     }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let differs = runtime.block_on(replay_rows(&ledger, &entries, args))?;
+    let differs = runtime.block_on(replay_rows(&*ledger, &entries, args))?;
     Ok(if differs { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-async fn replay_rows(ledger: &Ledger, entries: &[LedgerEntry], args: &Args) -> io::Result<bool> {
+async fn replay_rows(
+    ledger: &dyn LedgerReader,
+    entries: &[LedgerEntry],
+    args: &Args,
+) -> io::Result<bool> {
     let mut by_config: HashMap<Digest, Result<Replay, String>> = HashMap::new();
     let (mut same, mut differ, mut undecidable, mut circumstances) = (0, 0, 0, 0);
     let mut out = IgnoreBrokenPipe(anstream::stdout().lock());
@@ -193,7 +197,10 @@ async fn replay_rows(ledger: &Ledger, entries: &[LedgerEntry], args: &Args) -> i
 }
 
 /// Rebuilds the agent that decided a row.
-pub(super) fn build_replay(ledger: &Ledger, config: Digest) -> io::Result<Result<Replay, String>> {
+pub(super) fn build_replay(
+    ledger: &dyn LedgerReader,
+    config: Digest,
+) -> io::Result<Result<Replay, String>> {
     if config == Digest::default() {
         // The agent was unknown when the row was written.
         return Replay::new([]).map(Ok);

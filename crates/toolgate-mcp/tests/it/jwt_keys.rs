@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use crate::security::call_calc;
 use crate::support::{CALC_TOOL_CONFIG, TestGateway};
 
-include!("keys.rs");
+use toolgate_testkit::jwt_keys::{FIRST_KEY, SECOND_KEY};
 
 /// The private key that `signing_key` returns for the id `one`.
 pub(crate) const FIRST_PRIVATE_KEY_PEM: &str = FIRST_KEY.0;

@@ -20,8 +20,6 @@ mod jwt_keys;
 mod legacy_http_client;
 mod legacy_upstreams;
 mod load;
-#[path = "../../../toolgate-store/tests/it/lookback.rs"]
-mod lookback;
 mod mid_call_messages;
 mod oauth;
 mod oversized_responses;

@@ -150,7 +150,7 @@ impl TestGateway {
 /// Replays the recorded decisions of the gateway when the test ends.
 impl Drop for TestGateway {
     fn drop(&mut self) {
-        crate::lookback::assert_replay_unchanged(&self.ledger_path());
+        toolgate_testkit::replay_check::assert_replay_unchanged(&self.ledger_path());
     }
 }
 

@@ -1,7 +1,10 @@
 //! Reads a ledger: queries, lookups and indexes.
 
+mod ledger_reader;
 mod receipt;
 mod side_tables;
+
+pub use ledger_reader::LedgerReader;
 
 use std::path::{Path, PathBuf};
 

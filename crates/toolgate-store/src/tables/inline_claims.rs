@@ -212,7 +212,12 @@ mod tests {
         drop(StateDir::acquire_open_lock(&state).unwrap());
         let home = StateDir::open_owner(&state).unwrap();
         let (id, keys) = crate::open::link_state_dir(&sql, &home).unwrap();
-        let shared = SharedStoreState::new(home, id, keys, std::sync::Arc::new(toolgate::clock::SystemClock));
+        let shared = SharedStoreState::new(
+            home,
+            id,
+            keys,
+            std::sync::Arc::new(toolgate::clock::SystemClock),
+        );
         let mut configs = HashSet::new();
         let tx = WriteTransaction::new(
             &sql,

@@ -13,7 +13,7 @@ use toolgate::policy::source::RuleSet;
 use toolgate::{Agent, Clock, Effect, ReconcileSpec, SystemClock, Tool, Toolgate};
 use toolgate_store::{Ledger, RowFilter, SqliteStore, TrustRoots, VerificationReport};
 
-use crate::lookback::assert_replay_unchanged;
+use toolgate_testkit::replay_check::assert_replay_unchanged;
 
 /// The rules of the desk.
 pub(crate) const RULES: &str = r#"

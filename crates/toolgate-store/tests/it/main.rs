@@ -11,7 +11,6 @@ mod crash;
 mod idempotency_after_restart;
 mod io_faults;
 mod ledger_fixture;
-mod lookback;
 mod multi_process;
 mod restart;
 mod retention;

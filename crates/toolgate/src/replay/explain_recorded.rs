@@ -125,7 +125,7 @@ fn recorded_result(
     }
 }
 
-/// Returns details about a gate that the call has admitted.
+/// Returns details about a gate that the call has passed.
 fn pass_details(note: &GateExplanation, row: &Row) -> Option<String> {
     match note.gate {
         Gate::Hooks => {

@@ -127,13 +127,8 @@ async fn excerpt_decides_like_whole_agent() {
     ];
     let clock = Arc::new(ManualClock::at(toolgate::Timestamp::from_second(1_800_000_000).unwrap()));
     let store = crate::support::test_store_at(clock.clone());
-    let gate = |agent: Agent| {
-        Toolgate::builder()
-            .store(Arc::clone(&store))
-            .agent(agent)
-            .build()
-            .unwrap()
-    };
+    let gate =
+        |agent: Agent| Toolgate::builder().store(Arc::clone(&store)).agent(agent).build().unwrap();
     let whole = gate(whole_agent());
     for (n, (tool, arguments, result)) in calls.into_iter().enumerate() {
         let subset =

@@ -23,9 +23,8 @@ async fn call_under_rule(rule: impl Policy + 'static, args: Value) -> String {
         .policy(rule)
         .build()
         .unwrap_or_else(|e| panic!("{}", e.render(false)));
-    let gate = crate::support::runtime_builder_at(std::sync::Arc::new(clock))
-        .agent(agent)
-        .build_checked();
+    let gate =
+        crate::support::runtime_builder_at(std::sync::Arc::new(clock)).agent(agent).build_checked();
     let answer = gate.session("a", "alice", "s").call("act", args).await;
     answer.outcome.error().map_or_else(|| "ok".to_owned(), |e| e.code.to_string())
 }

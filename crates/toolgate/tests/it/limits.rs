@@ -306,8 +306,7 @@ async fn failed_calls_count_and_rate_windows_are_independent() {
     };
     toolgate::Store::add_cost(&store, &[charge(3_600), charge(1)]).await.unwrap();
     clock.advance(SignedDuration::from_secs(10));
-    let room =
-        toolgate::Store::check_charges(&store, &[charge(1), charge(3_600)]).await.unwrap();
+    let room = toolgate::Store::check_charges(&store, &[charge(1), charge(3_600)]).await.unwrap();
     assert!(room[0].is_ok() && room[1].is_err());
 }
 

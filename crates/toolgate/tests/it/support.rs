@@ -15,8 +15,16 @@ use tokio::sync::Semaphore;
 use toolgate::limits::{Charge, ChargeError};
 use toolgate::policy::{DecisionFacts, FactRequest};
 use toolgate::session::state::{SessionEdit, SessionState};
-use toolgate::store::{Approval, ClaimError, ClaimRecord, ClaimRequest, ClaimResolution, CommitConflictError, CommitRequest, LeaseRequest, PauseTarget, SessionItem, SessionLease, SessionRequest, SessionSnapshot, StoreError};
-use toolgate::{AdmissionDecision, Agent, AgentBuilder, CallId, Clock, Event, LazyReceipt, ManualClock, MemoryFs, MemoryStore, Outcome, Replay, ReplayComparison, Row, Session, SessionKey, Store, SystemClock, Tool, Toolgate, ToolgateBuilder};
+use toolgate::store::{
+    Approval, ClaimError, ClaimRecord, ClaimRequest, ClaimResolution, CommitConflictError,
+    CommitRequest, LeaseRequest, PauseTarget, SessionItem, SessionLease, SessionRequest,
+    SessionSnapshot, StoreError,
+};
+use toolgate::{
+    AdmissionDecision, Agent, AgentBuilder, CallId, Clock, Event, LazyReceipt, ManualClock,
+    MemoryFs, MemoryStore, Outcome, Replay, ReplayComparison, Row, Session, SessionKey, Store,
+    SystemClock, Tool, Toolgate, ToolgateBuilder,
+};
 use toolgate_json::Digest;
 
 use self::policies::MeterPolicy;
@@ -259,10 +267,7 @@ impl Store for FaultyStore {
         self.check(InjectedFault::TakeDeferred)?;
         self.inner.take_deferred_claim(key, client, tool).await
     }
-    async fn close_client_session(
-        &self,
-        key: &SessionKey,
-    ) -> Result<(), StoreError> {
+    async fn close_client_session(&self, key: &SessionKey) -> Result<(), StoreError> {
         self.inner.close_client_session(key).await
     }
     async fn snapshot(&self, key: &SessionKey) -> Result<(u64, Arc<SessionState>), StoreError> {
@@ -433,8 +438,7 @@ impl TestWorld {
     }
 
     pub(crate) async fn meter_value(&self) -> Decimal {
-        self.store.inner.check_charges(&[meter_charge(0)]).await.unwrap()[0]
-            .unwrap()
+        self.store.inner.check_charges(&[meter_charge(0)]).await.unwrap()[0].unwrap()
     }
 
     /// Describes the state that a failed call must not change.

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use indicatif::ProgressBar;
-use toolgate_store::{Ledger, LedgerEntry, RowFilter};
+use toolgate_store::{LedgerEntry, LedgerReader, RowFilter};
 
 use crate::command::common::{RowFilterArgs, format_count, open_ledger, progress_bar};
 
@@ -20,7 +20,7 @@ pub(crate) fn export(
     let filter = RowFilter { excluded_agent: None, ..filter_args.to_filter() };
     let Some(path) = out else {
         let (mut stdout, _) =
-            write_rows(&ledger, &filter, io::stdout().lock(), &ProgressBar::hidden())?;
+            write_rows(&*ledger, &filter, io::stdout().lock(), &ProgressBar::hidden())?;
         return stdout.flush().map(|()| ExitCode::SUCCESS);
     };
     // A broken pipe is an error here: the reader of a named pipe did not get all rows.
@@ -41,7 +41,7 @@ pub(crate) fn export(
             .mode(0o600)
             .open(path)
             .map_err(with_path)?;
-        write_rows(&ledger, &filter, file, &bar).map_err(with_path)?.1
+        write_rows(&*ledger, &filter, file, &bar).map_err(with_path)?.1
     } else {
         // Write atomically, readable by the owner only. A symbolic link stays a link.
         let target = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
@@ -51,7 +51,7 @@ pub(crate) fn export(
             .unwrap_or(Path::new("."));
         std::fs::metadata(directory).map_err(with_path)?;
         let draft = tempfile::NamedTempFile::new_in(directory).map_err(with_path)?;
-        let (draft, count) = write_rows(&ledger, &filter, draft, &bar).map_err(with_path)?;
+        let (draft, count) = write_rows(&*ledger, &filter, draft, &bar).map_err(with_path)?;
         draft.persist(&target).map_err(|error| with_path(error.error))?;
         count
     };
@@ -74,14 +74,14 @@ fn is_written_in_place(path: &Path) -> io::Result<bool> {
 
 /// Writes the matching rows. Returns the writer and the number of rows.
 fn write_rows<W: Write>(
-    ledger: &Ledger,
+    ledger: &dyn LedgerReader,
     filter: &RowFilter,
     file: W,
     bar: &ProgressBar,
 ) -> io::Result<(W, u64)> {
     let (mut file, mut count, mut failed) = (BufWriter::new(file), 0_u64, None);
     ledger
-        .query(filter, |entry| {
+        .query(filter, &mut |entry| {
             count += 1;
             bar.set_position(count);
             // An error of the output ends the query. It is returned below, with its kind.

@@ -270,7 +270,7 @@ pub(crate) fn settle(
         io::Error::other("missing `--by NAME`: the ledger records who settled the call")
     })?;
     let ledger = open_ledger(store)?;
-    let call = call.resolve(&ledger)?;
+    let call = call.resolve(&*ledger)?;
     let pending_claim = ledger
         .pending_claims(Timestamp::now())
         .map_err(io::Error::other)?
@@ -347,7 +347,9 @@ pub(crate) fn verify_receipt(
     let keys = match (key, &ledger) {
         (key, Some(ledger)) => {
             // Trust the keys of a ledger only if the ledger is intact.
-            match ledger.verify(&TrustRoots { key: key.map(str::to_owned), anchor: None }, |_| ()) {
+            match ledger
+                .verify(&TrustRoots { key: key.map(str::to_owned), anchor: None }, &mut |_| ())
+            {
                 Ok(verified) => verified.keys,
                 Err(flaw) if flaw.unchecked => {
                     return Err(io::Error::other(format!("cannot check the ledger: {flaw}")));

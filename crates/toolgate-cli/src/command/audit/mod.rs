@@ -12,7 +12,7 @@ use std::process::ExitCode;
 
 use clap::Subcommand;
 use toolgate::{CallId, SignedDuration};
-use toolgate_store::{Ledger, LedgerAnchor};
+use toolgate_store::{LedgerAnchor, LedgerReader};
 
 use crate::command::common::{PartialId, RowFilterArgs, at_most_one, parse_duration, parse_number};
 
@@ -200,7 +200,7 @@ impl std::str::FromStr for CallIdArg {
 }
 
 impl CallIdArg {
-    fn resolve(&self, ledger: &Ledger) -> io::Result<CallId> {
+    fn resolve(&self, ledger: &dyn LedgerReader) -> io::Result<CallId> {
         let partial = match self {
             Self::Id(call) => return Ok(*call),
             Self::Partial(partial) => partial,

@@ -9,7 +9,7 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde_json::json;
 use toolgate::{CallId, Decision, Gate, Outcome, Row};
-use toolgate_store::{LatencyPercentiles, Ledger, LedgerEntry, RowFilter};
+use toolgate_store::{LatencyPercentiles, LedgerEntry, LedgerReader, RowFilter};
 
 use super::CallIdArg;
 use crate::command::common::{
@@ -39,7 +39,7 @@ pub(crate) fn query(
         return Ok(ExitCode::SUCCESS);
     }
     if entries.is_empty() {
-        writeln!(out, "{}", filter_args.no_rows_message(&ledger))?;
+        writeln!(out, "{}", filter_args.no_rows_message(&*ledger))?;
         return Ok(ExitCode::SUCCESS);
     }
     print_entries(&mut out, &entries)?;
@@ -138,7 +138,7 @@ pub(crate) fn describe_arguments(row: &Row) -> String {
 }
 
 /// Returns the row of a call, or the draft row of a call whose outcome is unknown.
-pub(crate) fn find_row(call: &CallIdArg, ledger: &Ledger) -> io::Result<Row> {
+pub(crate) fn find_row(call: &CallIdArg, ledger: &dyn LedgerReader) -> io::Result<Row> {
     let call = call.resolve(ledger)?;
     let found_entry = ledger
         .rows_of_call(call)
@@ -155,7 +155,7 @@ pub(crate) fn find_row(call: &CallIdArg, ledger: &Ledger) -> io::Result<Row> {
 }
 
 /// Returns the draft row of a pending call whose process died before it wrote a row.
-fn pending_row(call: CallId, ledger: &Ledger) -> io::Result<Option<Arc<Row>>> {
+fn pending_row(call: CallId, ledger: &dyn LedgerReader) -> io::Result<Option<Arc<Row>>> {
     let pending = ledger.pending_claims(toolgate::Timestamp::now()).map_err(io::Error::other)?;
     Ok(pending.into_iter().find(|intent| intent.call == call).and_then(|intent| intent.row))
 }
@@ -177,7 +177,7 @@ pub(crate) fn show(
     store: Option<&Path>,
 ) -> io::Result<ExitCode> {
     let ledger = open_ledger(store)?;
-    let call = call.resolve(&ledger)?;
+    let call = call.resolve(&*ledger)?;
     let entries = ledger.rows_of_call(call).map_err(io::Error::other)?;
     let call_entry = entries.first().filter(|entry| entry.row.call == call);
     let pruned = if call_entry.is_none() {
@@ -193,7 +193,7 @@ pub(crate) fn show(
         return Ok(ExitCode::SUCCESS);
     }
     if entries.is_empty() {
-        if let Some(row) = pending_row(call, &ledger)? {
+        if let Some(row) = pending_row(call, &*ledger)? {
             let mut out = anstream::stdout().lock();
             // A draft row has no sequence number and no hash.
             if json {
@@ -390,7 +390,7 @@ pub(crate) fn tail(
         print_line(entry, json)?;
     }
     if entries.is_empty() && !json {
-        crate::print_note(&filter_args.no_rows_message(&ledger));
+        crate::print_note(&filter_args.no_rows_message(&*ledger));
     }
     if !follow {
         return Ok(ExitCode::SUCCESS);

@@ -82,6 +82,7 @@ async fn run_script(
     // The demo uses its own clock, so that every run gives the same result.
     let clock = crate::command::demo::tools::accounts_clock(&accounts);
     let gate = if let Some(path) = store {
+        let store = SqliteStore::open_with_clock(path, clock).map_err(io::Error::other)?;
         // A kept ledger needs real times. Another run is another agent, with its own accounts.
         accounts.lock().now = toolgate::Timestamp::now().as_second()
             - 30 * i64::try_from(script::STEPS.len()).unwrap_or(0);
@@ -92,7 +93,6 @@ async fn run_script(
         if runs > 0 {
             name = format!("refund-desk-{}", runs + 1);
         }
-        let store = SqliteStore::open_with_clock(path, clock).map_err(io::Error::other)?;
         Toolgate::builder().store(Arc::new(store))
     } else {
         Toolgate::builder().store(Arc::new(MemoryStore::new().with_clock(clock)))

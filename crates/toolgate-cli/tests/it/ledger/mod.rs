@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use regex::Regex;
 use serde_json::{Value, json};
 
-use crate::lookback::assert_replay_unchanged;
+use crate::replay_check::assert_replay_unchanged;
 use crate::run_toolgate;
 
 /// The ledger of `toolgate demo` in a temporary directory.

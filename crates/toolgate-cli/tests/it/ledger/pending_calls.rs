@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use crate::lookback::assert_replay_unchanged;
+use crate::replay_check::assert_replay_unchanged;
 use crate::run_toolgate;
 
 #[tokio::test]
@@ -18,11 +18,7 @@ async fn audit_show_prints_pending_call_as_json() {
     let past = Timestamp::now().checked_sub(SignedDuration::from_hours(72)).unwrap();
     let clock = std::sync::Arc::new(ManualClock::at(past));
     let store = toolgate_store::SqliteStore::open_with_clock(&path, clock).unwrap();
-    let gate = Toolgate::builder()
-        .store(std::sync::Arc::new(store))
-        .agent(agent)
-        .build()
-        .unwrap();
+    let gate = Toolgate::builder().store(std::sync::Arc::new(store)).agent(agent).build().unwrap();
     let call = gate
         .admit(gate.session("a", "b", "s").prepare("run", json!({"n": 1})).client_id("c"))
         .await

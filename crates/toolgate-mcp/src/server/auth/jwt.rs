@@ -360,7 +360,7 @@ mod tests {
 
     use super::*;
 
-    include!("../../../tests/it/keys.rs");
+    use toolgate_testkit::jwt_keys::{FIRST_KEY, SECOND_KEY};
 
     type TestKeyPair = (&'static str, &'static str, &'static str);
 

@@ -107,13 +107,8 @@ fn running_call_keeps_reservation_after_window() {
     let agent = toolgate::Agent::builder("a")
         .tool(wait.timeout(TEST_TIMEOUT))
         .policy(limit.within(SignedDuration::from_mins(1)));
-    let store =
-        Arc::new(SqliteStore::open_with_clock(desk.ledger_path(), clock.clone()).unwrap());
-    let gate = Toolgate::builder()
-        .agent(agent.build().unwrap())
-        .store(store)
-        .build()
-        .unwrap();
+    let store = Arc::new(SqliteStore::open_with_clock(desk.ledger_path(), clock.clone()).unwrap());
+    let gate = Toolgate::builder().agent(agent.build().unwrap()).store(store).build().unwrap();
     runtime().block_on(async {
         let call = async |n: u32| {
             let answer =
@@ -231,8 +226,7 @@ fn gate_with_external_tool(desk: &LedgerFixture, clock: &Arc<ManualClock>) -> To
         .tool(Tool::external("run", "Runs.", None).open())
         .build()
         .unwrap();
-    let store =
-        Arc::new(SqliteStore::open_with_clock(desk.ledger_path(), clock.clone()).unwrap());
+    let store = Arc::new(SqliteStore::open_with_clock(desk.ledger_path(), clock.clone()).unwrap());
     Toolgate::builder().agent(agent).store(store).build().unwrap()
 }
 

@@ -71,7 +71,7 @@ async fn run_all(
                 Ok(Err(_)) => Err(HookError("it panicked".to_owned())),
                 Err(_) => Err(HookError(format!("it gave no answer within {:?}", hook.timeout()))),
             },
-            () = sleep_until(call_state.deadline) => return Err(ToolError::from_code(error_code::DEADLINE_EXCEEDED, "the deadline of the call admitted while hooks ran").into()),
+            () = sleep_until(call_state.deadline) => return Err(ToolError::from_code(error_code::DEADLINE_EXCEEDED, "the deadline of the call passed while hooks ran").into()),
             () = call_state.cancel.cancelled() => return Err(ToolError::from_code(error_code::CANCELLED, "the call was cancelled before it began").into()),
         };
         // The hook sees the secrets of the call, and its message goes to others.

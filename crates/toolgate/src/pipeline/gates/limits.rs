@@ -37,7 +37,7 @@ pub(crate) async fn run(
         call_state.facts.late = true;
         return Err(ToolError::from_code(
             error_code::DEADLINE_EXCEEDED,
-            "the deadline of the call has admitted",
+            "the deadline of the call has passed",
         )
         .into());
     }

@@ -179,7 +179,7 @@ async fn run_once(
             ended.unwrap_or_else(|panic| Err(panic_failure(&tool.spec.name, panic.as_ref())))
         }
         () = call_state.cancel.cancelled() => Err(Failure::from_code(error_code::CANCELLED, "the call was cancelled while it ran")),
-        () = wait_for_deadline(call_state.deadline, &ctx) => Err(Failure::from_code(error_code::DEADLINE_EXCEEDED, "the deadline of the call admitted while it ran")),
+        () = wait_for_deadline(call_state.deadline, &ctx) => Err(Failure::from_code(error_code::DEADLINE_EXCEEDED, "the deadline of the call passed while it ran")),
         () = sleep_until(timeout) => Err(Failure::from_code(error_code::TIMEOUT, format!("`{}` timed out after {:?}", tool.spec.name, tool.spec.timeout))),
         every = wait_for_missed_heartbeat(&ctx, tool.spec.heartbeat) => Err(Failure::from_code(error_code::HEARTBEAT_MISSED, format!("`{}` sent no heartbeat for {every:?}", tool.spec.name))),
     };
@@ -200,14 +200,14 @@ async fn run_once(
     }
 }
 
-/// Returns a failure if the call was cancelled or its deadline admitted before the start.
+/// Returns a failure if the call was cancelled or its deadline passed before the start.
 fn failure_before_start(call_state: &CallState) -> Option<Failure> {
     let why = if call_state.cancel.is_cancelled() {
         Failure::from_code(error_code::CANCELLED, "the call was cancelled before the tool began")
     } else if call_state.deadline.is_some_and(|deadline| deadline <= Instant::now()) {
         Failure::from_code(
             error_code::DEADLINE_EXCEEDED,
-            "the deadline of the call admitted before the tool began",
+            "the deadline of the call passed before the tool began",
         )
     } else {
         return None;

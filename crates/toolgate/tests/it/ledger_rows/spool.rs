@@ -87,7 +87,9 @@ async fn call_during_outage_does_not_read_whole_spool() {
 /// Checks that two runtimes with one spool file lose no row.
 #[tokio::test]
 async fn runtimes_can_share_one_spool() {
-    let store = std::sync::Arc::new(crate::support::FaultyStore::with_clock(std::sync::Arc::new(toolgate::SystemClock)));
+    let store = std::sync::Arc::new(crate::support::FaultyStore::with_clock(std::sync::Arc::new(
+        toolgate::SystemClock,
+    )));
     let directory = tempfile::tempdir().unwrap();
     let open = || {
         let agent = toolgate::Agent::builder("a").tool(toolgate::builtin::calc()).build().unwrap();

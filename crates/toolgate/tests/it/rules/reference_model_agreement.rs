@@ -192,8 +192,7 @@ async fn compare_with_model(
         let built = agent(|agent| {
             rules.iter().fold(agent, |agent, (name, rule)| attach_rule(agent, name, rule))
         });
-        let gate =
-            crate::support::runtime_builder_at(clock.clone()).agent(built).build_checked();
+        let gate = crate::support::runtime_builder_at(clock.clone()).agent(built).build_checked();
         let mut history: Vec<PastCall> = Vec::new();
         for (n, (pause, step)) in steps.iter().enumerate() {
             clock.advance(SignedDuration::from_secs(*pause));

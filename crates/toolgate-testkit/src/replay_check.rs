@@ -1,5 +1,4 @@
-//! A look back when a test has ended: every call in its ledger, decided again on what was recorded,
-//! comes out the same. The tests of other crates include this file.
+//! Decides every call in the ledger of a test again when the test has ended.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
@@ -8,61 +7,60 @@ use toolgate::{AdmissionDecision, AgentDefinition, Replay, ReplayComparison};
 use toolgate_json::Digest;
 use toolgate_store::{Ledger, RowFilter};
 
-/// How many rows are read at once.
+/// Number of rows that are read at once.
 const ROWS_PER_PAGE: usize = 1_000;
 
 #[derive(Default)]
 struct ReplayCheckReport {
     same: usize,
     changed: Vec<String>,
-    /// What replay says it cannot judge: why, and how often.
+    /// The reasons why calls cannot be decided again, and how often.
     undecidable: BTreeMap<String, usize>,
 }
 
-/// Fails where a call would be decided otherwise now.
-pub(crate) fn assert_replay_unchanged(path: &Path) {
-    // A test that fails has its own reason.
+/// Fails if a call in the ledger would be decided differently now.
+///
+/// # Panics
+/// A decision differs, or the ledger cannot be read.
+pub fn assert_replay_unchanged(path: &Path) {
+    // A failed test has its own message.
     if std::thread::panicking() {
         return;
     }
-    let look = || {
+    let check = || {
         tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
             .unwrap()
             .block_on(replay_ledger(path))
     };
-    // A test may end inside of a runtime, where no other can be waited for.
-    let looked = std::thread::scope(|scope| scope.spawn(look).join());
-    let ReplayCheckReport { same, changed: otherwise, undecidable: unjudged } =
-        looked.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-    println!("{}: {same} calls come out the same, not judged: {unjudged:?}", path.display());
-    assert!(
-        otherwise.is_empty(),
-        "{} is decided otherwise now:\n{}",
-        path.display(),
-        otherwise.join("\n")
-    );
+    // A test may end inside of a runtime, which cannot wait for another one.
+    let report = std::thread::scope(|scope| scope.spawn(check).join());
+    let ReplayCheckReport { same, changed, undecidable } =
+        report.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+    println!("{}: {same} calls are decided the same, undecidable: {undecidable:?}", path.display());
+    let changes = changed.join("\n");
+    assert!(changed.is_empty(), "{} is decided differently now:\n{changes}", path.display());
 }
 
 async fn replay_ledger(path: &Path) -> ReplayCheckReport {
-    let (ledger, mut seen, mut by_config) =
+    let (ledger, mut report, mut by_config) =
         (Ledger::open(path).unwrap(), ReplayCheckReport::default(), HashMap::new());
     let mut filter =
         RowFilter { after_seq: Some(0), limit: Some(ROWS_PER_PAGE), ..RowFilter::default() };
     loop {
         let page = ledger.find(&filter).unwrap();
-        let Some(last) = page.last() else { return seen };
+        let Some(last) = page.last() else { return report };
         filter.after_seq = Some(last.seq);
         for entry in &page {
             let row = &entry.row;
-            // Each by the configuration that decided it, whatever has been in force since.
+            // The configuration that decided the call may not be the current one.
             let replay =
                 by_config.entry(row.config).or_insert_with(|| build_replay(&ledger, row.config));
             match replay.decide(row).await {
-                ReplayComparison::Same => seen.same += 1,
+                ReplayComparison::Same => report.same += 1,
                 ReplayComparison::Differs(now) => {
-                    seen.changed.push(format!(
+                    report.changed.push(format!(
                         "row {}: `{}` was {}, now {now}",
                         entry.seq,
                         row.tool,
@@ -70,7 +68,7 @@ async fn replay_ledger(path: &Path) -> ReplayCheckReport {
                     ));
                 }
                 ReplayComparison::Undecidable(why) | ReplayComparison::Circumstance(why) => {
-                    *seen.undecidable.entry(why).or_default() += 1
+                    *report.undecidable.entry(why).or_default() += 1
                 }
             }
         }
@@ -78,11 +76,10 @@ async fn replay_ledger(path: &Path) -> ReplayCheckReport {
 }
 
 fn build_replay(ledger: &Ledger, config: Digest) -> Replay {
-    // Nobody knew the agent; nobody knows it now.
+    // The agent of the call was unknown.
     if config == Digest::default() {
         return Replay::new([]).unwrap();
     }
-    // A ledger that this version has written can be read by it.
     let text = ledger
         .definition(config)
         .unwrap()

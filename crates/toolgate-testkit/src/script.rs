@@ -14,13 +14,15 @@
 
 use std::sync::Arc;
 
-use toolgate::{Agent, AgentBuildError, ManualClock, MemoryStore, SignedDuration, Timestamp, Toolgate};
+use toolgate::{
+    Agent, AgentBuildError, ManualClock, MemoryStore, SignedDuration, Timestamp, Toolgate,
+};
 
 /// The start time of the scripts.
 const SCRIPT_START_TIME: &str = "2026-03-02T09:00:00Z";
 
 /// Builds a gate with this agent, and the clock that the script controls.
-pub(crate) fn build_gate(
+pub fn build_gate(
     agent: Agent,
 ) -> Result<(Toolgate, Arc<ManualClock>), Box<dyn std::error::Error>> {
     let clock = Arc::new(ManualClock::at(SCRIPT_START_TIME.parse::<Timestamp>()?));
@@ -29,8 +31,10 @@ pub(crate) fn build_gate(
 }
 
 /// Runs a script and prints it.
-#[cfg_attr(test, expect(dead_code, reason = "tests run the script themselves"))]
-pub(crate) async fn run_and_print(
+///
+/// # Errors
+/// The agent cannot be built, or a result differs from the script.
+pub async fn run_and_print(
     agent: Result<Agent, AgentBuildError>,
     script: &str,
 ) -> Result<(), Box<dyn std::error::Error>> {
@@ -44,15 +48,17 @@ pub(crate) async fn run_and_print(
 
 /// The result of a script.
 #[derive(Debug, Default)]
-pub(crate) struct ScriptResult {
-    pub(crate) allowed: usize,
-    pub(crate) refused: usize,
+pub struct ScriptResult {
+    /// The number of calls that ran.
+    pub allowed: usize,
+    /// The number of calls that were denied.
+    pub refused: usize,
     /// Lines whose result differs from the expected one.
-    pub(crate) mismatches: Vec<String>,
+    pub mismatches: Vec<String>,
 }
 
 /// Runs a script, and passes each line and its result to `report`.
-pub(crate) async fn run_script(
+pub async fn run_script(
     gate: &Toolgate,
     agent: &str,
     clock: &Arc<ManualClock>,

@@ -4,24 +4,31 @@
 
 use serde::{Deserialize, Serialize};
 
-pub(crate) fn median(mut values: Vec<f64>) -> f64 {
+/// Returns the median of some values.
+pub fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     values[values.len() / 2]
 }
 
+/// One result.
 #[derive(Serialize, Deserialize)]
-pub(crate) struct BenchLine {
-    pub(crate) name: String,
-    pub(crate) value: f64,
-    pub(crate) unit: String,
-    pub(crate) floor: f64,
-    pub(crate) ratio: f64,
-    pub(crate) note: String,
+pub struct BenchLine {
+    /// What is measured.
+    pub name: String,
+    /// The measured value.
+    pub value: f64,
+    /// The unit of the value.
+    pub unit: String,
+    /// The value of the floor in the same run.
+    pub floor: f64,
+    /// The value divided by its floor.
+    pub ratio: f64,
+    /// What the floor is.
+    pub note: String,
 }
 
-#[expect(clippy::allow_attributes, reason = "not every benchmark measures in µs")]
-#[allow(dead_code, reason = "not every benchmark measures in µs")]
-pub(crate) fn line(name: &str, values: Vec<f64>, floors: Vec<f64>, note: &str) -> BenchLine {
+/// Builds a line in microseconds from samples in nanoseconds.
+pub fn line(name: &str, values: Vec<f64>, floors: Vec<f64>, note: &str) -> BenchLine {
     let (value, floor) = (median(values) / 1_000.0, median(floors) / 1_000.0);
     let round = |x: f64| (x * 1_000.0).round() / 1_000.0;
     BenchLine {
@@ -35,7 +42,7 @@ pub(crate) fn line(name: &str, values: Vec<f64>, floors: Vec<f64>, note: &str) -
 }
 
 /// Prints lines, and writes them to `target/bench.json`.
-pub(crate) fn write_lines(lines: Vec<BenchLine>) {
+pub fn write_lines(lines: Vec<BenchLine>) {
     println!("{:<28} {:>10} {:>10} {:<6} {:>7}  note", "name", "value", "floor", "unit", "ratio");
     for line in &lines {
         println!(
@@ -50,9 +57,7 @@ pub(crate) fn write_lines(lines: Vec<BenchLine>) {
 }
 
 /// Removes a line of an earlier run that this run could not measure.
-#[expect(clippy::allow_attributes, reason = "most benchmarks can always be run")]
-#[allow(dead_code, reason = "most benchmarks can always be run")]
-pub(crate) fn remove_line(name: &str) {
+pub fn remove_line(name: &str) {
     update_lines(|all| all.retain(|old| old.name != name));
 }
 
@@ -63,6 +68,5 @@ fn update_lines(how: impl FnOnce(&mut Vec<BenchLine>)) {
         .and_then(|old| serde_json::from_slice(&old).ok())
         .unwrap_or_default();
     how(&mut all);
-    std::fs::write(&path, serde_json::to_vec_pretty(&all).unwrap())
-        .expect("target/bench.json can be written");
+    std::fs::write(&path, serde_json::to_vec_pretty(&all).unwrap()).unwrap();
 }
