@@ -231,7 +231,7 @@ async fn program_cannot_forge_sandbox_failure() {
         ("internal_fault", toolgate::CallEffects::None),
         "{error:?}"
     );
-    assert!(error.message.contains("toolgate sandbox: there is no program"), "{error:?}");
+    assert!(error.message.contains("does not exist"), "{error:?}");
 }
 
 #[tokio::test]

@@ -67,10 +67,10 @@ impl<'c> CallClient<'c> {
     }
 
     /// Sends a notification. A slow client does not delay the call.
-    pub(crate) async fn notify(&self, said: ServerNotification) {
+    pub(crate) async fn notify(&self, notification: ServerNotification) {
         match self.channel {
-            ClientChannel::Peer(peer) => drop(peer.send_notification(said).await),
-            ClientChannel::ResponseStream(answer) => drop(answer.try_send(said)),
+            ClientChannel::Peer(peer) => drop(peer.send_notification(notification).await),
+            ClientChannel::ResponseStream(answer) => drop(answer.try_send(notification)),
         }
     }
 }
@@ -83,45 +83,49 @@ pub(crate) fn missing_capability_error(
     answer: &Answer,
     client: &CallClient<'_>,
 ) -> Option<ErrorData> {
-    let (error, word) = (answer.outcome.error()?, ErrorCode::MISSING_REQUIRED_CLIENT_CAPABILITY);
-    let said = error.upstream.as_ref().filter(|_| client.is_modern)?;
-    if said.get("code").and_then(Value::as_i64) != Some(i64::from(word.0)) {
+    let (error, code) = (answer.outcome.error()?, ErrorCode::MISSING_REQUIRED_CLIENT_CAPABILITY);
+    let upstream_error = error.upstream.as_ref().filter(|_| client.is_modern)?;
+    if upstream_error.get("code").and_then(Value::as_i64) != Some(i64::from(code.0)) {
         return None;
     }
-    let mut has =
+    let mut supported =
         serde_json::to_value(client.capabilities.clone().unwrap_or_default()).unwrap_or_default();
     // An empty `elicitation` capability means forms.
-    if let Some(asks) =
-        has.get_mut("elicitation").and_then(Value::as_object_mut).filter(|asks| asks.is_empty())
+    if let Some(elicitation) = supported
+        .get_mut("elicitation")
+        .and_then(Value::as_object_mut)
+        .filter(|elicitation| elicitation.is_empty())
     {
-        asks.insert("form".to_owned(), json!({}));
+        elicitation.insert("form".to_owned(), json!({}));
     }
     // Removes the capabilities that the client has.
-    let lacks = missing_capabilities(
-        said.pointer("/data/requiredCapabilities").filter(|needs| needs.is_object())?,
-        &has,
+    let missing = missing_capabilities(
+        upstream_error
+            .pointer("/data/requiredCapabilities")
+            .filter(|required| required.is_object())?,
+        &supported,
         MAX_CAPABILITY_DEPTH,
     )?;
     let mut data = malformed_call::error_contract(&error.message, Some(answer));
-    data.as_object_mut()?.insert("requiredCapabilities".to_owned(), lacks);
-    Some(ErrorData::new(word, error.message.clone(), Some(data)))
+    data.as_object_mut()?.insert("requiredCapabilities".to_owned(), missing);
+    Some(ErrorData::new(code, error.message.clone(), Some(data)))
 }
 
 /// Returns the missing parts of a capability, or `None` if it is complete.
 ///
 /// The result has names only, because values are text of the upstream.
-fn missing_capabilities(needs: &Value, has: &Value, depth: u8) -> Option<Value> {
-    let is_not = |value: &Value| matches!(value, Value::Null | Value::Bool(false));
-    if is_not(needs) {
+fn missing_capabilities(required: &Value, supported: &Value, depth: u8) -> Option<Value> {
+    let is_absent = |value: &Value| matches!(value, Value::Null | Value::Bool(false));
+    if is_absent(required) {
         return None;
     }
-    let parts = needs.as_object().filter(|_| depth > 0).into_iter().flatten();
-    let lacks = parts.filter_map(|(name, part)| {
-        let there = has.get(name.as_str()).unwrap_or(&Value::Null);
-        Some((name.clone(), missing_capabilities(part, there, depth.saturating_sub(1))?))
+    let parts = required.as_object().filter(|_| depth > 0).into_iter().flatten();
+    let missing = parts.filter_map(|(name, part)| {
+        let supported_part = supported.get(name.as_str()).unwrap_or(&Value::Null);
+        Some((name.clone(), missing_capabilities(part, supported_part, depth.saturating_sub(1))?))
     });
-    let lacks: JsonObject = lacks.collect();
-    (is_not(has) || !lacks.is_empty()).then_some(Value::Object(lacks))
+    let missing: JsonObject = missing.collect();
+    (is_absent(supported) || !missing.is_empty()).then_some(Value::Object(missing))
 }
 
 #[cfg(test)]
@@ -130,7 +134,7 @@ mod tests {
 
     #[test]
     fn missing_capabilities_have_names_only() {
-        for (needs, has, lacks) in [
+        for (required, supported, missing) in [
             (json!({"sampling": {}}), json!({}), Some(json!({"sampling": {}}))),
             (json!({"sampling": {}}), json!({"sampling": {}}), None),
             (
@@ -152,9 +156,9 @@ mod tests {
             (json!({}), json!({}), None),
         ] {
             assert_eq!(
-                missing_capabilities(&needs, &has, MAX_CAPABILITY_DEPTH),
-                lacks,
-                "{needs} {has}"
+                missing_capabilities(&required, &supported, MAX_CAPABILITY_DEPTH),
+                missing,
+                "{required} {supported}"
             );
         }
     }

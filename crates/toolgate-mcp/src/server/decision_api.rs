@@ -76,12 +76,13 @@ pub(crate) async fn handle_decision_request(
             json!({"error": "unknown path; use /v1/calls/check or /v1/calls/report"}),
         ));
     }
-    let (asked, raw) = DecisionRequest::parse(text, running).map_err(|no| no.response(None))?;
-    let named = asked.call_names();
-    let taken = asked.into_call(raw, running, verb, caller, parts);
+    let (request, raw) =
+        DecisionRequest::parse(text, running).map_err(|error| error.response(None))?;
+    let names = request.call_names();
+    let parsed = request.into_call(raw, running, verb, caller, parts);
     // Only a check must repeat the approved arguments. If a report has other arguments, the
     // difference is recorded.
-    let taken = match taken {
+    let parsed = match parsed {
         Ok((call, None)) if call.approval.is_some() => {
             match has_unapproved_arguments(running, &call).await {
                 true => Err(ApiError::invalid(
@@ -90,12 +91,12 @@ pub(crate) async fn handle_decision_request(
                 false => Ok((call, None)),
             }
         }
-        taken => taken,
+        parsed => parsed,
     };
-    match taken {
+    match parsed {
         Ok((call, None)) => Ok(match running.runtime.admit(call).await {
-            Ok(kept) => {
-                json!({"decision": "allow", "callId": kept.call.to_string(), "arguments": kept.arguments.value()})
+            Ok(admitted) => {
+                json!({"decision": "allow", "callId": admitted.call.to_string(), "arguments": admitted.arguments.value()})
             }
             Err(answer) => denial_response(&answer),
         }),
@@ -105,7 +106,7 @@ pub(crate) async fn handle_decision_request(
                 json!({"callId": answer.call.to_string(), "outcome": answer.outcome.to_json(), "receipt": answer.receipt()}),
             )
         }
-        Err(no) => Err(no.record(running, caller, named).await),
+        Err(error) => Err(error.record(running, caller, names).await),
     }
 }
 
@@ -148,15 +149,15 @@ impl ApiError {
     /// Builds the error response.
     fn response(self, answer: Option<&Answer>) -> ApiErrorResponse {
         let why = malformed_call::truncate_reason(&self.reason);
-        let mut told = malformed_call::error_contract(&why, answer);
-        if let Some(fields) = told.as_object_mut() {
+        let mut body = malformed_call::error_contract(&why, answer);
+        if let Some(fields) = body.as_object_mut() {
             fields.insert("error".to_owned(), why.into());
         }
-        (self.status, told)
+        (self.status, body)
     }
 }
 
-/// What a readable body names, for the row of a rejected call.
+/// Names in a readable request body, for the row of a rejected call.
 struct CallNames {
     id: String,
     tool: String,
@@ -188,7 +189,7 @@ fn find_invalid_field(body: &Value) -> Option<String> {
             "arguments" | "result" => None,
             "error" => {
                 let part = |name: &str| value.get(name).unwrap_or(&null);
-                let known = part("effects").as_str().is_some_and(|said| effects.contains(&said));
+                let known = part("effects").as_str().is_some_and(|effect| effects.contains(&effect));
                 let fits = part("message").is_string() && (known || part("effects").is_null());
                 let only = value.as_object().is_some_and(|parts| parts.keys().all(|name| matches!(name.as_str(), "message" | "effects")));
                 let wrong = !(value.is_null() || (fits && only));
@@ -214,27 +215,27 @@ impl DecisionRequest {
         text: &[u8],
         running: &ActiveConfig,
     ) -> Result<(Self, Option<RawArguments>), ApiError> {
-        let (bounds, unread) =
+        let (bounds, read_error) =
             (message_bounds(running.settings.max_request_bytes), |why: String| {
                 ApiError::invalid(format!("cannot read the body: {why}"))
             });
         let (value, raw) = match toolgate_json::parse(text, &bounds) {
             Ok(value) => (value, None),
             Err(error) => {
-                let parted = parse_message::split_arguments(text);
-                let parted = parted.and_then(|(rest, raw)| {
+                let split = parse_message::split_arguments(text);
+                let split = split.and_then(|(rest, raw)| {
                     Some((toolgate_json::parse(&rest, &bounds).ok()?, Some(raw)))
                 });
-                parted.ok_or_else(|| unread(error.message))?
+                split.ok_or_else(|| read_error(error.message))?
             }
         };
         if let Some(why) = find_invalid_field(&value) {
-            return Err(unread(why));
+            return Err(read_error(why));
         }
         // The message of serde would quote the value, which may be a secret.
-        let asked = serde_json::from_value(value)
-            .map_err(|_| unread("a field has an invalid value".to_owned()))?;
-        Ok((asked, raw))
+        let request = serde_json::from_value(value)
+            .map_err(|_| read_error("a field has an invalid value".to_owned()))?;
+        Ok((request, raw))
     }
 
     fn call_names(&self) -> CallNames {

@@ -61,24 +61,28 @@ impl DefaultSessions {
         principal: &str,
         agent: &str,
         idle: Duration,
-        parked: &SuspendedCalls,
+        suspended: &SuspendedCalls,
     ) -> String {
-        let mut talks = lock(&self.0);
-        if talks.len() > MAX_SESSIONS_BEFORE_CLEANUP {
+        let mut sessions = lock(&self.0);
+        if sessions.len() > MAX_SESSIONS_BEFORE_CLEANUP {
             // A suspended call may still need its session.
-            talks.retain(|_, talk| !talk.is_expired(idle.max(SUSPENDED_CALL_TTL)));
+            sessions.retain(|_, session| !session.is_expired(idle.max(SUSPENDED_CALL_TTL)));
         }
-        let talk = talks
+        let session = sessions
             .entry((principal.to_owned(), agent.to_owned()))
             .or_insert_with(DefaultSession::start);
         // A client that answers a question returns to the session of its suspended call.
-        if talk.is_expired(idle)
-            && !parked.has_suspended_in(&SessionKey::new(agent, principal, talk.name.as_str()))
+        if session.is_expired(idle)
+            && !suspended.has_suspended_in(&SessionKey::new(
+                agent,
+                principal,
+                session.name.as_str(),
+            ))
         {
-            *talk = DefaultSession::start();
+            *session = DefaultSession::start();
         }
-        talk.touch();
-        talk.name.clone()
+        session.touch();
+        session.name.clone()
     }
 
     /// Keeps a session alive for a call, if it is a generated one.
@@ -86,8 +90,8 @@ impl DefaultSessions {
         if !key.session.starts_with(DEFAULT_SESSION_PREFIX) {
             return None;
         }
-        let talks = lock(&self.0);
-        let talk = talks.get(&(key.principal.to_string(), key.agent.to_string()))?;
-        (*talk.name == *key.session).then(|| DefaultSessionGuard(Arc::clone(talk)))
+        let sessions = lock(&self.0);
+        let session = sessions.get(&(key.principal.to_string(), key.agent.to_string()))?;
+        (*session.name == *key.session).then(|| DefaultSessionGuard(Arc::clone(session)))
     }
 }

@@ -68,7 +68,7 @@ pub(crate) fn can_client_approve(
     effect: Option<Effect>,
 ) -> bool {
     let named =
-        approval.approvers.iter().all(|people| people.iter().any(|who| who == CLIENT_APPROVER));
+        approval.approvers.iter().all(|people| people.iter().any(|name| name == CLIENT_APPROVER));
     let all_named = approval.approvers.len() == approval.asked_by.len();
     named && (all_named || effect.is_some_and(|effect| effect != Effect::Destructive))
 }
@@ -79,12 +79,12 @@ pub(crate) struct ClientQuestions(Mutex<HashMap<ProgressToken, QuestionOrigin>>)
 
 impl ClientQuestions {
     /// Forwards progress of a client to the asker.
-    pub(crate) async fn forward_progress(&self, mut said: ProgressNotificationParam) {
-        let asker = lock(&self.0).get(&said.progress_token).cloned();
-        if let Some((upstream, token)) = asker.filter(|_| is_within_notification_limit(&said)) {
-            said.progress_token = token;
-            said.meta = said.meta.map(crate::mcp_convert::strip_notification_meta);
-            let _ = upstream.notify_progress(said).await;
+    pub(crate) async fn forward_progress(&self, mut progress: ProgressNotificationParam) {
+        let asker = lock(&self.0).get(&progress.progress_token).cloned();
+        if let Some((upstream, token)) = asker.filter(|_| is_within_notification_limit(&progress)) {
+            progress.progress_token = token;
+            progress.meta = progress.meta.map(crate::mcp_convert::strip_notification_meta);
+            let _ = upstream.notify_progress(progress).await;
         }
     }
 }
@@ -101,7 +101,7 @@ impl Drop for ClientQuestionGuard<'_> {
     fn drop(&mut self) {
         lock(&self.questions.0).remove(&self.token);
         if let (Some(id), Ok(runtime)) = (self.id.take(), Handle::try_current()) {
-            let (peer, why) = (self.peer.clone(), "the answer is no longer needed".to_owned());
+            let (peer, why) = (self.peer.clone(), "the answer is not needed any more".to_owned());
             runtime.spawn(async move {
                 drop(
                     peer.notify_cancelled(CancelledNotificationParam::new(Some(id), Some(why)))
@@ -146,7 +146,7 @@ pub(crate) async fn ask_user(
     )
     .await?
     {
-        ClientResult::ElicitResult(said) => Ok(said),
+        ClientResult::ElicitResult(result) => Ok(result),
         _ => Err(ServiceError::UnexpectedResponse),
     }
 }
@@ -154,11 +154,11 @@ pub(crate) async fn ask_user(
 /// Sends a client's answer to the asker, unless the asker stops waiting.
 async fn forward_answer<T>(
     mut reply: ReplySender<T>,
-    said: impl Future<Output = Result<T, ErrorData>>,
+    answer: impl Future<Output = Result<T, ErrorData>>,
 ) {
     tokio::select! {
         biased;
-        said = said => reply.send(said),
+        answer = answer => reply.send(answer),
         () = reply.closed() => {}
     }
 }
@@ -172,14 +172,15 @@ async fn ask_and_forward<T: Serialize + DeserializeOwned + Clone>(
     read: impl FnOnce(ClientResult) -> Option<T>,
 ) {
     let asker = reply.origin.take();
-    let said = async {
-        let said = request_answer(request, asker, peer, questions).await;
-        said.and_then(|said| {
-            read(said).map(strip_reserved_keys_deep).ok_or(ServiceError::UnexpectedResponse)
-        })
-        .map_err(client_error)
+    let answer = async {
+        let answer = request_answer(request, asker, peer, questions).await;
+        answer
+            .and_then(|answer| {
+                read(answer).map(strip_reserved_keys_deep).ok_or(ServiceError::UnexpectedResponse)
+            })
+            .map_err(client_error)
     };
-    forward_answer(reply, said).await;
+    forward_answer(reply, answer).await;
 }
 
 /// Forwards an upstream's question to a client of an earlier revision, during its request.
@@ -190,8 +191,9 @@ pub(crate) async fn forward_question(
 ) {
     match question {
         UpstreamEvent::Elicit(params, reply) => {
-            let read =
-                |said| if let ClientResult::ElicitResult(said) = said { Some(said) } else { None };
+            let read = |result| {
+                if let ClientResult::ElicitResult(result) = result { Some(result) } else { None }
+            };
             ask_and_forward(
                 ServerRequest::ElicitRequest(ElicitRequest::new(*params)),
                 reply,
@@ -202,8 +204,12 @@ pub(crate) async fn forward_question(
             .await;
         }
         UpstreamEvent::Sample(params, reply) => {
-            let read = |said| {
-                if let ClientResult::CreateMessageResult(said) = said { Some(*said) } else { None }
+            let read = |result| {
+                if let ClientResult::CreateMessageResult(result) = result {
+                    Some(*result)
+                } else {
+                    None
+                }
             };
             ask_and_forward(
                 ServerRequest::CreateMessageRequest(CreateMessageRequest::new(*params)),
@@ -215,8 +221,8 @@ pub(crate) async fn forward_question(
             .await;
         }
         UpstreamEvent::Roots(reply) => {
-            let read = |said| {
-                if let ClientResult::ListRootsResult(said) = said { Some(said) } else { None }
+            let read = |result| {
+                if let ClientResult::ListRootsResult(result) = result { Some(result) } else { None }
             };
             ask_and_forward(
                 ServerRequest::ListRootsRequest(ListRootsRequest::default()),
@@ -240,7 +246,7 @@ async fn ask_in_sequence(
     peer: &Peer<RoleServer>,
     questions: &ClientQuestions,
 ) -> Result<InputResponses, ErrorData> {
-    let unread = |_| ErrorData::internal_error("cannot forward the client's answer", None);
+    let forward_error = |_| ErrorData::internal_error("cannot forward the client's answer", None);
     let mut responses = InputResponses::new();
     for (key, request) in requests {
         let request = match request {
@@ -249,14 +255,14 @@ async fn ask_in_sequence(
             InputRequest::ListRoots(request) => ServerRequest::ListRootsRequest(request),
             _ => return Err(ErrorData::invalid_request("unsupported input request", None)),
         };
-        let said =
+        let answer =
             match request_answer(request, None, peer, questions).await.map_err(client_error)? {
-                ClientResult::ElicitResult(said) => serde_json::to_value(said),
-                ClientResult::CreateMessageResult(said) => serde_json::to_value(said),
-                ClientResult::ListRootsResult(said) => serde_json::to_value(said),
+                ClientResult::ElicitResult(answer) => serde_json::to_value(answer),
+                ClientResult::CreateMessageResult(answer) => serde_json::to_value(answer),
+                ClientResult::ListRootsResult(answer) => serde_json::to_value(answer),
                 _ => return Err(client_error(ServiceError::UnexpectedResponse)),
             };
-        responses.insert(key, said.map_err(unread)?);
+        responses.insert(key, answer.map_err(forward_error)?);
     }
     Ok(responses)
 }
@@ -265,12 +271,12 @@ async fn ask_in_sequence(
 ///
 /// A client that names neither forms nor URLs supports forms.
 pub(crate) fn can_elicit(params: &ElicitRequestParams, capabilities: &ClientCapabilities) -> bool {
-    let Some(can) = &capabilities.elicitation else { return false };
+    let Some(modes) = &capabilities.elicitation else { return false };
     match params {
         ElicitRequestParams::FormElicitationParams { .. } => {
-            can.form.is_some() || can.url.is_none()
+            modes.form.is_some() || modes.url.is_none()
         }
-        ElicitRequestParams::UrlElicitationParams { .. } => can.url.is_some(),
+        ElicitRequestParams::UrlElicitationParams { .. } => modes.url.is_some(),
         _ => false,
     }
 }
@@ -278,7 +284,7 @@ pub(crate) fn can_elicit(params: &ElicitRequestParams, capabilities: &ClientCapa
 /// Returns whether a client supports this kind of question.
 pub(crate) fn can_answer(question: &UpstreamEvent, capabilities: &ClientCapabilities) -> bool {
     let can = |request: &InputRequest| match request {
-        InputRequest::Elicitation(asked) => can_elicit(&asked.params, capabilities),
+        InputRequest::Elicitation(request) => can_elicit(&request.params, capabilities),
         InputRequest::CreateMessage(_) => capabilities.sampling.is_some(),
         InputRequest::ListRoots(_) => capabilities.roots.is_some(),
         _ => false,
@@ -305,18 +311,18 @@ pub(crate) fn decline_question(question: UpstreamEvent) {
 }
 
 /// Sends a client's answer to the upstream.
-pub(crate) fn answer_upstream(asked: UpstreamEvent, said: Value) {
-    let unread = || ErrorData::invalid_params("cannot read the client's answer", None);
-    let said = strip_reserved_keys_deep(said);
-    match asked {
+pub(crate) fn answer_upstream(question: UpstreamEvent, answer: Value) {
+    let invalid_answer = || ErrorData::invalid_params("cannot read the client's answer", None);
+    let answer = strip_reserved_keys_deep(answer);
+    match question {
         UpstreamEvent::Elicit(_, reply) => {
-            reply.send(serde_json::from_value(said).map_err(|_| unread()))
+            reply.send(serde_json::from_value(answer).map_err(|_| invalid_answer()))
         }
         UpstreamEvent::Sample(_, reply) => {
-            reply.send(serde_json::from_value(said).map_err(|_| unread()))
+            reply.send(serde_json::from_value(answer).map_err(|_| invalid_answer()))
         }
         UpstreamEvent::Roots(reply) => {
-            reply.send(serde_json::from_value(said).map_err(|_| unread()))
+            reply.send(serde_json::from_value(answer).map_err(|_| invalid_answer()))
         }
         UpstreamEvent::Inputs(..) | UpstreamEvent::Progress(_) | UpstreamEvent::Log(_) => {}
     }
@@ -359,7 +365,7 @@ mod tests {
             arguments: Value::Null,
             shown: Value::Null,
             asked_by: vec!["rule".to_owned()],
-            approvers: approver.iter().map(|who| vec![(*who).to_owned()]).collect(),
+            approvers: approver.iter().map(|name| vec![(*name).to_owned()]).collect(),
             reason: String::new(),
             asked_at: toolgate::Timestamp::UNIX_EPOCH,
             expires: toolgate::Timestamp::UNIX_EPOCH,
@@ -422,7 +428,7 @@ mod tests {
 
     #[test]
     fn client_approves_destructive_calls_only_if_all_rules_name_it() {
-        for (approver, effect, left) in [
+        for (approver, effect, expected) in [
             (None, Some(Effect::Write), true),
             (None, Some(Effect::Destructive), false),
             // The tool was removed while the question was open.
@@ -433,7 +439,7 @@ mod tests {
         ] {
             assert_eq!(
                 can_client_approve(&approval(approver), effect),
-                left,
+                expected,
                 "{approver:?} {effect:?}"
             );
         }

@@ -2,7 +2,6 @@
 //!
 //! The pipeline makes all decisions.
 
-use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -21,9 +20,6 @@ use crate::server::elicitation::ClientQuestions;
 use crate::server::identity;
 use crate::server::identity::StdioIdentity;
 use crate::server::tool_call::CallClient;
-
-/// Maximum number of entries on a page of a list.
-const MAX_PAGE_ENTRIES: usize = 200;
 
 /// MCP server handler of one connection.
 pub(crate) struct McpServer {
@@ -75,7 +71,7 @@ impl McpServer {
         }
     }
 
-    fn principal_and_agent(
+    pub(super) fn principal_and_agent(
         &self,
         running: &ActiveConfig,
         context: &RequestContext<RoleServer>,
@@ -87,7 +83,7 @@ impl McpServer {
     /// Returns the agent of a request that is not a call.
     ///
     /// A pause that stops calls also stops these requests.
-    async fn authorize_read(
+    pub(super) async fn authorize_read(
         &self,
         running: &ActiveConfig,
         context: &RequestContext<RoleServer>,
@@ -122,15 +118,15 @@ impl McpServer {
         };
         let mut instructions = Vec::new();
         for link in links() {
-            let offer = link.catalog();
-            if link.upstream.exposes_prompts && offer.capabilities.prompts.is_some() {
+            let catalog = link.catalog();
+            if link.upstream.exposes_prompts && catalog.capabilities.prompts.is_some() {
                 capabilities.prompts =
                     Some(with_list_changed(PromptsCapability::default(), |prompts| {
                         &mut prompts.list_changed
                     }));
             }
             if link.upstream.exposes_resources
-                && let Some(theirs) = &offer.capabilities.resources
+                && let Some(theirs) = &catalog.capabilities.resources
             {
                 let subscribe = theirs.subscribe == Some(true)
                     || capabilities
@@ -144,21 +140,21 @@ impl McpServer {
                 capabilities.resources = Some(ours);
             }
             if (link.upstream.exposes_prompts || link.upstream.exposes_resources)
-                && offer.capabilities.completions.is_some()
+                && catalog.capabilities.completions.is_some()
             {
                 capabilities.completions = Some(JsonObject::new());
             }
-            if offer.capabilities.logging.is_some() {
+            if catalog.capabilities.logging.is_some() {
                 capabilities.logging = Some(JsonObject::new());
             }
             // The model may read the instructions of an upstream only if the configuration opens
             // the upstream as a whole.
             if link.upstream.undeclared == toolgate_config::UndeclaredToolPolicy::Open {
                 instructions.extend(
-                    offer
+                    catalog
                         .instructions
                         .clone()
-                        .filter(|words| crate::upstream::is_harmless_text(words)),
+                        .filter(|text| crate::upstream::is_harmless_text(text)),
                 );
             }
         }
@@ -181,24 +177,6 @@ fn with_list_changed<T>(
 ) -> T {
     *list_changed(&mut capability) = Some(true);
     capability
-}
-
-/// Returns one page of a list and the cursor of the next page.
-fn paginate<T: Clone>(
-    all: &[T],
-    request: Option<&PaginatedRequestParams>,
-) -> Result<(Vec<T>, Option<String>), ErrorData> {
-    let begin = match request.and_then(|request| request.cursor.as_deref()) {
-        None => 0,
-        Some(cursor) => cursor
-            .parse::<usize>()
-            .ok()
-            .filter(|at| *at <= all.len())
-            .ok_or_else(|| ErrorData::invalid_params("unknown cursor", None))?,
-    };
-    let part: Vec<T> = all.iter().skip(begin).take(MAX_PAGE_ENTRIES).cloned().collect();
-    let next = begin + part.len();
-    Ok((part, (next < all.len()).then(|| next.to_string())))
 }
 
 /// Converts an error of an upstream for the client.
@@ -259,26 +237,7 @@ impl ServerHandler for McpServer {
         request: Option<PaginatedRequestParams>,
         context: RequestContext<RoleServer>,
     ) -> Result<ListToolsResult, ErrorData> {
-        let running = self.gateway.active_config();
-        let (principal, name) = self.principal_and_agent(&running, &context)?;
-        let agent = running
-            .runtime
-            .agent(&name)
-            .ok_or_else(|| ErrorData::invalid_request("unknown agent", None))?;
-        let specs: Vec<_> =
-            agent.tools_for(&principal).filter(|spec| !spec.is_run_by_client()).collect();
-        let (specs, next) = paginate(&specs, request.as_ref())?;
-        let tools = specs.into_iter().map(|spec| {
-            let remote =
-                running.exposed.get(&(name.clone(), spec.name().to_owned())).and_then(|one| {
-                    let link = running.upstreams.supervisor(&one.upstream)?;
-                    link.catalog().tools.iter().find(|tool| tool.name == one.tool).cloned()
-                });
-            mcp_convert::render_tool(spec, remote.as_ref())
-        });
-        let mut result = ListToolsResult::with_all_items(tools.collect());
-        result.next_cursor = next;
-        Ok(result)
+        self.tools_page(request, &context).await
     }
 
     async fn call_tool(
@@ -305,10 +264,10 @@ impl ServerHandler for McpServer {
 
     async fn on_progress(
         &self,
-        said: ProgressNotificationParam,
+        progress: ProgressNotificationParam,
         _: NotificationContext<RoleServer>,
     ) {
-        self.questions.forward_progress(said).await;
+        self.questions.forward_progress(progress).await;
     }
 
     fn get_tool(&self, name: &str) -> Option<Tool> {
@@ -326,35 +285,7 @@ impl ServerHandler for McpServer {
         request: Option<PaginatedRequestParams>,
         context: RequestContext<RoleServer>,
     ) -> Result<ListPromptsResult, ErrorData> {
-        let running = self.gateway.active_config();
-        let agent = self.authorize_read(&running, &context).await?;
-        let links = running
-            .upstreams_by_agent
-            .get(&agent)
-            .into_iter()
-            .flatten()
-            .filter(|link| link.upstream.exposes_prompts);
-        let offers: Vec<_> = links.map(|link| (link, link.catalog())).collect();
-        let (mut names, mut found) = (HashSet::new(), Vec::new());
-        for (link, offer) in &offers {
-            for prompt in &offer.prompts {
-                let name = format!("{}{}", link.upstream.prefix, prompt.name);
-                // Of several prompts with one name, `get_prompt` uses the first.
-                if names.insert(name.clone()) {
-                    found.push((name, prompt));
-                }
-            }
-        }
-        let (found, next) = paginate(&found, request.as_ref())?;
-        let named = found.into_iter().map(|(name, prompt)| {
-            let mut prompt = prompt.clone();
-            prompt.name = name;
-            prompt.meta = prompt.meta.map(mcp_convert::strip_reserved_keys);
-            prompt
-        });
-        let mut result = ListPromptsResult::with_all_items(named.collect());
-        result.next_cursor = next;
-        Ok(result)
+        self.prompts_page(request, &context).await
     }
 
     async fn get_prompt(
@@ -378,9 +309,9 @@ impl ServerHandler for McpServer {
                 result.meta = result.meta.map(mcp_convert::strip_result_meta);
                 Ok(GetPromptResponse::Complete(result))
             }
-            ServerResult::InputRequiredResult(asked) => {
-                Ok(GetPromptResponse::InputRequired(mcp_convert::check_input_request(asked)?))
-            }
+            ServerResult::InputRequiredResult(input_required) => Ok(
+                GetPromptResponse::InputRequired(mcp_convert::check_input_request(input_required)?),
+            ),
             _ => Err(client_error(ServiceError::UnexpectedResponse)),
         }
     }
@@ -390,35 +321,7 @@ impl ServerHandler for McpServer {
         request: Option<PaginatedRequestParams>,
         context: RequestContext<RoleServer>,
     ) -> Result<ListResourcesResult, ErrorData> {
-        let running = self.gateway.active_config();
-        let agent = self.authorize_read(&running, &context).await?;
-        let links = running
-            .upstreams_by_agent
-            .get(&agent)
-            .into_iter()
-            .flatten()
-            .filter(|link| link.upstream.exposes_resources);
-        let offers: Vec<_> = links.map(|link| (link, link.catalog())).collect();
-        let mut found = Vec::new();
-        for (link, offer) in &offers {
-            found.extend(
-                offer
-                    .resources
-                    .iter()
-                    .filter(|one| resources::is_allowed_uri(link, &one.uri))
-                    .map(|one| (*link, one)),
-            );
-        }
-        let (found, next) = paginate(&found, request.as_ref())?;
-        let named = found.into_iter().map(|(link, resource)| {
-            let mut resource = resource.clone();
-            resource.uri = resources::client_address(link, &resource.uri);
-            resource.meta = resource.meta.map(mcp_convert::strip_reserved_keys);
-            resource
-        });
-        let mut result = ListResourcesResult::with_all_items(named.collect());
-        result.next_cursor = next;
-        Ok(result)
+        self.resources_page(request, &context).await
     }
 
     async fn list_resource_templates(
@@ -426,35 +329,7 @@ impl ServerHandler for McpServer {
         request: Option<PaginatedRequestParams>,
         context: RequestContext<RoleServer>,
     ) -> Result<ListResourceTemplatesResult, ErrorData> {
-        let running = self.gateway.active_config();
-        let agent = self.authorize_read(&running, &context).await?;
-        let links = running
-            .upstreams_by_agent
-            .get(&agent)
-            .into_iter()
-            .flatten()
-            .filter(|link| link.upstream.exposes_resources);
-        let offers: Vec<_> = links.map(|link| (link, link.catalog())).collect();
-        let mut found = Vec::new();
-        for (link, offer) in &offers {
-            found.extend(
-                offer
-                    .templates
-                    .iter()
-                    .filter(|one| resources::is_allowed_uri(link, &one.uri_template))
-                    .map(|one| (*link, one)),
-            );
-        }
-        let (found, next) = paginate(&found, request.as_ref())?;
-        let named = found.into_iter().map(|(link, template)| {
-            let mut template = template.clone();
-            template.uri_template = resources::client_address(link, &template.uri_template);
-            template.meta = template.meta.map(mcp_convert::strip_reserved_keys);
-            template
-        });
-        let mut result = ListResourceTemplatesResult::with_all_items(named.collect());
-        result.next_cursor = next;
-        Ok(result)
+        self.resource_templates_page(request, &context).await
     }
 
     async fn read_resource(
@@ -464,23 +339,25 @@ impl ServerHandler for McpServer {
     ) -> Result<ReadResourceResponse, ErrorData> {
         let running = self.gateway.active_config();
         let agent = self.authorize_read(&running, &context).await?;
-        let place = ResourceLocation::resolve(&running, &agent, &request.uri)?;
-        request.uri.clone_from(&place.uri);
+        let location = ResourceLocation::resolve(&running, &agent, &request.uri)?;
+        request.uri.clone_from(&location.uri);
         request.meta = Some(mcp_convert::strip_request_meta(context.meta.clone()));
         request.input_responses =
             request.input_responses.map(mcp_convert::strip_reserved_keys_deep);
         let request = ClientRequest::ReadResourceRequest(ReadResourceRequest::new(request));
-        match Box::pin(self.forward_request(&place.link, request, &context)).await? {
+        match Box::pin(self.forward_request(&location.link, request, &context)).await? {
             ServerResult::ReadResourceResult(result) => {
                 let mut result = mcp_convert::strip_reserved_keys_deep(result);
                 result.meta = result.meta.map(mcp_convert::strip_result_meta);
                 // Access depends on the caller, so a shared cache must not store the result.
                 result.cache_scope = result.cache_scope.map(|_| CacheScope::Private);
-                place.rewrite_uris(&mut result.contents);
+                location.rewrite_uris(&mut result.contents);
                 Ok(ReadResourceResponse::Complete(result))
             }
-            ServerResult::InputRequiredResult(asked) => {
-                Ok(ReadResourceResponse::InputRequired(mcp_convert::check_input_request(asked)?))
+            ServerResult::InputRequiredResult(input_required) => {
+                Ok(ReadResourceResponse::InputRequired(mcp_convert::check_input_request(
+                    input_required,
+                )?))
             }
             _ => Err(client_error(ServiceError::UnexpectedResponse)),
         }
@@ -502,9 +379,9 @@ impl ServerHandler for McpServer {
                 })
             }
             Reference::Resource(resource) => {
-                ResourceLocation::resolve(&running, &agent, &resource.uri).ok().map(|place| {
-                    resource.uri = place.uri;
-                    place.link
+                ResourceLocation::resolve(&running, &agent, &resource.uri).ok().map(|location| {
+                    resource.uri = location.uri;
+                    location.link
                 })
             }
             _ => None,
@@ -537,7 +414,7 @@ impl ServerHandler for McpServer {
             .flatten()
             .inspect(|link| *lock(&link.log_level) = Some(request.level));
         let links = all.filter(|link| link.catalog().capabilities.logging.is_some());
-        let tell = |link: &Arc<crate::upstream::UpstreamSupervisor>| {
+        let send_level = |link: &Arc<crate::upstream::UpstreamSupervisor>| {
             let (link, request) = (Arc::clone(link), request.clone());
             async move {
                 if let Some(peer) = link.peer() {
@@ -545,7 +422,7 @@ impl ServerHandler for McpServer {
                 }
             }
         };
-        futures_util::future::join_all(links.map(tell)).await;
+        futures_util::future::join_all(links.map(send_level)).await;
         Ok(())
     }
 
@@ -556,10 +433,10 @@ impl ServerHandler for McpServer {
     ) -> Result<(), ErrorData> {
         let running = self.gateway.active_config();
         let listener = self.create_listener(&running, &context, true).await?;
-        let place = ResourceLocation::resolve(&running, &listener.agent, &request.uri)?;
+        let location = ResourceLocation::resolve(&running, &listener.agent, &request.uri)?;
         self.has_subscriptions.store(true, Ordering::Relaxed);
         self.gateway
-            .subscribe(&place, self.connection_id, &listener, Some(context.peer.clone()))
+            .subscribe(&location, self.connection_id, &listener, Some(context.peer.clone()))
             .await
     }
 
@@ -603,11 +480,11 @@ fn find_prompt(
         .iter()
         .filter(|link| link.upstream.exposes_prompts)
         .find_map(|link| {
-            let bare = name.strip_prefix(&link.upstream.prefix)?;
+            let upstream_name = name.strip_prefix(&link.upstream.prefix)?;
             link.catalog()
                 .prompts
                 .iter()
-                .any(|prompt| prompt.name == bare)
-                .then(|| (Arc::clone(link), bare.to_owned()))
+                .any(|prompt| prompt.name == upstream_name)
+                .then(|| (Arc::clone(link), upstream_name.to_owned()))
         })
 }

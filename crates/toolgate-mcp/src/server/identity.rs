@@ -37,12 +37,12 @@ impl Caller {
 }
 
 /// Returns whether both name the same agents, in any order.
-pub(crate) fn is_same_agents(one: Option<&[String]>, other: Option<&[String]>) -> bool {
-    match (one, other) {
-        (Some(one), Some(other)) => {
-            one.iter().collect::<BTreeSet<_>>() == other.iter().collect::<BTreeSet<_>>()
+pub(crate) fn is_same_agents(first: Option<&[String]>, second: Option<&[String]>) -> bool {
+    match (first, second) {
+        (Some(first), Some(second)) => {
+            first.iter().collect::<BTreeSet<_>>() == second.iter().collect::<BTreeSet<_>>()
         }
-        _ => one == other,
+        _ => first == second,
     }
 }
 
@@ -68,14 +68,14 @@ impl PathSelector {
     /// Decodes the segments of a URL path, each once; `None` if one is invalid.
     ///
     /// An encoded separator belongs to the name, as in a header.
-    pub(crate) fn from_segments(words: &[&str]) -> Option<Self> {
-        let word = |at: usize| words.get(at).map(|word| percent_decode(word));
+    pub(crate) fn from_segments(segments: &[&str]) -> Option<Self> {
+        let segment = |at: usize| segments.get(at).map(|segment| percent_decode(segment));
         Some(Self {
-            agent: match word(0) {
+            agent: match segment(0) {
                 Some(agent) => Some(agent?),
                 None => None,
             },
-            session: match word(1) {
+            session: match segment(1) {
                 Some(session) => Some(session?),
                 None => None,
             },
@@ -84,9 +84,9 @@ impl PathSelector {
 }
 
 /// Decodes a segment of a URL path: `%41` and `A` are the same.
-fn percent_decode(word: &str) -> Option<String> {
-    let mut bytes = Vec::with_capacity(word.len());
-    let mut rest = word.bytes();
+fn percent_decode(segment: &str) -> Option<String> {
+    let mut bytes = Vec::with_capacity(segment.len());
+    let mut rest = segment.bytes();
     while let Some(byte) = rest.next() {
         let byte = match byte {
             b'%' => {
@@ -136,10 +136,10 @@ fn caller_and_named_agent(
             .ok_or_else(|| forbidden_error("the request is not authenticated"))?,
         (None, None) => return Err(forbidden_error("unknown caller")),
     };
-    let asked = parts
+    let named_agent = parts
         .and_then(|parts| parts.extensions.get::<PathSelector>())
-        .and_then(|asked| asked.agent.clone());
-    Ok((caller, asked.or_else(|| fixed.and_then(|fixed| fixed.agent.clone()))))
+        .and_then(|selector| selector.agent.clone());
+    Ok((caller, named_agent.or_else(|| fixed.and_then(|fixed| fixed.agent.clone()))))
 }
 
 /// Returns the caller and the agent of a request.
@@ -148,8 +148,8 @@ pub(crate) fn resolve_caller(
     fixed: Option<&StdioIdentity>,
     parts: Option<&Parts>,
 ) -> Result<(Caller, String), ErrorData> {
-    let (caller, asked) = caller_and_named_agent(fixed, parts)?;
-    resolve_agent(running, &caller, asked.as_deref())
+    let (caller, named_agent) = caller_and_named_agent(fixed, parts)?;
+    resolve_agent(running, &caller, named_agent.as_deref())
         .map(|agent| (caller, agent))
         .map_err(forbidden_error)
 }
@@ -160,9 +160,9 @@ pub(crate) fn resolve_caller(
 pub(crate) fn rejection_session(
     running: &ActiveConfig,
     caller: &Caller,
-    asked: Option<&str>,
+    named_agent: Option<&str>,
 ) -> SessionKey {
-    let agent = asked
+    let agent = named_agent
         .or_else(|| running.default_agent())
         .filter(|agent| running.agents.iter().any(|known| known == agent));
     SessionKey::new(agent.unwrap_or("(unknown)"), caller.principal.clone(), "(turned away)")
@@ -172,7 +172,7 @@ pub(crate) fn rejection_session(
 pub(crate) fn resolve_agent(
     running: &ActiveConfig,
     caller: &Caller,
-    asked: Option<&str>,
+    named_agent: Option<&str>,
 ) -> Result<String, String> {
     let may = |agent: &str| {
         caller.agents.as_ref().is_none_or(|agents| agents.iter().any(|named| named == agent))
@@ -181,13 +181,15 @@ pub(crate) fn resolve_agent(
                 .agent(agent)
                 .is_some_and(|agent| agent.can_be_used_by(&caller.principal))
     };
-    let Some(agent) = asked.or_else(|| running.default_agent()) else {
+    let Some(agent) = named_agent.or_else(|| running.default_agent()) else {
         // The error does not reveal agents that the caller may not act as.
-        let own: Vec<&str> =
+        let allowed: Vec<&str> =
             running.agents.iter().map(String::as_str).filter(|agent| may(agent)).collect();
-        return Err(match own.as_slice() {
+        return Err(match allowed.as_slice() {
             [] => format!("`{}` may not act as any agent", caller.principal),
-            own => format!("name an agent in the URL, as in /mcp/{{agent}}: {}", own.join(", ")),
+            allowed => {
+                format!("name an agent in the URL, as in /mcp/{{agent}}: {}", allowed.join(", "))
+            }
         });
     };
     // The error does not reveal whether the agent exists.
@@ -202,12 +204,12 @@ pub(crate) fn resolve_agent(
 pub(crate) fn find_visible_tool<'r>(
     running: &'r ActiveConfig,
     caller: &Caller,
-    asked: Option<&str>,
+    named_agent: Option<&str>,
     name: &str,
 ) -> Option<&'r ToolSpec> {
     running
         .runtime
-        .agent(&resolve_agent(running, caller, asked).ok()?)?
+        .agent(&resolve_agent(running, caller, named_agent).ok()?)?
         .tool_for(&caller.principal, name)
 }
 
@@ -234,9 +236,10 @@ pub(crate) fn resolve_call_session(
     fixed: Option<&StdioIdentity>,
     client: &CallClient<'_>,
 ) -> Result<Result<SessionKey, (SessionKey, ErrorData)>, ErrorData> {
-    let (caller, asked) = caller_and_named_agent(fixed, client.parts)?;
+    let (caller, named_agent) = caller_and_named_agent(fixed, client.parts)?;
     let found = resolve_session(gateway, running, fixed, client);
-    Ok(found.map_err(|refused| (rejection_session(running, &caller, asked.as_deref()), refused)))
+    Ok(found
+        .map_err(|refused| (rejection_session(running, &caller, named_agent.as_deref()), refused)))
 }
 
 /// Returns the session of a request.
@@ -301,10 +304,11 @@ pub(crate) fn resolve_session_name(
     }
     let path = parts
         .and_then(|parts| parts.extensions.get::<PathSelector>())
-        .and_then(|asked| asked.session.as_deref());
-    let mut said = [caller.session.as_deref(), meta, header.as_deref(), path].into_iter().flatten();
-    let Some(first) = said.next() else { return Ok(None) };
-    if said.any(|other| other != first) {
+        .and_then(|selector| selector.session.as_deref());
+    let mut names =
+        [caller.session.as_deref(), meta, header.as_deref(), path].into_iter().flatten();
+    let Some(first) = names.next() else { return Ok(None) };
+    if names.any(|other| other != first) {
         return Err(forbidden_error("the request names two sessions; name one"));
     }
     if !is_session_name(first) {
@@ -327,7 +331,7 @@ mod tests {
             session: None,
             auth_method: AuthMethod::Anonymous,
         };
-        let own = caller(Some(&["a", "b"]));
+        let base = caller(Some(&["a", "b"]));
         for (agents, same) in [
             (Some(&["a", "b"][..]), true),
             (Some(&["b", "a"][..]), true),
@@ -340,8 +344,8 @@ mod tests {
             let other = caller(agents);
             assert_eq!(
                 (
-                    own.has_same_rights(&other),
-                    other.has_same_rights(&own),
+                    base.has_same_rights(&other),
+                    other.has_same_rights(&base),
                     other.has_same_rights(&other)
                 ),
                 (same, same, true),
@@ -352,7 +356,7 @@ mod tests {
 
     #[test]
     fn path_segments_are_decoded_once() {
-        for (word, name) in [
+        for (segment, name) in [
             ("plain", Some("plain")),
             ("%70%6Cai%6e", Some("plain")),
             ("a%2Fb", Some("a/b")),
@@ -368,13 +372,17 @@ mod tests {
             ("%C3", None),
             ("%ff", None),
         ] {
-            assert_eq!(percent_decode(word).as_deref(), name, "{word}");
+            assert_eq!(percent_decode(segment).as_deref(), name, "{segment}");
         }
-        let asked = PathSelector::from_segments(&["%61", "s%2Ft"]).unwrap();
-        assert_eq!((asked.agent.as_deref(), asked.session.as_deref()), (Some("a"), Some("s/t")));
+        let selector = PathSelector::from_segments(&["%61", "s%2Ft"]).unwrap();
+        assert_eq!(
+            (selector.agent.as_deref(), selector.session.as_deref()),
+            (Some("a"), Some("s/t"))
+        );
         assert!(
             PathSelector::from_segments(&["a", "%"]).is_none()
-                && PathSelector::from_segments(&[]).is_some_and(|asked| asked.agent.is_none())
+                && PathSelector::from_segments(&[])
+                    .is_some_and(|selector| selector.agent.is_none())
         );
     }
 }

@@ -22,15 +22,16 @@ pub(crate) async fn record_rejected_call(gate: &Toolgate, call: Call, why: &str)
 
 /// Returns the error contract for a rejected request, with the receipt of its call if there is one.
 pub(crate) fn error_contract(why: &str, answer: Option<&Answer>) -> Value {
-    let own = ToolError::from_code(error_code::INVALID_REQUEST, truncate_reason(why));
-    let mut told =
-        serde_json::to_value(answer.and_then(|answer| answer.outcome.error()).unwrap_or(&own))
+    let error = ToolError::from_code(error_code::INVALID_REQUEST, truncate_reason(why));
+    let mut contract =
+        serde_json::to_value(answer.and_then(|answer| answer.outcome.error()).unwrap_or(&error))
             .unwrap_or_default();
-    if let (Some(fields), Some(receipt)) = (told.as_object_mut(), answer.and_then(Answer::receipt))
+    if let (Some(fields), Some(receipt)) =
+        (contract.as_object_mut(), answer.and_then(Answer::receipt))
     {
         fields.insert("receipt".to_owned(), serde_json::to_value(receipt).unwrap_or_default());
     }
-    told
+    contract
 }
 
 /// Builds the JSON-RPC error for a message that is not a valid request.

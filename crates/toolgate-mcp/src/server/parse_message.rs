@@ -84,10 +84,10 @@ pub(crate) fn parse_message(
 /// They may be kept as long as a session or a stream, while arguments are dropped after the answer.
 pub(crate) fn metadata_size_error(message: &Value) -> Option<String> {
     let params = message.get("params");
-    let about = ["_meta", "capabilities", "clientInfo", "protocolVersion"]
+    let fields = ["_meta", "capabilities", "clientInfo", "protocolVersion"]
         .map(|name| params.and_then(|params| params.get(name)));
-    let mut said = message.get("id").into_iter().chain(about.into_iter().flatten());
-    let fits = said.try_fold((MAX_METADATA_BYTES, MAX_METADATA_VALUES), remaining_room).is_some();
+    let mut values = message.get("id").into_iter().chain(fields.into_iter().flatten());
+    let fits = values.try_fold((MAX_METADATA_BYTES, MAX_METADATA_VALUES), remaining_room).is_some();
     (!fits).then(|| {
         format!(
             "`id`, `_meta`, `capabilities` and `clientInfo` may have at most {} KiB and {MAX_METADATA_VALUES} values",
@@ -102,7 +102,7 @@ fn remaining_room((text, values): (usize, usize), value: &Value) -> Option<(usiz
     match value {
         Value::Null | Value::Bool(_) => Some((text, values)),
         Value::Number(number) => Some((text.checked_sub(number.as_str().len())?, values)),
-        Value::String(said) => Some((text.checked_sub(said.len())?, values)),
+        Value::String(string) => Some((text.checked_sub(string.len())?, values)),
         Value::Array(all) => all.iter().try_fold((text, values), remaining_room),
         Value::Object(all) => {
             all.iter().try_fold((text, values), |(text, values), (name, value)| {

@@ -32,38 +32,38 @@ impl McpServer {
             .peer()
             .ok_or_else(|| ErrorData::internal_error("the upstream is not connected", None))?;
         let client = CallClient::from_context(context);
-        let (line, mut heard) = mpsc::channel(CLIENT_CHANNEL_CAPACITY);
-        let mut asked = pin!(link.send_request(link.forward_request(
+        let (to_client, mut events) = mpsc::channel(CLIENT_CHANNEL_CAPACITY);
+        let mut response = pin!(link.send_request(link.forward_request(
             peer,
             request,
-            line,
+            to_client,
             self.log_level(&client)
         )));
         let cancelled = || ErrorData::invalid_request("the request was cancelled", None);
         // The timeout of the upstream also runs while the client receives a notification.
-        let mut telling = None;
+        let mut delivery = None;
         let answer = loop {
-            let busy = telling.is_some();
+            let busy = delivery.is_some();
             tokio::select! {
                 biased;
                 () = context.ct.cancelled() => return Err(cancelled()),
-                answer = &mut asked => break answer,
-                () = poll_optional(&mut telling), if busy => telling = None,
-                Some(said) = heard.recv(), if !busy => telling = Some(Box::pin(self.deliver_event(said, &client))),
+                answer = &mut response => break answer,
+                () = poll_optional(&mut delivery), if busy => delivery = None,
+                Some(event) = events.recv(), if !busy => delivery = Some(Box::pin(self.deliver_event(event, &client))),
             }
         };
         // Delivers messages that the upstream sent before its answer.
-        let told = async {
-            if let Some(telling) = telling {
-                telling.await;
+        let deliver_rest = async {
+            if let Some(delivery) = delivery {
+                delivery.await;
             }
-            while let Ok(said) = heard.try_recv() {
-                self.deliver_event(said, &client).await;
+            while let Ok(event) = events.try_recv() {
+                self.deliver_event(event, &client).await;
             }
         };
         tokio::select! {
             () = context.ct.cancelled() => return Err(cancelled()),
-            () = told => {}
+            () = deliver_rest => {}
         }
         answer.map_err(client_error)
     }

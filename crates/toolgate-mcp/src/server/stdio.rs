@@ -72,11 +72,11 @@ impl<R: AsyncRead + Unpin + Send, W: AsyncWrite + Unpin + Send + 'static> LineTr
                 return None;
             }
             let end = chunk.iter().position(|byte| *byte == b'\n');
-            let taken = end.map_or(chunk.len(), |end| end + 1);
+            let consumed = end.map_or(chunk.len(), |end| end + 1);
             if !self.is_oversized {
                 self.line.extend(chunk.iter().take(end.unwrap_or(chunk.len())));
             }
-            self.input.consume(taken);
+            self.input.consume(consumed);
             if self.line.len() > self.max_line_bytes {
                 self.is_oversized = true;
                 self.line = Vec::new();
@@ -106,25 +106,25 @@ impl<R: AsyncRead + Unpin + Send, W: AsyncWrite + Unpin + Send + 'static> LineTr
             if line.iter().all(u8::is_ascii_whitespace) {
                 continue;
             }
-            let unread = |error: parse_message::MessageReadError| LineRejection {
+            let to_rejection = |error: parse_message::MessageReadError| LineRejection {
                 id: parse_message::find_request_id(&line),
                 code: error.code(),
                 reason: error.message().to_owned(),
             };
             return Some(
                 parse_message::parse_message(line.clone(), &message_bounds(self.max_line_bytes))
-                    .map_err(unread),
+                    .map_err(to_rejection),
             );
         }
     }
 
     /// Rejects a line in a separate task, because reading may be interrupted.
-    fn reject(&self, unread: LineRejection) {
+    fn reject(&self, rejection: LineRejection) {
         let output = Arc::clone(&self.output);
-        let LineRejection { id, code, reason: why } = unread;
+        let LineRejection { id, code, reason: why } = rejection;
         self.gateway.0.metrics.count_rejection();
         tracing::debug!(code = code.0, "line rejected");
-        let place = Arc::clone(&self.rejection_permits).try_acquire_owned();
+        let permit = Arc::clone(&self.rejection_permits).try_acquire_owned();
         self.rejections.spawn(async move {
             drop(
                 write_line(
@@ -133,7 +133,7 @@ impl<R: AsyncRead + Unpin + Send, W: AsyncWrite + Unpin + Send + 'static> LineTr
                 )
                 .await,
             );
-            drop(place);
+            drop(permit);
         });
     }
 }
@@ -172,8 +172,8 @@ where
                     return None;
                 }
                 Some(Ok(message)) => message,
-                Some(Err(unread)) => {
-                    self.reject(unread);
+                Some(Err(rejection)) => {
+                    self.reject(rejection);
                     continue;
                 }
             };
@@ -243,23 +243,23 @@ impl Gateway {
         // The session lasts as long as the process.
         let session =
             format!("stdio-{}-{}", std::process::id(), toolgate::Timestamp::now().as_millisecond());
-        let most = self.active_config().settings.max_request_bytes;
+        let max_bytes = self.active_config().settings.max_request_bytes;
         let fixed = StdioIdentity { caller, agent, session };
-        let door = McpServer::new(self.clone(), Some(fixed.clone()));
-        let lines = LineTransport {
+        let server = McpServer::new(self.clone(), Some(fixed.clone()));
+        let transport = LineTransport {
             input: BufReader::new(input),
             output: Arc::new(Mutex::new(output)),
             line: Vec::new(),
             is_oversized: false,
-            max_line_bytes: most,
+            max_line_bytes: max_bytes,
             rejections: TaskTracker::new(),
             rejection_permits: Arc::new(Semaphore::new(MAX_UNSENT_REJECTIONS)),
-            disconnected: door.disconnected.clone(),
+            disconnected: server.disconnected.clone(),
             ended_at: None,
             gateway: self.clone(),
         };
         let service = tokio::select! {
-            served = door.serve(lines) => match served {
+            served = server.serve(transport) => match served {
                 Ok(service) => service,
                 // A disconnect before the handshake is not an error.
                 Err(rmcp::service::ServerInitializeError::ConnectionClosed(_)) => return Ok(()),

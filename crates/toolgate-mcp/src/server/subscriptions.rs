@@ -59,16 +59,16 @@ impl McpServer {
         running: &ActiveConfig,
         caller: &Caller,
         agent: &str,
-        wanted: &SubscriptionFilter,
+        requested: &SubscriptionFilter,
     ) -> SubscriptionFilter {
         let mut lists = SubscriptionFilter::new();
-        lists.tools_list_changed = wanted.tools_list_changed;
-        lists.prompts_list_changed = wanted.prompts_list_changed;
-        lists.resources_list_changed = wanted.resources_list_changed;
-        let mut honoured =
+        lists.tools_list_changed = requested.tools_list_changed;
+        lists.prompts_list_changed = requested.prompts_list_changed;
+        lists.resources_list_changed = requested.resources_list_changed;
+        let mut accepted =
             lists.supported_by(&self.server_config(running, Some(agent)).capabilities);
         let mut seen = HashSet::new();
-        let each = wanted
+        let each = requested
             .resource_subscriptions
             .iter()
             .flatten()
@@ -88,9 +88,9 @@ impl McpServer {
             self.stdio_identity.is_some(),
             found.filter(ResourceLocation::can_subscribe),
         );
-        let addresses: Vec<String> = fitting.into_iter().map(|place| place.address).collect();
-        honoured.resource_subscriptions = (!addresses.is_empty()).then_some(addresses);
-        honoured
+        let addresses: Vec<String> = fitting.into_iter().map(|location| location.address).collect();
+        accepted.resource_subscriptions = (!addresses.is_empty()).then_some(addresses);
+        accepted
     }
 
     /// Removes unsupported entries from a `subscriptions/listen` request.
@@ -107,14 +107,16 @@ impl McpServer {
         if message.value.get("method").and_then(Value::as_str) != Some("subscriptions/listen") {
             return false;
         }
-        let Some(wanted) = message.value.pointer_mut("/params/notifications") else { return false };
+        let Some(requested) = message.value.pointer_mut("/params/notifications") else {
+            return false;
+        };
         // The library rejects a malformed filter.
-        let Ok(filter) = SubscriptionFilter::deserialize(&*wanted) else { return false };
-        let honoured = match identity::resolve_agent(running, caller, agent) {
+        let Ok(filter) = SubscriptionFilter::deserialize(&*requested) else { return false };
+        let accepted = match identity::resolve_agent(running, caller, agent) {
             Ok(agent) => self.supported_subset(running, caller, &agent, &filter),
             Err(_) => SubscriptionFilter::new(),
         };
-        *wanted = serde_json::to_value(honoured).unwrap_or_default();
+        *requested = serde_json::to_value(accepted).unwrap_or_default();
         message.text = message.value.to_string().into();
         true
     }
@@ -129,20 +131,22 @@ impl McpServer {
         let mut updates = running.upstreams.resource_updates().subscribe();
         let listener = self.create_listener(&running, context.request_context(), false).await?;
         // When this handler is dropped at the end of the stream, it ends the subscriptions.
-        let ear = Self::new(self.gateway.clone(), None);
-        let mut wanted = Vec::new();
+        let stream_handler = Self::new(self.gateway.clone(), None);
+        let mut locations = Vec::new();
         for found in ResourceLocation::resolve_all(
             &running,
             &listener.agent,
             context.accepted().resource_subscriptions.iter().flatten(),
         ) {
-            wanted.push(found?);
-            ear.has_subscriptions.store(true, Ordering::Relaxed);
+            locations.push(found?);
+            stream_handler.has_subscriptions.store(true, Ordering::Relaxed);
         }
         drop(running);
         let mut subscribing = std::pin::pin!(async {
-            for place in &wanted {
-                self.gateway.subscribe(place, ear.connection_id, &listener, None).await?;
+            for location in &locations {
+                self.gateway
+                    .subscribe(location, stream_handler.connection_id, &listener, None)
+                    .await?;
             }
             Ok::<_, ErrorData>(())
         });
@@ -151,8 +155,8 @@ impl McpServer {
             tokio::select! {
                 // If an upstream refuses an acknowledged subscription, the stream ends with its
                 // error.
-                told = &mut subscribing, if !subscribed => {
-                    told?;
+                result = &mut subscribing, if !subscribed => {
+                    result?;
                     subscribed = true;
                 }
                 () = context.cancelled() => return Ok(()),
@@ -174,8 +178,8 @@ impl McpServer {
                     let _ = sink.notify_prompt_list_changed().await;
                     let _ = sink.notify_resource_list_changed().await;
                 }
-                heard = updates.recv() => {
-                    let heard = match heard {
+                update = updates.recv() => {
+                    let update = match update {
                         Ok(key) => Some(key),
                         // Some updates were lost, so any resource may have changed.
                         Err(tokio::sync::broadcast::error::RecvError::Lagged(_)) => None,
@@ -183,14 +187,14 @@ impl McpServer {
                     };
                     // Skips updates of other resources, and resources that the caller may not see
                     // any more.
-                    let is_meant = |place: &&ResourceLocation| heard.as_ref().is_none_or(|(upstream, uri)| place.link.upstream.name == *upstream && place.uri == *uri);
-                    for place in wanted.iter().filter(is_meant) {
+                    let is_meant = |location: &&ResourceLocation| update.as_ref().is_none_or(|(upstream, uri)| location.link.upstream.name == *upstream && location.uri == *uri);
+                    for location in locations.iter().filter(is_meant) {
                         let running = self.gateway.active_config();
-                        if listener.can_see(&running, &place.link.upstream.name) {
+                        if listener.can_see(&running, &location.link.upstream.name) {
                             if let Some(error) = running.runtime.paused_error(&listener.key).await {
                                 return Err(pause_error(&error));
                             }
-                            let _ = context.sink().notify_resource_updated(place.address.clone()).await;
+                            let _ = context.sink().notify_resource_updated(location.address.clone()).await;
                         }
                     }
                 }

@@ -26,7 +26,7 @@ pub(crate) const SUSPENDED_CALL_TTL: Duration = Duration::from_secs(15 * 60);
 /// Maximum number of suspended calls: in total, and of one principal.
 const MAX_SUSPENDED_CALLS: (usize, usize) = (10_000, 200);
 
-/// What a suspended call waits for.
+/// Reason why a call is suspended.
 pub(crate) enum SuspendReason {
     /// The decision of a person about an approval.
     Approval { id: String, digest: String, refused: Box<rmcp::model::CallToolResult> },
@@ -67,13 +67,13 @@ impl Future for CallTask {
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         match &mut *self {
             Self::Spawned(task) => Pin::new(task).poll(context).map(Result::ok),
-            Self::Inline(waits) => {
+            Self::Inline(slot) => {
                 // Taken out while it is polled, so that a call that panicked is not polled again.
-                let Some(mut call) = waits.take() else { return Poll::Ready(None) };
+                let Some(mut call) = slot.take() else { return Poll::Ready(None) };
                 match call.as_mut().poll(context) {
                     Poll::Ready(answer) => Poll::Ready(Some(answer)),
                     Poll::Pending => {
-                        *waits = Some(call);
+                        *slot = Some(call);
                         Poll::Pending
                     }
                 }
@@ -112,8 +112,11 @@ pub(crate) struct InflightGuard {
 }
 
 impl InflightGuard {
-    pub(crate) const fn new(counted: InflightCount, seat: Option<Arc<ConcurrencyPermit>>) -> Self {
-        Self { _counted: counted, _permit: seat }
+    pub(crate) const fn new(
+        counted: InflightCount,
+        permit: Option<Arc<ConcurrencyPermit>>,
+    ) -> Self {
+        Self { _counted: counted, _permit: permit }
     }
 }
 
@@ -128,15 +131,15 @@ impl RunningCall {
 impl SuspendedCall {
     /// Returns whether the call has ended.
     fn has_ended(&self) -> bool {
-        matches!(&self.reason, Some(SuspendReason::Upstream(underway)) if underway.task.is_finished())
+        matches!(&self.reason, Some(SuspendReason::Upstream(running)) if running.task.is_finished())
     }
 }
 
 /// Cancels a call that cannot be resumed any more.
 impl Drop for SuspendedCall {
     fn drop(&mut self) {
-        if let Some(SuspendReason::Upstream(underway)) = &self.reason {
-            underway.cancel.cancel();
+        if let Some(SuspendReason::Upstream(running)) = &self.reason {
+            running.cancel.cancel();
         }
     }
 }
@@ -178,7 +181,7 @@ impl SuspendedCalls {
     }
 
     /// Suspends a call and returns its state, which is signed for the session and valid once.
-    pub(crate) fn suspend(&self, key: &SessionKey, waits: SuspendReason) -> Option<String> {
+    pub(crate) fn suspend(&self, key: &SessionKey, reason: SuspendReason) -> Option<String> {
         let mut nonce = [0; 16];
         getrandom::fill(&mut nonce).ok()?;
         let nonce = hex(&nonce);
@@ -188,13 +191,13 @@ impl SuspendedCalls {
             return None;
         }
         // Shutdown does not wait for a suspended call.
-        if let SuspendReason::Upstream(underway) = &waits {
-            drop(lock(&underway.guard).take());
+        if let SuspendReason::Upstream(running) = &reason {
+            drop(lock(&running.guard).take());
         }
         let signed = format!("{nonce}.{}", hex(&self.compute_signature(&nonce, key)));
         calls.insert(
             nonce,
-            SuspendedCall { key: key.clone(), suspended_at: Instant::now(), reason: Some(waits) },
+            SuspendedCall { key: key.clone(), suspended_at: Instant::now(), reason: Some(reason) },
         );
         Some(signed)
     }
@@ -223,7 +226,7 @@ impl SuspendedCalls {
     ) -> Option<SuspendReason> {
         let mut calls = lock(&self.calls);
         let fits = |entry: &SuspendedCall| {
-            matches!(&entry.reason, Some(SuspendReason::Upstream(underway)) if underway.digest == digest)
+            matches!(&entry.reason, Some(SuspendReason::Upstream(running)) if running.digest == digest)
                 && entry.key == *key
         };
         let found = calls
@@ -237,11 +240,11 @@ impl SuspendedCalls {
     /// Removes all calls that wait for an answer to their upstream, for shutdown.
     pub(crate) fn take_all(&self) -> Vec<RunningCall> {
         let calls = std::mem::take(&mut *lock(&self.calls));
-        let underway = |mut entry: SuspendedCall| match entry.reason.take() {
-            Some(SuspendReason::Upstream(underway)) => Some(*underway),
+        let running_call = |mut entry: SuspendedCall| match entry.reason.take() {
+            Some(SuspendReason::Upstream(running_call)) => Some(*running_call),
             Some(SuspendReason::Approval { .. }) | None => None,
         };
-        calls.into_values().filter_map(underway).collect()
+        calls.into_values().filter_map(running_call).collect()
     }
 
     fn session_mac(&self, nonce: &str, key: &SessionKey) -> Option<Hmac<Sha256>> {

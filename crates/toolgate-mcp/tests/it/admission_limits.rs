@@ -57,7 +57,7 @@ async fn client_info_and_capabilities_have_size_limits() {
             "{answer}"
         );
     }
-    // A refused call has its row, alone or in a batch.
+    // A request that is too large to be read is no call, and has no row.
     let calc = |id: u64, description: &str| {
         let meta = json!({"progressToken": 1, "traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "x": description});
         let params =
@@ -66,12 +66,12 @@ async fn client_info_and_capabilities_have_size_limits() {
     };
     let (status, _, answer) = post(calc(1, &long)).await;
     assert!(
-        (status, count_rows(&gate, "calc")) == (400, 1)
-            && answer["error"]["data"]["callId"].is_string(),
+        (status, count_rows(&gate, "calc")) == (400, 0)
+            && answer["error"]["data"]["callId"].is_null(),
         "{answer}"
     );
     let (status, _, answer) = post(json!([calc(1, ""), calc(2, &long)])).await;
-    assert_eq!((status, count_rows(&gate, "calc")), (400, 3), "{answer}");
+    assert_eq!((status, count_rows(&gate, "calc")), (400, 0), "batches are rejected: {answer}");
     for (session, meta) in [
         ("a", json!({"progressToken": 1, "x": "t".repeat(30_000)})),
         ("b", json!({"x": vec![0; 1_000]})),

@@ -112,7 +112,7 @@ fn assert_small_rows(gate: &TestGateway, tool: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn malformed_decision_api_request_is_recorded() {
+async fn readable_decision_api_request_has_row() {
     let gate = TestGateway::open(&format!(
         "{CALC_TOOL_CONFIG}[tools.mine]\nkind = \"client\"\npolicy = \"open\"\n"
     ))
@@ -149,17 +149,19 @@ async fn malformed_decision_api_request_is_recorded() {
     )
     .await;
     assert_eq!((status, &answer["outcome"]["code"]), (200, &json!("not_admitted")), "{answer}");
+    // Only a body that can be read is a call, and has a row.
     let malformed = [
-        ("check", r#"{"id": "2", "session": "s", "tool": "mine", "turn": 1, "turn": 2}"#),
-        ("check", r#"{"id": "2", "session": "s", "tool": "mine", "turn": "x"}"#),
-        ("check", r#"{"id": "2", "tool": "mine"}"#),
-        ("check", r#"{"id": "", "session": "s", "tool": "mine"}"#),
-        ("check", r#"{"id": 2, "session": "s", "tool": "mine", "agent": 7}"#),
-        ("check", r#"{"id": "2", "session": "s", "tool": "mine", "colour": 1}"#),
-        ("check", r#"{"id": "2", "session": "s", "tool": "mine", "result": 1}"#),
-        ("report", r#"{"id": "2", "session": "s", "tool": "mine"}"#),
+        ("check", r#"{"id": "2", "session": "s", "tool": "mine", "turn": 1, "turn": 2}"#, false),
+        ("check", r#"{"id": "2", "session": "s", "tool": "mine", "turn": "x"}"#, false),
+        ("check", r#"{"id": "2", "tool": "mine"}"#, true),
+        ("check", r#"{"id": "", "session": "s", "tool": "mine"}"#, true),
+        ("check", r#"{"id": 2, "session": "s", "tool": "mine", "agent": 7}"#, false),
+        ("check", r#"{"id": "2", "session": "s", "tool": "mine", "colour": 1}"#, false),
+        ("check", r#"{"id": "2", "session": "s", "tool": "mine", "result": 1}"#, true),
+        ("report", r#"{"id": "2", "session": "s", "tool": "mine"}"#, true),
     ];
-    for (verb, body) in malformed {
+    let readable = malformed.iter().filter(|(.., is_call)| *is_call).count();
+    for (verb, body, is_call) in malformed {
         let (status, answer) = decide(verb, body).await;
         assert_eq!(
             (status, &answer["code"], &answer["errorCategory"]),
@@ -167,13 +169,11 @@ async fn malformed_decision_api_request_is_recorded() {
             "{body}: {answer}"
         );
         assert!(
-            answer["error"].is_string()
-                && answer["callId"].is_string()
-                && answer["receipt"].is_object(),
+            answer["error"].is_string() && answer["callId"].is_string() == is_call,
             "{body}: {answer}"
         );
     }
-    assert_eq!(count_rows(&gate, "mine"), 2 + malformed.len());
+    assert_eq!(count_rows(&gate, "mine"), 2 + readable);
     // Invalid values are neither returned nor recorded, and errors are short.
     let secret = "card 4111 1111 1111 1111 declined";
     let long = "k".repeat(5_000);
@@ -202,13 +202,13 @@ async fn malformed_decision_api_request_is_recorded() {
             status == 400
                 && message.contains(part)
                 && message.len() <= 300
-                && answer["callId"].is_string(),
+                && answer["callId"].is_null(),
             "{body}: {answer}"
         );
         assert!(!answer.to_string().contains(secret), "{body}: {answer}");
     }
     let rows = find_rows(&gate, "mine");
-    assert_eq!(rows.len(), 7 + malformed.len());
+    assert_eq!(rows.len(), 2 + readable);
     // A timestamp, duration or digest cannot contain these digits by chance.
     assert!(rows.iter().all(|entry| !format!("{:?}", entry.row).contains("4111 1111")));
     // A request without a tool has no row.
@@ -218,12 +218,12 @@ async fn malformed_decision_api_request_is_recorded() {
         let (status, answer) = decide("check", body).await;
         assert_eq!((status, &answer["callId"]), (400, &Value::Null), "{body}: {answer}");
     }
-    assert_eq!(count_rows(&gate, "mine"), 7 + malformed.len());
+    assert_eq!(count_rows(&gate, "mine"), 2 + readable);
     gate.shut_down().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn call_in_malformed_http_request_is_recorded() {
+async fn only_readable_http_call_has_row() {
     let gate = TestGateway::open(CALC_TOOL_CONFIG).await;
     let http = http_client();
     // The requests are unparsable, contradict their headers, or have an invalid value.
@@ -231,9 +231,11 @@ async fn call_in_malformed_http_request_is_recorded() {
     let twice = calc_call("{}", &format!(r#","_meta":{{{meta},"a":1,"a":2}}"#));
     let plain = calc_call("{}", &format!(r#","_meta":{{{meta}}}"#));
     let turn = calc_call("{}", &format!(r#","_meta":{{{meta},"toolgate/turn":"x"}}"#));
-    for (body, name, code) in
-        [(&twice, "calc", -32700), (&plain, "other", -32020), (&turn, "calc", -32602)]
-    {
+    for (body, name, code, rows) in [
+        (&twice, "calc", -32700, 0),
+        (&plain, "other", -32020, 0),
+        (&turn, "calc", -32602, 1),
+    ] {
         let before = count_rows(&gate, "calc");
         let request = http
             .post(format!("{}/mcp", gate.url))
@@ -245,7 +247,7 @@ async fn call_in_malformed_http_request_is_recorded() {
         let answer =
             last_message(&request.body(body.clone()).send().await.unwrap().text().await.unwrap());
         assert_eq!(answer["error"]["code"], json!(code), "{answer}");
-        assert_eq!(count_rows(&gate, "calc"), before + 1, "{answer}");
+        assert_eq!(count_rows(&gate, "calc"), before + rows, "{answer}");
     }
     // A client with a session receives the error about its unknown revision in the stream.
     let post = async |session: Option<&str>, version: &str, body: String| {
@@ -264,7 +266,9 @@ async fn call_in_malformed_http_request_is_recorded() {
     let initialize = json!({"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": params});
     let response = post(None, "2025-06-18", initialize.to_string()).await;
     let session = response.headers()["mcp-session-id"].to_str().unwrap().to_owned();
-    for (version, code) in [("1999-01-01", json!(-32022)), ("2025-06-18", Value::Null)] {
+    for (version, code, rows) in
+        [("1999-01-01", json!(-32022), 0), ("2025-06-18", Value::Null, 1)]
+    {
         let before = count_rows(&gate, "calc");
         let body = calc_call(
             "{}",
@@ -272,33 +276,33 @@ async fn call_in_malformed_http_request_is_recorded() {
         );
         let answer = last_message(&post(Some(&session), version, body).await.text().await.unwrap());
         assert_eq!((&answer["id"], &answer["error"]["code"]), (&json!(7), &code), "{answer}");
-        assert_eq!(count_rows(&gate, "calc"), before + 1, "{answer}");
+        assert_eq!(count_rows(&gate, "calc"), before + rows, "{answer}");
     }
     assert_small_rows(&gate, "calc");
     gate.shut_down().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn call_in_malformed_stdio_request_is_recorded() {
+async fn only_readable_stdio_call_has_row() {
     let gate = TestGateway::open(CALC_TOOL_CONFIG).await;
     let (mut writer, mut answers) = connect_legacy_stream(&gate).await;
     let before = count_rows(&gate, "calc");
-    for line in [
-        calc_call("{}", r#","_meta":{"a":1,"a":2}"#),
-        calc_call("{}", r#","_meta":{"toolgate/turn":"x"}"#),
-        calc_call("{}", r#","inputResponses":7"#),
+    for (line, is_call) in [
+        (calc_call("{}", r#","_meta":{"a":1,"a":2}"#), false),
+        (calc_call("{}", r#","_meta":{"toolgate/turn":"x"}"#), true),
+        (calc_call("{}", r#","inputResponses":7"#), true),
     ] {
         writer.write_all(format!("{line}\n").as_bytes()).await.unwrap();
         let answer: Value = next_message(&mut answers).await;
         let data = &answer["error"]["data"];
         assert_eq!(
             (&answer["id"], &data["code"], data["callId"].is_string()),
-            (&json!(7), &json!("invalid_request"), true),
+            (&json!(7), &json!("invalid_request"), is_call),
             "{line}: {answer}"
         );
     }
-    assert_eq!(count_rows(&gate, "calc"), before + 3);
-    // A call that the protocol library rejects has its row too.
+    assert_eq!(count_rows(&gate, "calc"), before + 2);
+    // A request that the protocol library rejects has no row.
     let long = "9".repeat(100_000);
     for (version, code) in [("2099-01-01", -32022), ("2026-07-28", -32602), (long.as_str(), -32022)]
     {
@@ -314,13 +318,13 @@ async fn call_in_malformed_stdio_request_is_recorded() {
             "{line}: {answer}"
         );
     }
-    assert_eq!(count_rows(&gate, "calc"), before + 6);
-    // A call before the handshake has its row too.
+    assert_eq!(count_rows(&gate, "calc"), before + 2);
+    // A request before the handshake has no row.
     let (_, mut early_writer, mut early_answers) = gate.connect_streams(None);
     early_writer.write_all(format!("{}\n", calc_call("{}", "")).as_bytes()).await.unwrap();
     let answer: Value = next_message(&mut early_answers).await;
     assert_eq!((&answer["id"], &answer["error"]["code"]), (&json!(7), &json!(-32602)), "{answer}");
-    assert_eq!(count_rows(&gate, "calc"), before + 7);
+    assert_eq!(count_rows(&gate, "calc"), before + 2);
     drop((early_writer, early_answers));
     assert_small_rows(&gate, "calc");
     drop((writer, answers));

@@ -55,9 +55,8 @@ async fn answer_at_shutdown(effect: &str, in_session: bool, is_replaced: bool) -
     }
     gate.shut_down().await;
     let result = slow.await.unwrap();
-    // No claim is pending, also in the far future.
-    let ledger = toolgate_store::Ledger::open(store.path()).unwrap();
-    let pending = ledger.pending_claims(toolgate::Timestamp::MAX).unwrap();
+    // No claim is pending.
+    let pending = toolgate::Store::pending_claims(&*store).await.unwrap();
     assert!(
         pending.is_empty() && processes_with_number(number).is_empty(),
         "{pending:?} {:?}",

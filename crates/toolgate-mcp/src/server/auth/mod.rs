@@ -140,8 +140,8 @@ impl Authenticator {
     }
 }
 
-fn is_equal_in_constant_time(one: &[u8], other: &[u8]) -> bool {
-    one.len() == other.len() && one.iter().zip(other).fold(0, |all, (a, b)| all | (a ^ b)) == 0
+fn is_equal_in_constant_time(left: &[u8], right: &[u8]) -> bool {
+    left.len() == right.len() && left.iter().zip(right).fold(0, |all, (a, b)| all | (a ^ b)) == 0
 }
 
 fn is_url(keys: &str) -> bool {
@@ -177,7 +177,7 @@ mod tests {
             session: None,
             auth_method: proof,
         };
-        let (own, signed) =
+        let (with_token, with_issuer) =
             (caller(AuthMethod::Token("1".to_owned())), caller(AuthMethod::Issuer("a".to_owned())));
         for (tokens, issues, knows_own, knows_signed) in [
             (vec![token("1")], Some("a"), true, true),
@@ -188,8 +188,10 @@ mod tests {
             (vec![], None, true, true),
         ] {
             let keys = Authenticator { tokens, issuer: issues.map(issuer) };
-            let known =
-                (keys.can_reauthenticate(&own, false), keys.can_reauthenticate(&signed, false));
+            let known = (
+                keys.can_reauthenticate(&with_token, false),
+                keys.can_reauthenticate(&with_issuer, false),
+            );
             assert_eq!(known, (knows_own, knows_signed), "{issues:?} {:?}", keys.tokens);
             assert_eq!(
                 keys.can_reauthenticate(&caller(AuthMethod::Anonymous), false),
@@ -223,12 +225,15 @@ mod tests {
                 sha256: sha256.to_owned(),
                 agents: agents(names),
             };
-            let (keys, own) = (
+            let (keys, known_caller) = (
                 Authenticator { tokens: vec![token], issuer: None },
                 caller(AuthMethod::Token("1".to_owned())),
             );
             assert_eq!(
-                (keys.can_reauthenticate(&own, true), keys.can_reauthenticate(&own, false)),
+                (
+                    keys.can_reauthenticate(&known_caller, true),
+                    keys.can_reauthenticate(&known_caller, false)
+                ),
                 known,
                 "{principal} {names} {sha256}"
             );

@@ -27,9 +27,9 @@ impl<'h> ArrivingBytes<'h> {
     }
 
     /// Adds bytes, and returns whether the total is within the limit.
-    pub(crate) fn try_add(&mut self, more: usize) -> bool {
-        self.1 += more;
-        self.0.fetch_add(more, Ordering::Relaxed) + more <= MAX_ARRIVING_BYTES
+    pub(crate) fn try_add(&mut self, bytes: usize) -> bool {
+        self.1 += bytes;
+        self.0.fetch_add(bytes, Ordering::Relaxed) + bytes <= MAX_ARRIVING_BYTES
     }
 }
 
@@ -65,21 +65,21 @@ impl PrincipalLimiter {
     pub(crate) fn try_acquire(
         &self,
         principal: &str,
-        many: u32,
+        count: u32,
         is_shared: bool,
     ) -> Option<ConcurrencyPermit> {
-        let mut own = lock(&self.in_use);
-        let taken = own.get(principal).copied().unwrap_or_default() + many as usize;
+        let mut in_use = lock(&self.in_use);
+        let taken = in_use.get(principal).copied().unwrap_or_default() + count as usize;
         if taken > self.max_per_principal(is_shared) {
             return None;
         }
-        let free = Arc::clone(&self.permits).try_acquire_many_owned(many).ok()?;
-        own.insert(principal.to_owned(), taken);
+        let permits = Arc::clone(&self.permits).try_acquire_many_owned(count).ok()?;
+        in_use.insert(principal.to_owned(), taken);
         Some(ConcurrencyPermit {
-            _permits: free,
+            _permits: permits,
             in_use: Arc::clone(&self.in_use),
             principal: principal.to_owned(),
-            count: many as usize,
+            count: count as usize,
         })
     }
 }
@@ -94,11 +94,11 @@ pub(crate) struct ConcurrencyPermit {
 
 impl Drop for ConcurrencyPermit {
     fn drop(&mut self) {
-        let mut own = lock(&self.in_use);
-        if let Some(taken) = own.get_mut(&self.principal) {
+        let mut in_use = lock(&self.in_use);
+        if let Some(taken) = in_use.get_mut(&self.principal) {
             *taken = taken.saturating_sub(self.count);
             if *taken == 0 {
-                own.remove(&self.principal);
+                in_use.remove(&self.principal);
             }
         }
     }
@@ -148,34 +148,37 @@ mod tests {
 
     #[test]
     fn one_principal_gets_at_most_half_of_the_permits() {
-        let seats = PrincipalLimiter::new(5);
-        let has = |who: &str| lock(&seats.in_use).get(who).copied();
+        let limiter = PrincipalLimiter::new(5);
+        let permits_of = |principal: &str| lock(&limiter.in_use).get(principal).copied();
         assert_eq!(
             (
-                seats.max_per_principal(true),
-                seats.max_per_principal(false),
+                limiter.max_per_principal(true),
+                limiter.max_per_principal(false),
                 PrincipalLimiter::new(1).max_per_principal(true)
             ),
             (2, 5, 1)
         );
-        let (one, two) = (
-            seats.try_acquire("ann", 1, true).unwrap(),
-            seats.try_acquire("ann", 1, true).unwrap(),
+        let (first, second) = (
+            limiter.try_acquire("ann", 1, true).unwrap(),
+            limiter.try_acquire("ann", 1, true).unwrap(),
         );
         assert!(
-            seats.try_acquire("ann", 1, true).is_none()
-                && seats.try_acquire("bob", 3, true).is_none()
+            limiter.try_acquire("ann", 1, true).is_none()
+                && limiter.try_acquire("bob", 3, true).is_none()
         );
-        let both = seats.try_acquire("bob", 2, true).unwrap();
-        assert_eq!((has("ann"), has("bob")), (Some(2), Some(2)));
+        let both = limiter.try_acquire("bob", 2, true).unwrap();
+        assert_eq!((permits_of("ann"), permits_of("bob")), (Some(2), Some(2)));
         // Only one permit is left.
-        assert!(seats.try_acquire("cat", 2, true).is_none() && has("cat").is_none());
-        let last = seats.try_acquire("cat", 1, true).unwrap();
-        drop((one, both));
-        assert_eq!((has("ann"), has("bob"), seats.permits.available_permits()), (Some(1), None, 3));
-        drop((two, last));
-        assert!(lock(&seats.in_use).is_empty());
+        assert!(limiter.try_acquire("cat", 2, true).is_none() && permits_of("cat").is_none());
+        let last = limiter.try_acquire("cat", 1, true).unwrap();
+        drop((first, both));
+        assert_eq!(
+            (permits_of("ann"), permits_of("bob"), limiter.permits.available_permits()),
+            (Some(1), None, 3)
+        );
+        drop((second, last));
+        assert!(lock(&limiter.in_use).is_empty());
         // Without tokens there is one principal, which may have all permits.
-        assert!(seats.try_acquire("local", 5, false).is_some());
+        assert!(limiter.try_acquire("local", 5, false).is_some());
     }
 }

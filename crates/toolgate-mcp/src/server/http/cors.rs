@@ -25,11 +25,12 @@ const MAX_PREFLIGHT_AGE_SECONDS: u64 = 600;
 impl HttpServer {
     /// Returns whether pages of an origin may send requests.
     pub(crate) fn is_allowed_origin(&self, origin: &HeaderValue) -> bool {
-        let of = |text: &str| {
+        let parse_origin = |text: &str| {
             url::Url::parse(text).ok().map(|url| url.origin()).filter(url::Origin::is_tuple)
         };
-        let origin = origin.to_str().ok().and_then(of);
-        origin.is_some() && self.mcp.config.allowed_origins.iter().any(|known| of(known) == origin)
+        let origin = origin.to_str().ok().and_then(parse_origin);
+        origin.is_some()
+            && self.mcp.config.allowed_origins.iter().any(|known| parse_origin(known) == origin)
     }
 
     /// Returns the origin of the page that sent a request, if it is allowed.
@@ -52,19 +53,21 @@ pub(crate) fn add_cors_headers(answer: &mut HttpResponse, page: HeaderValue) {
 
 /// Answers a preflight request, which has no token. Its origin was checked before.
 pub(crate) fn preflight_response(parts: &Parts) -> Option<HttpResponse> {
-    let asks = parts.method == Method::OPTIONS && parts.headers.contains_key(ORIGIN);
-    if !asks || !parts.headers.contains_key(ACCESS_CONTROL_REQUEST_METHOD) {
+    let is_options_with_origin =
+        parts.method == Method::OPTIONS && parts.headers.contains_key(ORIGIN);
+    if !is_options_with_origin || !parts.headers.contains_key(ACCESS_CONTROL_REQUEST_METHOD) {
         return None;
     }
     let mut allowed = ALLOWED_HEADERS.to_owned();
-    for wanted in parts
+    for requested in parts
         .headers
         .get_all(ACCESS_CONTROL_REQUEST_HEADERS)
         .iter()
-        .filter_map(|wanted| wanted.to_str().ok())
+        .filter_map(|requested| requested.to_str().ok())
     {
-        for name in
-            wanted.split(',').filter_map(|name| HeaderName::from_bytes(name.trim().as_bytes()).ok())
+        for name in requested
+            .split(',')
+            .filter_map(|name| HeaderName::from_bytes(name.trim().as_bytes()).ok())
         {
             if name.as_str().starts_with(ARGUMENT_HEADER_PREFIX) {
                 allowed.push_str(", ");

@@ -39,7 +39,7 @@ struct EventBufferIndex {
 }
 
 struct EventBuffer {
-    /// Distinguishes it from another buffer of the same request.
+    /// Distinguishes the buffer from another buffer of the same request.
     id: u64,
     events: VecDeque<(ServerSseMessage, usize)>,
     bytes: usize,
@@ -58,19 +58,20 @@ impl EventBufferIndex {
         request: &str,
         number: u64,
     ) -> Option<&mut EventBuffer> {
-        self.sessions.get_mut(session)?.get_mut(request).filter(|tape| tape.id == number)
+        self.sessions.get_mut(session)?.get_mut(request).filter(|buffer| buffer.id == number)
     }
 
     /// Opens the buffer of a request; `None` if it already has the answer.
     fn open(&mut self, session: &SessionId, request: &str) -> Option<u64> {
         self.remove_expired();
-        if let Some(tape) = self.sessions.get_mut(session).and_then(|tapes| tapes.get_mut(request))
+        if let Some(buffer) =
+            self.sessions.get_mut(session).and_then(|buffers| buffers.get_mut(request))
         {
-            tape.writers += 1;
-            return tape.ended_at.is_none().then_some(tape.id);
+            buffer.writers += 1;
+            return buffer.ended_at.is_none().then_some(buffer.id);
         }
         self.created += 1;
-        let tape = EventBuffer {
+        let buffer = EventBuffer {
             id: self.created,
             events: VecDeque::new(),
             bytes: 0,
@@ -78,7 +79,7 @@ impl EventBufferIndex {
             ended_at: None,
             changed: Arc::default(),
         };
-        self.sessions.entry(session.clone()).or_default().insert(request.to_owned(), tape);
+        self.sessions.entry(session.clone()).or_default().insert(request.to_owned(), buffer);
         Some(self.created)
     }
 
@@ -91,34 +92,34 @@ impl EventBufferIndex {
         event: ServerSseMessage,
         bytes: usize,
     ) -> bool {
-        let Some(tape) = self.buffer(session, request, number) else { return false };
+        let Some(buffer) = self.buffer(session, request, number) else { return false };
         // Events after the answer, and duplicates, are ignored.
         let known = |(known, _): &(ServerSseMessage, usize)| {
             known.event_id.is_some() && known.event_id == event.event_id
         };
-        if tape.ended_at.is_some() || tape.events.iter().any(known) {
+        if buffer.ended_at.is_some() || buffer.events.iter().any(known) {
             return true;
         }
-        tape.events.push_back((event, bytes));
+        buffer.events.push_back((event, bytes));
         // The answer is the last event, so it is never dropped here.
-        let gone = if tape.events.len() > MAX_EVENTS_PER_BUFFER {
-            tape.events.pop_front().map_or(0, |(_, bytes)| bytes)
+        let dropped_bytes = if buffer.events.len() > MAX_EVENTS_PER_BUFFER {
+            buffer.events.pop_front().map_or(0, |(_, bytes)| bytes)
         } else {
             0
         };
-        tape.bytes = tape.bytes + bytes - gone;
-        tape.changed.notify_waiters();
-        self.bytes = self.bytes + bytes - gone;
-        let all = |tapes: &HashMap<String, EventBuffer>| {
-            tapes.values().map(|tape| tape.bytes).sum::<usize>()
+        buffer.bytes = buffer.bytes + bytes - dropped_bytes;
+        buffer.changed.notify_waiters();
+        self.bytes = self.bytes + bytes - dropped_bytes;
+        let all = |buffers: &HashMap<String, EventBuffer>| {
+            buffers.values().map(|buffer| buffer.bytes).sum::<usize>()
         };
         while self.bytes > MAX_TOTAL_BUFFER_BYTES {
-            let most = self
+            let largest = self
                 .sessions
                 .iter()
-                .max_by_key(|(_, tapes)| all(tapes))
+                .max_by_key(|(_, buffers)| all(buffers))
                 .map(|(session, _)| session.clone());
-            let Some(session) = most else { break };
+            let Some(session) = largest else { break };
             self.drop_oldest(&session, |_| true);
         }
         true
@@ -126,47 +127,47 @@ impl EventBufferIndex {
 
     /// Removes a writer of a buffer. A buffer that ends without an answer is dropped.
     fn close(&mut self, session: &SessionId, request: &str, number: u64) {
-        let Some(tape) = self.buffer(session, request, number) else { return };
-        tape.writers -= 1;
-        let answered = tape.events.back().is_some_and(|(event, _)| is_answer(event));
-        if tape.writers > 0 && !answered {
+        let Some(buffer) = self.buffer(session, request, number) else { return };
+        buffer.writers -= 1;
+        let answered = buffer.events.back().is_some_and(|(event, _)| is_answer(event));
+        if buffer.writers > 0 && !answered {
             return;
         }
-        tape.ended_at = Some(Instant::now());
-        tape.changed.notify_waiters();
+        buffer.ended_at = Some(Instant::now());
+        buffer.changed.notify_waiters();
         if !answered {
             return self.drop_buffer(session, request);
         }
         // The number of running calls limits the number of unfinished buffers.
-        let over = self
+        let ended_count = self
             .sessions
             .get(session)
             .into_iter()
             .flatten()
-            .filter(|(_, tape)| tape.ended_at.is_some())
+            .filter(|(_, buffer)| buffer.ended_at.is_some())
             .count();
-        if over > MAX_ANSWERS_PER_SESSION {
-            self.drop_oldest(session, |tape| tape.ended_at.is_some());
+        if ended_count > MAX_ANSWERS_PER_SESSION {
+            self.drop_oldest(session, |buffer| buffer.ended_at.is_some());
         }
     }
 
     fn drop_buffer(&mut self, session: &SessionId, request: &str) {
-        let Some(tapes) = self.sessions.get_mut(session) else { return };
-        if let Some(tape) = tapes.remove(request) {
-            self.bytes -= tape.bytes;
-            tape.changed.notify_waiters();
+        let Some(buffers) = self.sessions.get_mut(session) else { return };
+        if let Some(buffer) = buffers.remove(request) {
+            self.bytes -= buffer.bytes;
+            buffer.changed.notify_waiters();
         }
-        if tapes.is_empty() {
+        if buffers.is_empty() {
             self.sessions.remove(session);
         }
     }
 
     /// Drops the oldest of the matching buffers of a session.
-    fn drop_oldest(&mut self, session: &SessionId, which: impl Fn(&EventBuffer) -> bool) {
-        let tapes =
-            self.sessions.get(session).into_iter().flatten().filter(|(_, tape)| which(tape));
+    fn drop_oldest(&mut self, session: &SessionId, is_match: impl Fn(&EventBuffer) -> bool) {
+        let buffers =
+            self.sessions.get(session).into_iter().flatten().filter(|(_, buffer)| is_match(buffer));
         if let Some(request) =
-            tapes.min_by_key(|(_, tape)| tape.id).map(|(request, _)| request.clone())
+            buffers.min_by_key(|(_, buffer)| buffer.id).map(|(request, _)| request.clone())
         {
             tracing::warn!(
                 "dropped a buffered answer that its client did not fetch, to make room for others"
@@ -181,14 +182,14 @@ impl EventBufferIndex {
             return;
         }
         self.last_sweep = Some(Instant::now());
-        for tapes in self.sessions.values_mut() {
-            tapes.retain(|_, tape| {
-                let stays = tape.ended_at.is_none_or(|over| over.elapsed() < BUFFERED_ANSWER_TTL);
-                self.bytes -= if stays { 0 } else { tape.bytes };
-                stays
+        for buffers in self.sessions.values_mut() {
+            buffers.retain(|_, buffer| {
+                let is_kept = buffer.ended_at.is_none_or(|at| at.elapsed() < BUFFERED_ANSWER_TTL);
+                self.bytes -= if is_kept { 0 } else { buffer.bytes };
+                is_kept
             });
         }
-        self.sessions.retain(|_, tapes| !tapes.is_empty());
+        self.sessions.retain(|_, buffers| !buffers.is_empty());
     }
 }
 
@@ -246,7 +247,7 @@ impl EventBuffers {
 
     /// Returns the buffered events of a request after `last`, and those that follow.
     ///
-    /// `None` if there is no buffer.
+    /// Returns `None` without a buffer.
     pub(crate) fn replay(
         &self,
         session: &SessionId,
@@ -254,27 +255,27 @@ impl EventBuffers {
         last: String,
     ) -> Option<impl Stream<Item = ServerSseMessage> + use<>> {
         let number = lock(&self.0).sessions.get(session)?.get(request)?.id;
-        let (tapes, session, request) = (self.clone(), session.clone(), request.to_owned());
+        let (buffers, session, request) = (self.clone(), session.clone(), request.to_owned());
         Some(stream::unfold(last, move |last| {
-            let (tapes, session, request) = (tapes.clone(), session.clone(), request.clone());
+            let (buffers, session, request) = (buffers.clone(), session.clone(), request.clone());
             async move {
                 loop {
                     let changed = {
-                        let mut all = lock(&tapes.0);
-                        let tape = all.buffer(&session, &request, number)?;
+                        let mut all = lock(&buffers.0);
+                        let buffer = all.buffer(&session, &request, number)?;
                         // If `last` is not in the buffer, it is older than all of it.
-                        let known = tape
+                        let known = buffer
                             .events
                             .iter()
                             .rposition(|(event, _)| event.event_id.as_deref() == Some(&*last));
-                        if let Some((event, _)) = tape.events.get(known.map_or(0, |at| at + 1)) {
+                        if let Some((event, _)) = buffer.events.get(known.map_or(0, |at| at + 1)) {
                             return Some((event.clone(), event.event_id.clone().unwrap_or(last)));
                         }
-                        if tape.ended_at.is_some() {
+                        if buffer.ended_at.is_some() {
                             return None;
                         }
                         // Registered under the lock, so that no event is missed.
-                        Arc::clone(&tape.changed).notified_owned()
+                        Arc::clone(&buffer.changed).notified_owned()
                     };
                     changed.await;
                 }
@@ -300,11 +301,11 @@ mod tests {
     }
 
     async fn count_replayed_events(
-        tapes: &EventBuffers,
+        buffers: &EventBuffers,
         session: &SessionId,
         request: &str,
     ) -> usize {
-        match tapes.replay(session, request, format!("0/{request}")) {
+        match buffers.replay(session, request, format!("0/{request}")) {
             Some(replay) => replay.count().await,
             None => 0,
         }
@@ -312,78 +313,84 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn oldest_answers_are_dropped_and_expire() {
-        let (tapes, session, other): (_, SessionId, SessionId) =
+        let (buffers, session, other): (_, SessionId, SessionId) =
             (EventBuffers::default(), "one".into(), "two".into());
         for n in 0..MAX_ANSWERS_PER_SESSION + 1 {
-            tapes.store_answer(&session, &n.to_string(), answer("1"));
+            buffers.store_answer(&session, &n.to_string(), answer("1"));
         }
-        tapes.store_answer(&other, "0", answer("1"));
+        buffers.store_answer(&other, "0", answer("1"));
         assert_eq!(
             (
-                count_replayed_events(&tapes, &session, "0").await,
-                count_replayed_events(&tapes, &session, "1").await
+                count_replayed_events(&buffers, &session, "0").await,
+                count_replayed_events(&buffers, &session, "1").await
             ),
             (0, 1)
         );
-        assert_eq!(count_replayed_events(&tapes, &other, "0").await, 1);
+        assert_eq!(count_replayed_events(&buffers, &other, "0").await, 1);
         // Only finished buffers count for the limit.
         let numbers: Vec<u64> = (0..2 * MAX_ANSWERS_PER_SESSION)
-            .filter_map(|n| tapes.open(&other, &format!("open {n}")))
+            .filter_map(|n| buffers.open(&other, &format!("open {n}")))
             .collect();
-        assert!(tapes.push(&other, "open 0", numbers[0], answer("1")));
+        assert!(buffers.push(&other, "open 0", numbers[0], answer("1")));
         tokio::time::advance(BUFFERED_ANSWER_TTL).await;
-        tapes.store_answer(&other, "new", answer("1"));
+        buffers.store_answer(&other, "new", answer("1"));
         assert_eq!(
             (
-                count_replayed_events(&tapes, &session, "1").await,
-                count_replayed_events(&tapes, &other, "0").await
+                count_replayed_events(&buffers, &session, "1").await,
+                count_replayed_events(&buffers, &other, "0").await
             ),
             (0, 0)
         );
-        assert_eq!(count_replayed_events(&tapes, &other, "new").await, 1);
-        tapes.drop_session(&other);
-        let all = lock(&tapes.0);
+        assert_eq!(count_replayed_events(&buffers, &other, "new").await, 1);
+        buffers.drop_session(&other);
+        let all = lock(&buffers.0);
         assert!(all.bytes == 0 && all.sessions.is_empty(), "{} bytes", all.bytes);
     }
 
     #[tokio::test]
     async fn newest_events_are_kept() {
-        let (tapes, session): (_, SessionId) = (EventBuffers::default(), "one".into());
-        let number = tapes.open(&session, "7").unwrap();
+        let (buffers, session): (_, SessionId) = (EventBuffers::default(), "one".into());
+        let number = buffers.open(&session, "7").unwrap();
         for n in 1..=2 * MAX_EVENTS_PER_BUFFER {
-            assert!(tapes.push(
+            assert!(buffers.push(
                 &session,
                 "7",
                 number,
                 ServerSseMessage::priming(format!("{n}/7"), Duration::ZERO)
             ));
         }
-        assert!(tapes.push(&session, "7", number, answer("last/7")));
-        tapes.close(&session, "7", number);
-        let heard: Vec<_> = tapes.replay(&session, "7", "0/7".to_owned()).unwrap().collect().await;
+        assert!(buffers.push(&session, "7", number, answer("last/7")));
+        buffers.close(&session, "7", number);
+        let events: Vec<_> =
+            buffers.replay(&session, "7", "0/7".to_owned()).unwrap().collect().await;
         assert_eq!(
-            (heard.len(), heard.last().is_some_and(is_answer)),
+            (events.len(), events.last().is_some_and(is_answer)),
             (MAX_EVENTS_PER_BUFFER, true)
         );
         // A client that has some of the events receives the rest.
-        let heard: Vec<_> = tapes
+        let events: Vec<_> = buffers
             .replay(&session, "7", format!("{}/7", 2 * MAX_EVENTS_PER_BUFFER))
             .unwrap()
             .collect()
             .await;
-        assert_eq!(heard.len(), 1);
+        assert_eq!(events.len(), 1);
         // A disconnect that is noticed late does not affect a client that has resumed since.
-        assert_eq!(tapes.open(&session, "7"), None);
+        assert_eq!(buffers.open(&session, "7"), None);
         let (early, late) =
-            (tapes.open(&session, "9").unwrap(), tapes.open(&session, "9").unwrap());
-        tapes.close(&session, "9", late);
-        assert!(tapes.push(&session, "9", early, answer("1/9")));
-        tapes.close(&session, "9", early);
-        assert!(tapes.push(&session, "9", early, ServerSseMessage::priming("0/9", Duration::ZERO)));
-        assert_eq!(count_replayed_events(&tapes, &session, "9").await, 1);
+            (buffers.open(&session, "9").unwrap(), buffers.open(&session, "9").unwrap());
+        buffers.close(&session, "9", late);
+        assert!(buffers.push(&session, "9", early, answer("1/9")));
+        buffers.close(&session, "9", early);
+        assert!(buffers.push(
+            &session,
+            "9",
+            early,
+            ServerSseMessage::priming("0/9", Duration::ZERO)
+        ));
+        assert_eq!(count_replayed_events(&buffers, &session, "9").await, 1);
         // A stream that ends without an answer cannot be resumed.
-        let number = tapes.open(&session, "8").unwrap();
-        tapes.close(&session, "8", number);
-        assert!(tapes.replay(&session, "8", "0/8".to_owned()).is_none());
+        let number = buffers.open(&session, "8").unwrap();
+        buffers.close(&session, "8", number);
+        assert!(buffers.replay(&session, "8", "0/8".to_owned()).is_none());
     }
 }

@@ -1,6 +1,7 @@
-//! The straight way for calls of 2026-07-28 over HTTP. Most requests are such calls: each stands
-//! for itself, and its answer is one JSON document, or a stream where something is said before the
-//! answer. Whatever is not plainly so goes the long way, and is told there what is wrong with it.
+//! Handles stateless HTTP calls of 2026-07-28 without the MCP library.
+//!
+//! Most requests are such calls. The response is one JSON document, or a stream if the call sends
+//! notifications before its answer. The library handles every other request, and reports its errors.
 
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -31,10 +32,10 @@ use crate::server::identity;
 use crate::server::identity::{Caller, PathSelector};
 use crate::server::tool_call::{CLIENT_CHANNEL_CAPACITY, CallClient, ClientChannel};
 
-/// How long a stream is silent at most.
+/// Maximum time between two messages of a stream.
 const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(15);
 
-/// A call that says everything in its place.
+/// A well-formed `tools/call` request with all required headers and metadata.
 pub(crate) struct FastPathCall {
     id: NumberOrString,
     request: CallToolRequestParams,
@@ -42,7 +43,7 @@ pub(crate) struct FastPathCall {
     capabilities: ClientCapabilities,
 }
 
-/// The one value of a header.
+/// Returns the value of a header that occurs exactly once.
 fn single_header<'p>(parts: &'p Parts, name: &str) -> Option<&'p str> {
     let mut values = parts.headers.get_all(name).iter();
     let first = values.next()?.to_str().ok()?;
@@ -50,8 +51,9 @@ fn single_header<'p>(parts: &'p Parts, name: &str) -> Option<&'p str> {
 }
 
 impl FastPathCall {
-    /// The call that a request asks for, where it can go this way. What it takes of the body it
-    /// takes only then.
+    /// Returns the call of a request, or `None` if the library must handle the request.
+    ///
+    /// Takes arguments and metadata out of the body only if a call is returned.
     pub(crate) fn from_request(
         running: &ActiveConfig,
         parts: &Parts,
@@ -87,7 +89,8 @@ impl FastPathCall {
         if !arguments || !plain || !params.keys().all(known) {
             return None;
         }
-        // Only what its caller sees goes the other way, which can be told from this one.
+        // The library compares headers with arguments. A caller can observe which path a request
+        // takes, so this must depend only on tools that the caller may see.
         if running.header_tools.contains(&name)
             && Self::has_arguments_in_headers(running, parts, &name)
         {
@@ -115,29 +118,31 @@ impl FastPathCall {
         Some(Self { id, request, meta: RequestMetaObject::from(meta), capabilities })
     }
 
-    /// Whether arguments of a tool are said in headers as well, as far as its caller can know.
+    /// Returns whether a tool that the caller may see expects arguments in headers.
     fn has_arguments_in_headers(running: &ActiveConfig, parts: &Parts, name: &str) -> bool {
         let Some(caller) = parts.extensions.get::<Caller>() else { return true };
-        let asked = parts.extensions.get::<PathSelector>().and_then(|asked| asked.agent.as_deref());
-        let schema = identity::find_visible_tool(running, caller, asked, name)
+        let agent =
+            parts.extensions.get::<PathSelector>().and_then(|selector| selector.agent.as_deref());
+        let schema = identity::find_visible_tool(running, caller, agent, name)
             .and_then(ToolSpec::input_schema);
         schema.is_some_and(crate::has_header_arguments)
     }
 
-    /// Makes the call, and answers.
+    /// Makes the call and builds the response.
     pub(crate) async fn respond(self, http: &Arc<HttpServer>, parts: Parts) -> HttpResponse {
-        let (tell, mut told) = mpsc::channel(CLIENT_CHANNEL_CAPACITY);
-        let mut work = Box::pin(self.run_call(Arc::clone(http), parts, tell));
+        let (sender, mut notifications) = mpsc::channel(CLIENT_CHANNEL_CAPACITY);
+        let mut work = Box::pin(self.run_call(Arc::clone(http), parts, sender));
         tokio::select! {
             biased;
-            said = &mut work => match told.try_recv() {
-                Err(_) => complete_response(&said),
-                Ok(first) => stream_response(first, told, Box::pin(std::future::ready(Some(said)))),
+            response = &mut work => match notifications.try_recv() {
+                Err(_) => complete_response(&response),
+                Ok(first) => stream_response(first, notifications, Box::pin(std::future::ready(Some(response)))),
             },
-            Some(first) = told.recv() => {
-                // Nobody who reads slowly holds up the call; whoever hangs up ends the wait for it.
+            Some(first) = notifications.recv() => {
+                // A separate task: a client that reads slowly must not delay the call, and a
+                // disconnect cancels the task.
                 let work = AbortOnDropHandle::new(tokio::spawn(work));
-                stream_response(first, told, Box::pin(async move { work.await.ok() }))
+                stream_response(first, notifications, Box::pin(async move { work.await.ok() }))
             }
         }
     }
@@ -146,7 +151,7 @@ impl FastPathCall {
         self,
         http: Arc<HttpServer>,
         parts: Parts,
-        tell: mpsc::Sender<ServerNotification>,
+        sender: mpsc::Sender<ServerNotification>,
     ) -> FastPathResponse {
         let client = CallClient {
             id: CallClient::format_id(&self.id),
@@ -156,14 +161,14 @@ impl FastPathCall {
             capabilities: Some(self.capabilities),
             is_modern: true,
             disconnected: &http.gateway.0.closed,
-            channel: ClientChannel::ResponseStream(&tell),
+            channel: ClientChannel::ResponseStream(&sender),
         };
-        let said = http.server.handle_call(self.request, &client).await;
-        FastPathResponse { id: self.id, result: said }
+        let result = http.server.handle_call(self.request, &client).await;
+        FastPathResponse { id: self.id, result }
     }
 }
 
-/// What a call came to.
+/// Result of a call, with the ID of its request.
 struct FastPathResponse {
     id: NumberOrString,
     result: Result<CallToolResponse, ErrorData>,
@@ -193,13 +198,13 @@ impl FastPathResponse {
             Ok(CallToolResponse::Complete(result)) => {
                 serialize_response(&self.id, Some(result), None)
             }
-            Ok(CallToolResponse::InputRequired(asked)) => {
-                serialize_response(&self.id, Some(asked), None)
+            Ok(CallToolResponse::InputRequired(input_required)) => {
+                serialize_response(&self.id, Some(input_required), None)
             }
             Ok(_) => serialize_response::<()>(
                 &self.id,
                 None,
-                Some(&ErrorData::internal_error("there is no word for this", None)),
+                Some(&ErrorData::internal_error("unsupported result type", None)),
             ),
             Err(error) => serialize_response::<()>(&self.id, None, Some(error)),
         }
@@ -220,44 +225,44 @@ fn response_head(status: StatusCode, kind: &'static str) -> Response<()> {
     answer
 }
 
-/// The answer alone.
-fn complete_response(said: &FastPathResponse) -> HttpResponse {
-    response_head(said.status(), "application/json")
-        .map(|()| Full::new(Bytes::from(said.to_json())).boxed())
+/// Builds the response of a call that sent no notifications.
+fn complete_response(response: &FastPathResponse) -> HttpResponse {
+    response_head(response.status(), "application/json")
+        .map(|()| Full::new(Bytes::from(response.to_json())).boxed())
 }
 
-/// What a call comes to; `None` where it does not come to an end.
+/// Resolves to the result of a call, or to `None` if the call was aborted.
 type FastPathFuture = Pin<Box<dyn Future<Output = Option<FastPathResponse>> + Send + Sync>>;
 
-/// What was said before the answer, and the answer.
+/// Builds a stream of the notifications of a call, followed by its answer.
 fn stream_response(
     first: ServerNotification,
-    told: mpsc::Receiver<ServerNotification>,
+    notifications: mpsc::Receiver<ServerNotification>,
     work: FastPathFuture,
 ) -> HttpResponse {
     let event = |text: &[u8]| Some(Bytes::from([b"data: ", text, b"\n\n"].concat()));
-    let word = move |said: &ServerNotification| {
+    let notification_event = move |said: &ServerNotification| {
         event(
             &serde_json::to_vec(&FastPathNotification { jsonrpc: "2.0", said }).unwrap_or_default(),
         )
     };
     let events = stream::unfold(
-        (Some(first), told, Some(work)),
-        move |(first, mut told, mut work)| async move {
+        (Some(first), notifications, Some(work)),
+        move |(first, mut notifications, mut work)| async move {
             if let Some(first) = first {
-                return Some((word(&first), (None, told, work)));
+                return Some((notification_event(&first), (None, notifications, work)));
             }
-            let waits = work.as_mut()?;
-            let said = tokio::select! {
+            let call = work.as_mut()?;
+            let frame = tokio::select! {
                 biased;
-                Some(next) = told.recv() => word(&next),
-                said = waits => {
+                Some(next) = notifications.recv() => notification_event(&next),
+                response = call => {
                     work = None;
-                    said.and_then(|said| event(&said.to_json()))
+                    response.and_then(|response| event(&response.to_json()))
                 }
                 () = tokio::time::sleep(KEEP_ALIVE_INTERVAL) => Some(Bytes::from_static(b":\n\n")),
             };
-            Some((said, (None, told, work)))
+            Some((frame, (None, notifications, work)))
         },
     );
     let frames = futures_util::StreamExt::filter_map(events, |event| async move {
@@ -266,7 +271,7 @@ fn stream_response(
     event_stream_response(frames)
 }
 
-/// An answer that is told bit by bit.
+/// Builds a response with a stream of server-sent events.
 pub(crate) fn event_stream_response(
     frames: impl stream::Stream<Item = Result<Frame<Bytes>, Infallible>> + Send + Sync + 'static,
 ) -> HttpResponse {

@@ -68,10 +68,10 @@ impl HttpServer {
         session: Option<&HeaderValue>,
         answer: HttpResponse,
     ) -> HttpResponse {
-        let gone = |id: &HeaderValue| {
+        let has_ended = |id: &HeaderValue| {
             id.to_str().is_ok_and(|id| !lock(&self.sessions.owners).contains_key(id))
         };
-        match answer.status().is_server_error() && session.is_some_and(gone) {
+        match answer.status().is_server_error() && session.is_some_and(has_ended) {
             true => *unknown_session(),
             false => answer,
         }
@@ -88,13 +88,13 @@ impl HttpServer {
         caller: &Caller,
         agent: Option<&str>,
     ) -> Result<HttpResponse, Box<HttpResponse>> {
-        let bound =
+        let per_principal =
             (!running.authenticator.is_auth_disabled()).then_some(MAX_SESSIONS_PER_PRINCIPAL);
         if has_too_many_sessions(
             &lock(&self.sessions.owners),
             &caller.principal,
             MAX_SESSIONS,
-            bound,
+            per_principal,
         ) {
             return Err(error_response(
                 StatusCode::SERVICE_UNAVAILABLE,
@@ -126,18 +126,18 @@ impl HttpServer {
     }
 
     /// Ends sessions that were idle for `life`, without running requests or listeners.
-    pub(crate) async fn close_idle_sessions(&self, life: Duration) {
+    pub(crate) async fn close_idle_sessions(&self, max_idle: Duration) {
         let mut idle = Vec::new();
         lock(&self.sessions.owners).retain(|id, owner| {
-            let held = owner.keep_alive.is_shared();
-            if held {
+            let is_in_use = owner.keep_alive.is_shared();
+            if is_in_use {
                 owner.last_used = Instant::now();
             }
-            let stays = held || owner.last_used.elapsed() < life;
-            if !stays {
+            let is_kept = is_in_use || owner.last_used.elapsed() < max_idle;
+            if !is_kept {
                 idle.push(id.clone());
             }
-            stays
+            is_kept
         });
         let ending =
             futures_util::future::join_all(idle.iter().map(|id| self.sessions.close_session(id)));
@@ -153,12 +153,13 @@ fn unknown_session() -> Box<HttpResponse> {
 fn has_too_many_sessions(
     owners: &HashMap<SessionId, SessionOwner>,
     principal: &str,
-    most: usize,
-    own: Option<usize>,
+    total: usize,
+    per_principal: Option<usize>,
 ) -> bool {
     // One principal must not use up the sessions of all others.
     let owned = || owners.values().filter(|owner| owner.caller.principal == principal).count();
-    owners.len() >= most || own.is_some_and(|own| owners.len() >= own && owned() >= own)
+    owners.len() >= total
+        || per_principal.is_some_and(|limit| owners.len() >= limit && owned() >= limit)
 }
 
 /// Returns whether a request opens a session. The method decides, not the revision that it names.
@@ -178,9 +179,9 @@ pub(crate) mod tests {
     use crate::gateway::{Gateway, GatewayOptions};
     use crate::server::identity::PathSelector;
 
-    pub(crate) fn test_caller(who: &str) -> Caller {
+    pub(crate) fn test_caller(principal: &str) -> Caller {
         Caller {
-            principal: who.to_owned(),
+            principal: principal.to_owned(),
             agents: None,
             session: None,
             auth_method: crate::server::identity::AuthMethod::Anonymous,
@@ -192,8 +193,8 @@ pub(crate) mod tests {
         Arc::new(test_server_with("").await)
     }
 
-    /// Opens such a gateway, with additions to its configuration.
-    pub(crate) async fn test_server_with(more: &str) -> HttpServer {
+    /// Opens a gateway with one tool and additional configuration.
+    pub(crate) async fn test_server_with(extra_config: &str) -> HttpServer {
         let options = GatewayOptions {
             store: Arc::new(toolgate::MemoryStore::default()),
             upstreams: crate::UpstreamOptions::default(),
@@ -203,7 +204,7 @@ pub(crate) mod tests {
             principal: "ann".to_owned(),
             own_paths: Vec::new(),
         };
-        let text = format!("[tools.calc]\nkind = \"builtin\"\n{more}");
+        let text = format!("[tools.calc]\nkind = \"builtin\"\n{extra_config}");
         let config = move || Ok(Config::parse("toolgate.toml", &text));
         let gateway = Gateway::open(config, options).await.unwrap();
         let running = gateway.active_config();
@@ -260,10 +261,10 @@ pub(crate) mod tests {
         lock(&http.sessions.owners).extend(
             (0..MAX_SESSIONS).map(|n| (n.to_string().into(), SessionOwner::new(ann.clone(), None))),
         );
-        let refused = http.open_session(&running, initialize_request(), &ann, None).await.err();
-        let told =
-            refused.map(|answer| (answer.status(), answer.headers().contains_key(RETRY_AFTER)));
-        assert_eq!(told, Some((StatusCode::SERVICE_UNAVAILABLE, true)));
+        let response = http.open_session(&running, initialize_request(), &ann, None).await.err();
+        let rejection =
+            response.map(|answer| (answer.status(), answer.headers().contains_key(RETRY_AFTER)));
+        assert_eq!(rejection, Some((StatusCode::SERVICE_UNAVAILABLE, true)));
         // All sessions fit into two gigabytes, at 80 KB each.
         const { assert!(MAX_SESSIONS * 80_000 < 2 << 30) };
         http.gateway.shut_down().await;
@@ -274,9 +275,11 @@ pub(crate) mod tests {
         let owners: HashMap<SessionId, SessionOwner> = ["ann", "ann", "bob"]
             .iter()
             .enumerate()
-            .map(|(n, who)| (n.to_string().into(), SessionOwner::new(test_caller(who), None)))
+            .map(|(n, principal)| {
+                (n.to_string().into(), SessionOwner::new(test_caller(principal), None))
+            })
             .collect();
-        for (who, most, own, full) in [
+        for (principal, total, per_principal, full) in [
             ("ann", 10, Some(2), true),
             ("ann", 10, None, false),
             ("bob", 10, Some(2), false),
@@ -284,9 +287,9 @@ pub(crate) mod tests {
             ("ann", 10, Some(3), false),
         ] {
             assert_eq!(
-                has_too_many_sessions(&owners, who, most, own),
+                has_too_many_sessions(&owners, principal, total, per_principal),
                 full,
-                "{who} {most} {own:?}"
+                "{principal} {total} {per_principal:?}"
             );
         }
     }

@@ -92,14 +92,14 @@ fn tls_acceptor(certificate: &Path, key: &Path) -> io::Result<TlsAcceptor> {
     let chain: Vec<CertificateDer<'static>> = CertificateDer::pem_file_iter(certificate)
         .and_then(Iterator::collect)
         .map_err(|error| named(certificate, error.to_string()))?;
-    let secret =
+    let private_key =
         PrivateKeyDer::from_pem_file(key).map_err(|error| named(key, error.to_string()))?;
     let provider = Arc::new(tokio_rustls::rustls::crypto::aws_lc_rs::default_provider());
     let config = TlsConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
         .map_err(io::Error::other)?
         .with_no_client_auth()
-        .with_single_cert(chain, secret)
+        .with_single_cert(chain, private_key)
         .map_err(|error| named(certificate, error.to_string()))?;
     Ok(TlsAcceptor::from(Arc::new(config)))
 }
@@ -110,7 +110,7 @@ async fn accept_connections(
     tls: Option<TlsAcceptor>,
     gateway: Gateway,
 ) {
-    let seats =
+    let permits =
         Arc::new(Semaphore::new(toolgate_process::nofile_limit::max_connections(MAX_CONNECTIONS)));
     let graceful = hyper_util::server::graceful::GracefulShutdown::new();
     let mut sweep = tokio::time::interval(SESSION_SWEEP_INTERVAL);
@@ -129,12 +129,12 @@ async fn accept_connections(
             tokio::time::sleep(Duration::from_millis(50)).await;
             continue;
         };
-        let Ok(seat) = Arc::clone(&seats).try_acquire_owned() else { continue };
+        let Ok(permit) = Arc::clone(&permits).try_acquire_owned() else { continue };
         let _ = stream.set_nodelay(true);
         let _ = rustix::net::sockopt::set_socket_send_buffer_size(&stream, SEND_BUFFER_BYTES);
         let (http, tls, watcher) = (Arc::clone(&http), tls.clone(), graceful.watcher());
         tokio::spawn(SelfWakingTask::new(async move {
-            let _seat = seat;
+            let _permit = permit;
             serve_connection(stream, http, tls, watcher).await;
         }));
     }
@@ -147,9 +147,10 @@ async fn accept_connections(
         let _ = tokio::time::timeout(Duration::from_secs(2), shutdown).await;
     }
     // An open session would keep the gateway and its resources for the rest of its lifetime.
-    let left: Vec<_> = http.sessions.local.sessions.read().await.keys().cloned().collect();
-    let closing =
-        futures_util::future::join_all(left.iter().map(|id| http.sessions.close_session(id)));
+    let open_sessions: Vec<_> = http.sessions.local.sessions.read().await.keys().cloned().collect();
+    let closing = futures_util::future::join_all(
+        open_sessions.iter().map(|id| http.sessions.close_session(id)),
+    );
     // A client that does not read could delay this, so there is a timeout.
     let _ = tokio::time::timeout(Duration::from_secs(2), closing).await;
     lock(&http.sessions.owners).clear();
@@ -217,15 +218,15 @@ mod tests {
     }
 
     /// Waits until a condition holds.
-    async fn wait_until(what: &str, mut is: impl AsyncFnMut() -> bool) {
-        let waits = async {
-            while !is().await {
+    async fn wait_until(condition_name: &str, mut condition: impl AsyncFnMut() -> bool) {
+        let polling = async {
+            while !condition().await {
                 tokio::time::sleep(Duration::from_millis(10)).await;
             }
         };
-        tokio::time::timeout(Duration::from_secs(60), waits)
+        tokio::time::timeout(Duration::from_secs(60), polling)
             .await
-            .unwrap_or_else(|_| panic!("timeout: {what}"));
+            .unwrap_or_else(|_| panic!("timeout: {condition_name}"));
     }
 
     /// Builds a request of a client of 2026-07-28.
@@ -254,10 +255,10 @@ mod tests {
         http.stream_permits = PrincipalLimiter::new(4);
         let (http, url) = listen_on_free_port(http).await;
         let client = reqwest::Client::builder().no_proxy().build().unwrap();
-        let listen = async |who: &str| {
-            let wanted = json!({"notifications": {"toolsListChanged": true}});
-            modern_request(&client, &url, "subscriptions/listen", None, wanted)
-                .bearer_auth(who)
+        let listen = async |principal: &str| {
+            let filter = json!({"notifications": {"toolsListChanged": true}});
+            modern_request(&client, &url, "subscriptions/listen", None, filter)
+                .bearer_auth(principal)
                 .send()
                 .await
                 .unwrap()
@@ -295,34 +296,36 @@ mod tests {
         );
         let (http, url) = listen_on_free_port(test_server_with(&slow).await).await;
         let client = reqwest::Client::builder().no_proxy().build().unwrap();
-        let lives = async || !http.sessions.local.sessions.read().await.is_empty();
-        let about = json!({"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}});
-        let hello = json!({"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": about});
+        let is_open = async || !http.sessions.local.sessions.read().await.is_empty();
+        let params = json!({"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}});
+        let initialize =
+            json!({"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": params});
         let accept = "application/json, text/event-stream";
-        let greeted = client.post(&url).header("accept", accept).json(&hello).send().await.unwrap();
-        let session = greeted.headers()["mcp-session-id"].clone();
-        greeted.text().await.unwrap();
+        let opened =
+            client.post(&url).header("accept", accept).json(&initialize).send().await.unwrap();
+        let session = opened.headers()["mcp-session-id"].clone();
+        opened.text().await.unwrap();
         let request = |method: reqwest::Method| {
             client.request(method, &url).header("accept", accept).header("mcp-session-id", &session)
         };
         let listening = request(reqwest::Method::GET).send().await.unwrap();
         assert_eq!(listening.status(), 200);
         http.close_idle_sessions(Duration::ZERO).await;
-        assert!(lives().await, "a client listens");
+        assert!(is_open().await, "a client listens");
         // A slow call whose client has disconnected.
         let call = json!({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "slow", "arguments": {}}});
         let calling = request(reqwest::Method::POST).json(&call).send().await.unwrap();
-        let (mut asked, _) =
+        let (mut connection, _) =
             tokio::time::timeout(Duration::from_secs(60), service.accept()).await.unwrap().unwrap();
         drop((listening, calling));
         tokio::time::sleep(Duration::from_millis(300)).await;
         http.close_idle_sessions(Duration::ZERO).await;
-        assert!(lives().await, "a call is running");
+        assert!(is_open().await, "a call is running");
         assert_eq!(
             http.sessions.local.session_config.keep_alive, None,
             "the library does not end it either"
         );
-        asked
+        connection
             .write_all(
                 b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}",
             )
@@ -330,7 +333,7 @@ mod tests {
             .unwrap();
         wait_until("the session has ended", async || {
             http.close_idle_sessions(Duration::ZERO).await;
-            !lives().await
+            !is_open().await
         })
         .await;
         assert_eq!(request(reqwest::Method::GET).send().await.unwrap().status(), 404);

@@ -8,23 +8,20 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use http::header::{
-    ALLOW, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, HOST, ORIGIN, RETRY_AFTER,
-    TRANSFER_ENCODING,
-};
+use http::header::{ALLOW, CONTENT_LENGTH, CONTENT_TYPE, RETRY_AFTER};
 use http::request::Parts;
 use http::{HeaderMap, Method, Request, Response, StatusCode};
 use http_body_util::combinators::BoxBody;
-use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
+use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
 use opentelemetry::trace::FutureExt as _;
 use rmcp::model::ErrorCode;
 use rmcp::transport::streamable_http_server::{StreamableHttpServerConfig, StreamableHttpService};
 use serde_json::{Value, json};
 
-use crate::gateway::{ActiveConfig, Gateway, lock};
+use crate::gateway::{ActiveConfig, Gateway};
 use crate::server::handler::{CURRENT_AGENT, McpServer};
-use crate::server::http::admission::{ArrivingBytes, GuardedBody, PrincipalLimiter};
+use crate::server::http::admission::{GuardedBody, PrincipalLimiter};
 use crate::server::http::fast_path::FastPathCall;
 use crate::server::identity;
 use crate::server::identity::{Caller, PathSelector};
@@ -39,6 +36,7 @@ pub(crate) mod event_buffer;
 pub(crate) mod fast_path;
 mod legacy_sessions;
 mod listener;
+mod request_checks;
 mod resource_metadata;
 mod resumable_sessions;
 pub(crate) mod self_wake;
@@ -49,8 +47,7 @@ use crate::server::http::resumable_sessions::ResumableSessions;
 
 /// Timeout for receiving a request, and for the TLS handshake.
 const REQUEST_READ_TIMEOUT: Duration = Duration::from_secs(15);
-/// Messages for exceeded limits.
-const RATE_LIMITED_MESSAGE: &str = "rate limit exceeded";
+/// Message for an exceeded limit of concurrent requests.
 const OVERLOADED_MESSAGE: &str = "too many concurrent requests";
 
 pub(crate) type HttpResponse = Response<BoxBody<Bytes, Infallible>>;
@@ -79,43 +76,38 @@ type RequestTimes = HashMap<String, VecDeque<Instant>>;
 impl HttpServer {
     fn new(gateway: Gateway, running: &ActiveConfig, address: SocketAddr) -> Self {
         let settings = &running.settings;
-        let own = ["localhost", "127.0.0.1", "::1"]
+        let own_hosts = ["localhost", "127.0.0.1", "::1"]
             .into_iter()
             .map(str::to_owned)
             .chain([address.ip().to_string()]);
         let config = StreamableHttpServerConfig::default()
-            .with_allowed_hosts(own.chain(settings.hosts.iter().cloned()))
+            .with_allowed_hosts(own_hosts.chain(settings.hosts.iter().cloned()))
             .with_allowed_origins(own_origins(address).chain(settings.origins.iter().cloned()))
             .enforce_origin_validation()
             .with_max_request_body_bytes(settings.max_request_bytes)
             .with_cancellation_token(gateway.0.closed.child_token());
-        let (doors, sessions) =
+        let (shared_gateway, sessions) =
             (gateway.clone(), Arc::new(ResumableSessions::new(gateway.clone())));
         let mcp = StreamableHttpService::new(
-            move || Ok(McpServer::new(doors.clone(), None)),
+            move || Ok(McpServer::new(shared_gateway.clone(), None)),
             Arc::clone(&sessions),
             config,
         );
-        let (seats, beside) = (
-            PrincipalLimiter::new(settings.max_concurrency),
-            PrincipalLimiter::new(settings.max_concurrency),
-        );
-        let listening = PrincipalLimiter::new(toolgate_process::nofile_limit::max_connections(
-            crate::server::http::listener::MAX_CONNECTIONS,
-        ));
-        let door = McpServer::new(gateway.clone(), None);
-        let arriving = AtomicUsize::new(0);
-        let rates = Mutex::default();
+        let max_concurrency = settings.max_concurrency;
+        let stream_permits =
+            PrincipalLimiter::new(toolgate_process::nofile_limit::max_connections(
+                crate::server::http::listener::MAX_CONNECTIONS,
+            ));
         Self {
+            server: McpServer::new(gateway.clone(), None),
             gateway,
-            server: door,
             mcp,
             sessions,
-            request_permits: seats,
-            message_permits: beside,
-            stream_permits: listening,
-            arriving_bytes: arriving,
-            request_times: rates,
+            request_permits: PrincipalLimiter::new(max_concurrency),
+            message_permits: PrincipalLimiter::new(max_concurrency),
+            stream_permits,
+            arriving_bytes: AtomicUsize::new(0),
+            request_times: Mutex::default(),
         }
     }
 
@@ -148,8 +140,8 @@ impl HttpServer {
             return Ok(answer);
         }
         let path = parts.uri.path().to_owned();
-        let words: Vec<&str> = path.split('/').filter(|word| !word.is_empty()).collect();
-        match words.as_slice() {
+        let segments: Vec<&str> = path.split('/').filter(|segment| !segment.is_empty()).collect();
+        match segments.as_slice() {
             ["healthz"] => return Ok(text_response(StatusCode::OK, "ok\n")),
             ["readyz"] => {
                 return Ok(match self.gateway.check_ready() {
@@ -166,9 +158,11 @@ impl HttpServer {
                     &crate::server::decision_api::openapi_description(),
                 ));
             }
-            [".well-known", "oauth-protected-resource", place @ ..] => {
+            [".well-known", "oauth-protected-resource", resource_path @ ..] => {
                 return Ok(crate::server::http::resource_metadata::metadata_response(
-                    &running, &parts, place,
+                    &running,
+                    &parts,
+                    resource_path,
                 ));
             }
             _ => {}
@@ -180,15 +174,15 @@ impl HttpServer {
                 Some(5),
             ));
         }
-        let caller = self.authenticate(&running, &parts, &words).await?;
+        let caller = self.authenticate(&running, &parts, &segments).await?;
         self.check_rate_limit(&running, &caller)?;
         // A request takes no permit while its body arrives, which may take long.
         let is_shared = !running.authenticator.is_auth_disabled();
         let full = || error_response(StatusCode::SERVICE_UNAVAILABLE, OVERLOADED_MESSAGE, Some(1));
-        let seats = |many: u32| {
-            self.request_permits.try_acquire(&caller.principal, many, is_shared).ok_or_else(full)
+        let acquire_permits = |count: u32| {
+            self.request_permits.try_acquire(&caller.principal, count, is_shared).ok_or_else(full)
         };
-        match words.as_slice() {
+        match segments.as_slice() {
             ["metrics"] => self.metrics_response(&running, &caller),
             ["mcp", _, _, _, ..] => Err(error_response(
                 StatusCode::NOT_FOUND,
@@ -196,14 +190,15 @@ impl HttpServer {
                 None,
             )),
             ["mcp", rest @ ..] => {
-                let Some(asked) = PathSelector::from_segments(rest) else {
+                let Some(selector) = PathSelector::from_segments(rest) else {
                     return Err(error_response(
                         StatusCode::BAD_REQUEST,
                         "the percent-encoding of the URL path is not valid UTF-8",
                         None,
                     ));
                 };
-                let hold = self.check_session(&parts.headers, &caller, asked.agent.as_deref())?;
+                let keep_alive =
+                    self.check_session(&parts.headers, &caller, selector.agent.as_deref())?;
                 // The library compares this header with the body only from this revision on.
                 let listens = parts.method == Method::GET
                     || (is_modern_request(&parts.headers)
@@ -232,9 +227,9 @@ impl HttpServer {
                 drop(text);
                 // Messages that are not requests have their own permits, because running requests
                 // need them to finish. So do streams that only listen, which may last for days.
-                let asks =
+                let is_request =
                     message.value.get("method").is_some() && message.value.get("id").is_some();
-                let taken = match asks {
+                let permit = match is_request {
                     _ if listens => self
                         .stream_permits
                         .try_acquire(&caller.principal, 1, is_shared)
@@ -243,9 +238,9 @@ impl HttpServer {
                         .message_permits
                         .try_acquire(&caller.principal, 1, is_shared)
                         .ok_or_else(full),
-                    true => seats(1),
+                    true => acquire_permits(1),
                 };
-                let seat = Arc::new(taken?);
+                let permit = Arc::new(permit?);
                 if let Some(raw) = message.raw_arguments.take() {
                     parts.extensions.insert(raw);
                     parts.headers.remove(CONTENT_LENGTH);
@@ -253,20 +248,20 @@ impl HttpServer {
                 if self.server.filter_subscriptions(
                     &running,
                     &caller,
-                    asked.agent.as_deref(),
+                    selector.agent.as_deref(),
                     &mut message,
                 ) {
                     parts.headers.remove(CONTENT_LENGTH);
                 }
                 parts.extensions.insert(caller.clone());
-                parts.extensions.insert(asked.clone());
+                parts.extensions.insert(selector.clone());
                 // The running request holds its permit and its session, even if its client
                 // disconnects.
-                if asks {
-                    parts.extensions.insert(Arc::clone(&seat));
+                if is_request {
+                    parts.extensions.insert(Arc::clone(&permit));
                 }
-                if let Some(hold) = &hold {
-                    parts.extensions.insert(hold.clone());
+                if let Some(keep_alive) = &keep_alive {
+                    parts.extensions.insert(keep_alive.clone());
                 }
                 let answer = match FastPathCall::from_request(&running, &parts, &mut message.value)
                 {
@@ -280,30 +275,31 @@ impl HttpServer {
                                     &running,
                                     request,
                                     &caller,
-                                    asked.agent.as_deref(),
+                                    selector.agent.as_deref(),
                                 )
                                 .await?
                             }
                             false => {
-                                self.handle_mcp(request, &caller, asked.agent.as_deref()).await
+                                self.handle_mcp(request, &caller, selector.agent.as_deref()).await
                             }
                         }
                     }
                 };
                 // The response body holds the permit until it is sent.
-                Ok(answer
-                    .map(|body| GuardedBody { body, _permit: seat, _keep_alive: hold }.boxed()))
+                Ok(answer.map(|body| {
+                    GuardedBody { body, _permit: permit, _keep_alive: keep_alive }.boxed()
+                }))
             }
             ["v1", "calls", verb] if parts.method == Method::POST => {
                 let counted = self.gateway.count_call();
                 let text = self.read_body(&running, &parts, body).await?;
-                let seat = seats(1)?;
+                let permit = acquire_permits(1)?;
                 let (verb, context) =
                     ((*verb).to_owned(), crate::trace_context::context_from_headers(&parts));
                 // Hooks may take long. The task continues and holds its permit if the client
                 // disconnects.
                 let work = async move {
-                    let (_counted, _seat) = (counted, seat);
+                    let (_counted, _permit) = (counted, permit);
                     crate::server::decision_api::handle_decision_request(
                         &running, &verb, &caller, &parts, &text,
                     )
@@ -312,7 +308,7 @@ impl HttpServer {
                 };
                 match tokio::spawn(work).await {
                     Ok(Ok(answer)) => Ok(json_response(StatusCode::OK, &answer)),
-                    Ok(Err((status, told))) => Err(Box::new(json_response(status, &told))),
+                    Ok(Err((status, body))) => Err(Box::new(json_response(status, &body))),
                     Err(_) => Err(error_response(
                         StatusCode::INTERNAL_SERVER_ERROR,
                         "cannot answer the request: internal error",
@@ -329,57 +325,11 @@ impl HttpServer {
         }
     }
 
-    /// Checks what the headers alone decide.
-    fn check_headers(&self, parts: &Parts) -> Result<(), Box<HttpResponse>> {
-        let once = |name: &http::HeaderName| parts.headers.get_all(name).iter().count() <= 1;
-        // hyper rejects two different `Content-Length` headers, and ignores them beside chunked
-        // encoding.
-        if !once(&HOST) || !once(&TRANSFER_ENCODING) || !once(&ORIGIN) || !once(&CONTENT_TYPE) {
-            return Err(error_response(StatusCode::BAD_REQUEST, "duplicate header", None));
-        }
-        // Bodies are not decompressed.
-        if parts.headers.contains_key(CONTENT_ENCODING) {
-            return Err(error_response(
-                StatusCode::UNSUPPORTED_MEDIA_TYPE,
-                "compressed requests are not supported",
-                None,
-            ));
-        }
-        let allowed = &self.mcp.config.allowed_hosts;
-        let host = parts
-            .headers
-            .get(HOST)
-            .and_then(|host| host.to_str().ok())
-            .or_else(|| parts.uri.authority().map(http::uri::Authority::as_str));
-        let host = host.and_then(|host| host.parse::<http::uri::Authority>().ok());
-        let known = host.as_ref().is_some_and(|host| {
-            let bare = host.host().trim_matches(['[', ']']);
-            allowed.iter().any(|known| {
-                known.eq_ignore_ascii_case(bare) || known.eq_ignore_ascii_case(host.as_str())
-            })
-        });
-        if !known {
-            return Err(error_response(
-                StatusCode::FORBIDDEN,
-                "unknown `Host` header; add it to `hosts` in `[gateway]`",
-                None,
-            ));
-        }
-        if parts.headers.get(ORIGIN).is_some_and(|origin| !self.is_allowed_origin(origin)) {
-            return Err(error_response(
-                StatusCode::FORBIDDEN,
-                "origin not allowed; add it to `origins` in `[gateway]`",
-                None,
-            ));
-        }
-        Ok(())
-    }
-
     async fn authenticate(
         &self,
         running: &ActiveConfig,
         parts: &Parts,
-        words: &[&str],
+        segments: &[&str],
     ) -> Result<Caller, Box<HttpResponse>> {
         let found = running
             .authenticator
@@ -387,7 +337,7 @@ impl HttpServer {
             .await;
         found.map_err(|why| {
             crate::server::http::resource_metadata::unauthorized_response(
-                running, parts, words, why,
+                running, parts, segments, why,
             )
         })
     }
@@ -409,35 +359,6 @@ impl HttpServer {
         Ok(answer)
     }
 
-    /// Counts a request against the rate limit of a caller.
-    fn check_rate_limit(
-        &self,
-        running: &ActiveConfig,
-        caller: &Caller,
-    ) -> Result<(), Box<HttpResponse>> {
-        let Some(rate) = running.settings.rate else { return Ok(()) };
-        let mut rates = lock(&self.request_times);
-        let now = Instant::now();
-        if rates.len() > 10_000 {
-            rates.retain(|_, asked| {
-                asked.back().is_some_and(|last| now.duration_since(*last) < rate.per)
-            });
-        }
-        let asked = recent_requests(&mut rates, &caller.principal, rate.per, now);
-        if asked.len() >= rate.calls as usize {
-            let wait = asked
-                .front()
-                .map_or(rate.per, |first| rate.per.saturating_sub(now.duration_since(*first)));
-            return Err(error_response(
-                StatusCode::TOO_MANY_REQUESTS,
-                RATE_LIMITED_MESSAGE,
-                Some(wait.as_secs() + 1),
-            ));
-        }
-        asked.push_back(now);
-        Ok(())
-    }
-
     /// Passes a request to the library, with the agent for its `get_tool`.
     pub(crate) async fn handle_mcp(
         &self,
@@ -456,71 +377,6 @@ impl HttpServer {
         let answer = CURRENT_AGENT.scope(agent, self.mcp.handle(request)).await;
         self.replace_ended_session_error(session.as_ref(), answer)
     }
-
-    /// Reads the body of a request, within limits for size and time.
-    async fn read_body(
-        &self,
-        running: &ActiveConfig,
-        parts: &Parts,
-        body: Incoming,
-    ) -> Result<Bytes, Box<HttpResponse>> {
-        if parts.method != Method::POST {
-            return Ok(Bytes::new());
-        }
-        let most = running.settings.max_request_bytes;
-        let mut held = ArrivingBytes::new(&self.arriving_bytes);
-        let mut body = Limited::new(body, most);
-        let collect = async {
-            let mut bytes = Vec::new();
-            while let Some(frame) = body.frame().await {
-                let frame = frame.map_err(|error| match error.is::<LengthLimitError>() {
-                    true => error_response(
-                        StatusCode::PAYLOAD_TOO_LARGE,
-                        &format!("the request is larger than {most} bytes"),
-                        None,
-                    ),
-                    false => error_response(
-                        StatusCode::BAD_REQUEST,
-                        "the request body is incomplete",
-                        None,
-                    ),
-                })?;
-                if let Ok(chunk) = frame.into_data() {
-                    if !held.try_add(chunk.len()) {
-                        return Err(error_response(
-                            StatusCode::SERVICE_UNAVAILABLE,
-                            "too many bytes of requests are arriving",
-                            Some(1),
-                        ));
-                    }
-                    bytes.extend_from_slice(&chunk);
-                }
-            }
-            Ok(Bytes::from(bytes))
-        };
-        let collected = tokio::time::timeout(REQUEST_READ_TIMEOUT, collect).await;
-        collected.map_err(|_| {
-            error_response(
-                StatusCode::REQUEST_TIMEOUT,
-                "the request body took too long to arrive",
-                None,
-            )
-        })?
-    }
-}
-
-/// Returns the times of the requests of a principal that still count.
-fn recent_requests<'r>(
-    rates: &'r mut RequestTimes,
-    principal: &str,
-    per: Duration,
-    now: Instant,
-) -> &'r mut VecDeque<Instant> {
-    let asked = rates.entry(principal.to_owned()).or_default();
-    while asked.front().is_some_and(|first| now.duration_since(*first) >= per) {
-        asked.pop_front();
-    }
-    asked
 }
 
 /// Returns whether a request is of 2026-07-28 or later.
@@ -540,8 +396,8 @@ fn full_body(text: impl Into<Bytes>) -> BoxBody<Bytes, Infallible> {
     Full::new(text.into()).boxed()
 }
 
-fn text_response(status: StatusCode, said: &str) -> HttpResponse {
-    let mut answer = Response::new(full_body(said.to_owned()));
+fn text_response(status: StatusCode, text: &str) -> HttpResponse {
+    let mut answer = Response::new(full_body(text.to_owned()));
     *answer.status_mut() = status;
     answer
         .headers_mut()
@@ -549,8 +405,8 @@ fn text_response(status: StatusCode, said: &str) -> HttpResponse {
     answer
 }
 
-pub(crate) fn json_response(status: StatusCode, said: &Value) -> HttpResponse {
-    let mut answer = Response::new(full_body(said.to_string()));
+pub(crate) fn json_response(status: StatusCode, body: &Value) -> HttpResponse {
+    let mut answer = Response::new(full_body(body.to_string()));
     *answer.status_mut() = status;
     answer.headers_mut().insert(CONTENT_TYPE, http::HeaderValue::from_static("application/json"));
     answer

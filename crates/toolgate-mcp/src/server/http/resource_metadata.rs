@@ -33,17 +33,17 @@ impl ProtectedResource {
                 .ok()
                 .filter(|url| matches!(url.scheme(), "http" | "https") && url.has_host())
         };
-        let parted = |url: &Url| {
+        let split = |url: &Url| {
             (url.origin().ascii_serialization(), url.path().trim_end_matches('/').to_owned())
         };
-        if let Some((said, url)) =
-            jwt.resource.as_ref().and_then(|said| Some((said, address(said)?)))
+        if let Some((identifier, url)) =
+            jwt.resource.as_ref().and_then(|identifier| Some((identifier, address(identifier)?)))
         {
-            let (origin, path) = parted(&url);
-            return Self { origin, path, identifier: said.clone() };
+            let (origin, path) = split(&url);
+            return Self { origin, path, identifier: identifier.clone() };
         }
         if let Some(url) = address(&jwt.audience) {
-            let (origin, path) = parted(&url);
+            let (origin, path) = split(&url);
             // An audience may be any URL. Only one that ends with `/mcp` is the whole address.
             let path = if path.ends_with("/mcp") { path } else { "/mcp".to_owned() };
             return Self { origin, path, identifier: jwt.audience.clone() };
@@ -62,53 +62,57 @@ fn request_origin(running: &ActiveConfig, parts: &Parts) -> String {
 /// Returns the rest of a path after `/mcp`, if it needs no encoding.
 ///
 /// This is `""`, `/{agent}` or `/{agent}/{session}`. It does not reveal which agents exist.
-fn path_after_mcp(words: &[&str]) -> Option<String> {
-    let plain = |word: &&str| {
-        word.bytes()
+fn path_after_mcp(segments: &[&str]) -> Option<String> {
+    let plain = |segment: &&str| {
+        segment
+            .bytes()
             .all(|byte| byte.is_ascii_alphanumeric() || b"-._~%!$&'()*+,;=:@".contains(&byte))
     };
-    (words.len() <= 2 && words.iter().all(plain))
-        .then(|| words.iter().map(|word| format!("/{word}")).collect())
+    (segments.len() <= 2 && segments.iter().all(plain))
+        .then(|| segments.iter().map(|segment| format!("/{segment}")).collect())
 }
 
 /// Serves the metadata document for the path with these segments.
 pub(crate) fn metadata_response(
     running: &ActiveConfig,
     parts: &Parts,
-    words: &[&str],
+    segments: &[&str],
 ) -> HttpResponse {
     let Some(jwt) = &running.settings.jwt else {
         return *error_response(StatusCode::NOT_FOUND, "no token issuer is configured", None);
     };
-    let place = ProtectedResource::from_config(running, jwt, parts);
-    let own: Vec<&str> = place.path.split('/').filter(|word| !word.is_empty()).collect();
-    if !words.is_empty() && words.strip_prefix(own.as_slice()).and_then(path_after_mcp).is_none() {
+    let resource = ProtectedResource::from_config(running, jwt, parts);
+    let own_segments: Vec<&str> =
+        resource.path.split('/').filter(|segment| !segment.is_empty()).collect();
+    if !segments.is_empty()
+        && segments.strip_prefix(own_segments.as_slice()).and_then(path_after_mcp).is_none()
+    {
         return *error_response(StatusCode::NOT_FOUND, "unknown resource", None);
     }
     // One token is valid for all agents. Clients request it from the issuer by this identifier.
-    let about = json!({"resource": place.identifier, "authorization_servers": [jwt.issuer], "bearer_methods_supported": ["header"],
-        "resource_name": "toolgate", "resource_documentation": format!("{}/openapi.json", place.origin)});
-    json_response(StatusCode::OK, &about)
+    let metadata = json!({"resource": resource.identifier, "authorization_servers": [jwt.issuer], "bearer_methods_supported": ["header"],
+        "resource_name": "toolgate", "resource_documentation": format!("{}/openapi.json", resource.origin)});
+    json_response(StatusCode::OK, &metadata)
 }
 
 /// Builds the response to an unauthenticated request for the path with these segments.
 pub(crate) fn unauthorized_response(
     running: &ActiveConfig,
     parts: &Parts,
-    words: &[&str],
+    segments: &[&str],
     why: AuthError,
 ) -> Box<HttpResponse> {
-    let (said, error) = match why {
+    let (message, error) = match why {
         AuthError::Missing => ("a token is required", ""),
         AuthError::Invalid(why) => (why, ", error=\"invalid_token\""),
     };
-    let mut answer = error_response(StatusCode::UNAUTHORIZED, said, None);
+    let mut answer = error_response(StatusCode::UNAUTHORIZED, message, None);
     let named = running.settings.jwt.as_ref().map(|jwt| {
-        let place = ProtectedResource::from_config(running, jwt, parts);
-        let rest = words.strip_prefix(&["mcp"]).and_then(path_after_mcp).unwrap_or_default();
+        let resource = ProtectedResource::from_config(running, jwt, parts);
+        let rest = segments.strip_prefix(&["mcp"]).and_then(path_after_mcp).unwrap_or_default();
         format!(
             " resource_metadata=\"{}{METADATA_PATH_PREFIX}{}{rest}\"{error}",
-            place.origin, place.path
+            resource.origin, resource.path
         )
     });
     if let Ok(value) = format!("Bearer{}", named.unwrap_or_default()).parse() {

@@ -78,9 +78,10 @@ impl ResumableSessions {
 
     /// Wraps a stream that ends with the answer, or earlier if its client can resume it.
     fn wrap_stream(&self, session: &SessionId, rest: StreamRemainder) -> ServerEventStream {
-        let returns = || lock(&self.resumable).contains(session);
-        let life = self.gateway.active_config().settings.max_stream_duration.filter(|_| returns());
-        let keeper = StreamRecorder {
+        let can_resume = || lock(&self.resumable).contains(session);
+        let max_duration =
+            self.gateway.active_config().settings.max_stream_duration.filter(|_| can_resume());
+        let recorder = StreamRecorder {
             buffers: self.buffers.clone(),
             session: session.clone(),
             closed: self.gateway.0.closed.clone(),
@@ -88,9 +89,9 @@ impl ResumableSessions {
         Box::pin(ResumableStream {
             rest: Some(rest),
             started: Instant::now(),
-            deadline: life.map(|life| Box::pin(tokio::time::sleep(life))),
+            deadline: max_duration.map(|max_duration| Box::pin(tokio::time::sleep(max_duration))),
             stop: self.gateway.0.stop.clone(),
-            recorder: keeper,
+            recorder,
         })
     }
 }
@@ -192,9 +193,9 @@ impl SessionManager for ResumableSessions {
                 Err(why) => Err(self.close_if_ended(id, why).await),
             };
         };
-        let taped = self.buffers.replay(id, &request, last.clone());
-        let (rest, taped): (ServerEventStream, bool) = match taped {
-            Some(taped) => (Box::pin(taped), true),
+        let buffered = self.buffers.replay(id, &request, last.clone());
+        let (rest, buffered): (ServerEventStream, bool) = match buffered {
+            Some(buffered) => (Box::pin(buffered), true),
             None => match self.local.resume(id, last.clone()).await {
                 Ok(rest) => (Box::pin(rest), false),
                 Err(why) => return Err(self.close_if_ended(id, why).await),
@@ -213,7 +214,7 @@ impl SessionManager for ResumableSessions {
                 events,
                 request: Some(request),
                 is_resumed: true,
-                is_buffered: taped,
+                is_buffered: buffered,
             },
         ))
     }
@@ -257,7 +258,7 @@ impl Stream for ResumableStream {
     ) -> Poll<Option<ServerSseMessage>> {
         let this = &mut *self;
         let Some(rest) = &mut this.rest else { return Poll::Ready(None) };
-        let Poll::Ready(said) = rest.events.as_mut().poll_next(context) else {
+        let Poll::Ready(next) = rest.events.as_mut().poll_next(context) else {
             // Before the first event, the client has no ID to resume with.
             if let (Some(end), true) = (&mut this.deadline, rest.request.is_some()) {
                 ready!(end.as_mut().poll(context));
@@ -268,7 +269,7 @@ impl Stream for ResumableStream {
             }
             return Poll::Pending;
         };
-        match &said {
+        match &next {
             Some(event) if !is_answer(event) => {
                 let named =
                     || event.event_id.as_deref().and_then(request_of_event).map(str::to_owned);
@@ -287,7 +288,7 @@ impl Stream for ResumableStream {
                 this.rest = None;
             }
         }
-        Poll::Ready(said)
+        Poll::Ready(next)
     }
 }
 
@@ -314,18 +315,18 @@ impl StreamRecorder {
     fn record(&self, request: String, mut rest: ServerEventStream) {
         let Ok(runtime) = Handle::try_current() else { return };
         let Some(number) = self.buffers.open(&self.session, &request) else { return };
-        let (tapes, session, closed) =
+        let (buffers, session, closed) =
             (self.buffers.clone(), self.session.clone(), self.closed.clone());
         runtime.spawn(async move {
-            let taping = async {
+            let recording = async {
                 while let Some(event) = rest.next().await {
-                    if !tapes.push(&session, &request, number, event) {
+                    if !buffers.push(&session, &request, number, event) {
                         break;
                     }
                 }
             };
-            closed.run_until_cancelled(taping).await;
-            tapes.close(&session, &request, number);
+            closed.run_until_cancelled(recording).await;
+            buffers.close(&session, &request, number);
         });
     }
 }

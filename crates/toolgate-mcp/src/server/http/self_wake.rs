@@ -1,5 +1,7 @@
-//! A task that wakes itself runs on at once. Left to the scheduler it would go to the back of the
-//! queue, and another thread would be woken to look for work that is done by the time it looks.
+//! Polls a task that wakes itself again at once, without the scheduler.
+//!
+//! The scheduler would move the task to the end of its queue and wake another thread. That thread
+//! would find no work, because the task has usually finished by then.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -8,10 +10,10 @@ use std::task::{Context, Poll, Wake, Waker};
 
 use futures_util::task::AtomicWaker;
 
-/// How often in a row, before others have their turn.
+/// Maximum number of polls in a row, so that other tasks also run.
 const MAX_CONSECUTIVE_POLLS: usize = 32;
 
-/// Nobody runs it; it runs; it is to run again, and somebody will see to that.
+/// States of the task: not polled now, polled now, and woken during a poll.
 const STATE_IDLE: u8 = 0;
 const STATE_RUNNING: u8 = 1;
 const STATE_WOKEN: u8 = 2;
@@ -34,7 +36,8 @@ impl Wake for SelfWaker {
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
-        // Whoever runs it sees the mark before it goes idle; else the scheduler is asked.
+        // A running poll sees the state before it returns. If no poll is running, the scheduler
+        // must wake the task.
         if self.state.swap(STATE_WOKEN, Ordering::SeqCst) == STATE_IDLE {
             self.outer.wake();
         }
@@ -43,9 +46,9 @@ impl Wake for SelfWaker {
 
 impl<F: Future> SelfWakingTask<F> {
     pub(crate) fn new(inner: F) -> Self {
-        let bell =
+        let self_waker =
             Arc::new(SelfWaker { state: AtomicU8::new(STATE_IDLE), outer: AtomicWaker::new() });
-        Self { inner: Box::pin(inner), waker: Waker::from(Arc::clone(&bell)), self_waker: bell }
+        Self { inner: Box::pin(inner), waker: Waker::from(Arc::clone(&self_waker)), self_waker }
     }
 }
 
@@ -53,15 +56,16 @@ impl<F: Future> Future for SelfWakingTask<F> {
     type Output = F::Output;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<F::Output> {
-        let own = &mut *self;
-        own.self_waker.outer.register(context.waker());
+        let this = &mut *self;
+        this.self_waker.outer.register(context.waker());
         for _ in 0..MAX_CONSECUTIVE_POLLS {
-            own.self_waker.state.swap(STATE_RUNNING, Ordering::SeqCst);
-            if let Poll::Ready(done) = own.inner.as_mut().poll(&mut Context::from_waker(&own.waker))
+            this.self_waker.state.swap(STATE_RUNNING, Ordering::SeqCst);
+            if let Poll::Ready(done) =
+                this.inner.as_mut().poll(&mut Context::from_waker(&this.waker))
             {
                 return Poll::Ready(done);
             }
-            if own
+            if this
                 .self_waker
                 .state
                 .compare_exchange(STATE_RUNNING, STATE_IDLE, Ordering::SeqCst, Ordering::SeqCst)
@@ -70,7 +74,7 @@ impl<F: Future> Future for SelfWakingTask<F> {
                 return Poll::Pending;
             }
         }
-        // The mark stays: it is to run again.
+        // The state stays `STATE_WOKEN`, because the scheduler polls the task again.
         context.waker().wake_by_ref();
         Poll::Pending
     }
