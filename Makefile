@@ -1,6 +1,6 @@
 # `make run` shows the main use case, `make test` checks everything, `make help` lists all targets.
 
-.PHONY: run help test test-run test-clients with-claude-code with-others bench soak deny deps
+.PHONY: run help test test-only test-run test-clients with-claude-code with-others bench soak deny deps
 
 # Builds the same set of packages as the tests. Another set has other features, and would rebuild
 # every crate above tokio.
@@ -18,12 +18,15 @@ test: deps ## Install missing tools, then run all checks
 	mkdir -p target && python3 tests/clients/install.py > target/install.log 2>&1 & # meanwhile
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --locked -- --deny warnings
-	RUST_TEST_THREADS=4 cargo test --workspace --locked # many tests wait rather than compute
+	$(MAKE) test-only
 	python3 tests/on_sqlite.py # the runtime tests again, on SQLite
 	RUSTDOCFLAGS="--deny warnings" cargo doc --workspace --no-deps --locked --quiet
 	cargo check --workspace --locked --quiet # only with the features that users get
 	$(MAKE) test-run
 	python3 tests/clients/conformance.py --toolgate target/debug/toolgate --fixture target/debug/examples/fixture
+
+test-only: ## Run the Rust tests and nothing else
+	RUST_TEST_THREADS=4 cargo test --workspace --locked
 
 test-run: ## Check the output of `make run`
 	$(PROGRAMS)

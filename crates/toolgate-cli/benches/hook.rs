@@ -4,12 +4,7 @@
 //! Also shows that 1,000 rules and a ledger with 1,000,000 rows do not change the cost. The session
 //! was started, so a resident process answers. A hook that works alone has a line of its own.
 
-#![expect(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::indexing_slicing,
-    reason = "a benchmark may fail loudly"
-)]
+#![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "a benchmark may fail loudly")]
 
 use std::io::Write;
 use std::path::Path;

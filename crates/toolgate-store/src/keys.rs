@@ -69,19 +69,19 @@ impl LedgerKeys {
                 format!("{}: the key does not match the file name", path.display()),
             ));
         }
-        let print = Digest::of(&[redact, seal].concat());
+        let fingerprint = Digest::of(&[redact, seal].concat());
         Ok(Self {
             signing_key: sign,
             public_key: public.into(),
             cipher: XChaCha20Poly1305::new(&seal.into()),
             redaction_key: redact,
-            fingerprint: print,
+            fingerprint,
         })
     }
 
     /// Returns the public keys of all signing keys in a directory.
     pub(crate) fn read_own_public_keys(directory: &Path) -> io::Result<Vec<String>> {
-        let (mut own, mut unread) = (Vec::new(), None);
+        let (mut keys, mut read_error) = (Vec::new(), None);
         for entry in std::fs::read_dir(directory)? {
             let path = entry?.path();
             let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
@@ -89,15 +89,15 @@ impl LedgerKeys {
                 // A file that is not a key is not a key of this ledger.
                 match read_secret(&path) {
                     Ok(secret) => {
-                        own.push(hex(SigningKey::from_bytes(&secret).verifying_key().as_bytes()))
+                        keys.push(hex(SigningKey::from_bytes(&secret).verifying_key().as_bytes()))
                     }
-                    Err(error) => unread = Some(error),
+                    Err(error) => read_error = Some(error),
                 }
             }
         }
-        match unread {
-            Some(error) if own.is_empty() => Err(error),
-            _ => Ok(own),
+        match read_error {
+            Some(error) if keys.is_empty() => Err(error),
+            _ => Ok(keys),
         }
     }
 

@@ -13,6 +13,7 @@ mod tables;
 mod transaction;
 mod verify;
 mod write_connection;
+mod write_queue;
 
 pub use crate::reader::{Ledger, LedgerEntry, LedgerReader, RowFilter};
 pub use crate::state_dir::state_dir_for;

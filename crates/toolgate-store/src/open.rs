@@ -61,15 +61,16 @@ fn is_blank_database(path: &Path) -> DbResult<bool> {
     let (mut file, mut header) =
         (std::fs::File::open(path)?, Vec::with_capacity(DATABASE_HEADER_BYTES));
     file.by_ref().take(DATABASE_HEADER_BYTES as u64).read_to_end(&mut header)?;
-    let figure = |at: std::ops::Range<usize>| {
+    let read_number = |at: std::ops::Range<usize>| {
         header
             .get(at)
             .map(|bytes| bytes.iter().fold(0_u64, |sum, byte| sum << 8 | u64::from(*byte)))
     };
     // `user_version`, `application_id`, and the number of entries on the first page.
-    let is_bare = [60..64, 68..72, 103..105].into_iter().all(|at| figure(at) == Some(0));
+    let is_bare = [60..64, 68..72, 103..105].into_iter().all(|at| read_number(at) == Some(0));
     Ok(is_bare
-        && figure(16..18).is_some_and(|page| file.metadata().is_ok_and(|file| file.len() <= page)))
+        && read_number(16..18)
+            .is_some_and(|page| file.metadata().is_ok_and(|file| file.len() <= page)))
 }
 
 /// Rejects a path that exists and is not a regular file.
@@ -77,10 +78,10 @@ fn is_blank_database(path: &Path) -> DbResult<bool> {
 /// Opening a pipe would block. A missing file is reported by the caller.
 fn check_regular_file(path: &Path) -> DbResult<()> {
     match std::fs::metadata(path) {
-        Ok(there) if there.is_dir() => {
+        Ok(file) if file.is_dir() => {
             Err(DbError::Message("is a directory; name a file".to_owned()))
         }
-        Ok(there) if !there.is_file() => Err(DbError::Message("not a regular file".to_owned())),
+        Ok(file) if !file.is_file() => Err(DbError::Message("not a regular file".to_owned())),
         _ => Ok(()),
     }
 }
@@ -94,8 +95,9 @@ pub(crate) fn open_writable(path: &Path) -> DbResult<Connection> {
     if new {
         // Other users must not read rows.
         use std::os::unix::fs::OpenOptionsExt;
-        let made = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
-        match made {
+        let created =
+            std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
+        match created {
             Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
                 return Err(DbError::Message(format!(
                     "cannot create the file: {error}; check that its directory exists and is writable"
@@ -255,42 +257,47 @@ fn migrate(sql: &Connection) -> DbResult<()> {
 /// Returns the id and keys of a ledger, if it has them.
 pub(crate) fn read_identity(
     sql: &Connection,
-    home: &StateDir,
+    state_dir: &StateDir,
 ) -> DbResult<Option<(String, LedgerKeys)>> {
     let known = read_meta(sql)?;
-    let (Some(id), Some(print)) = (known.get("id"), known.get("keys")) else { return Ok(None) };
-    Ok(Some((id.clone(), read_keys(&known, print, home)?)))
+    let (Some(id), Some(fingerprint)) = (known.get("id"), known.get("keys")) else {
+        return Ok(None);
+    };
+    Ok(Some((id.clone(), read_keys(&known, fingerprint, state_dir)?)))
 }
 
 /// Reads the keys of a ledger from its state directory.
 fn read_keys(
     known: &BTreeMap<String, String>,
-    print: &str,
-    home: &StateDir,
+    fingerprint: &str,
+    state_dir: &StateDir,
 ) -> DbResult<LedgerKeys> {
     let public = known.get("key").cloned().unwrap_or_default();
-    let keys = LedgerKeys::open(&home.keys_dir(), &public).map_err(|error| {
+    let keys = LedgerKeys::open(&state_dir.keys_dir(), &public).map_err(|error| {
         DbError::Message(format!(
             "the keys of this ledger are missing ({error}); restore its `.state` directory"
         ))
     })?;
-    if keys.fingerprint.to_string() != *print {
+    if keys.fingerprint.to_string() != *fingerprint {
         return Err(DbError::Message(format!(
             "the keys in {} belong to another ledger; restore the `.state` directory of this one",
-            home.keys_dir().display()
+            state_dir.keys_dir().display()
         )));
     }
     Ok(keys)
 }
 
 /// Links a database to its state directory: reads or creates the ledger id and the keys.
-pub(crate) fn link_state_dir(sql: &Connection, home: &StateDir) -> DbResult<(String, LedgerKeys)> {
+pub(crate) fn link_state_dir(
+    sql: &Connection,
+    state_dir: &StateDir,
+) -> DbResult<(String, LedgerKeys)> {
     sql.execute_batch("BEGIN IMMEDIATE")?;
-    let met = (|| -> DbResult<(String, LedgerKeys)> {
+    let linked = (|| -> DbResult<(String, LedgerKeys)> {
         let known = read_meta(sql)?;
         let keys = match known.get("keys") {
-            Some(print) => read_keys(&known, print, home)?,
-            None => LedgerKeys::create(&home.keys_dir())?,
+            Some(fingerprint) => read_keys(&known, fingerprint, state_dir)?,
+            None => LedgerKeys::create(&state_dir.keys_dir())?,
         };
         let id = match known.get("id") {
             Some(id) => id.clone(),
@@ -305,34 +312,34 @@ pub(crate) fn link_state_dir(sql: &Connection, home: &StateDir) -> DbResult<(Str
         };
         Ok((id, keys))
     })();
-    sql.execute_batch(if met.is_ok() { "COMMIT" } else { "ROLLBACK" })?;
-    met
+    sql.execute_batch(if linked.is_ok() { "COMMIT" } else { "ROLLBACK" })?;
+    linked
 }
 
 /// Checks that the database is not an older copy, which would let completed calls run again.
-pub(crate) fn check_not_older(sql: &Connection, home: &StateDir, id: &str) -> DbResult<()> {
-    let Some(mark) = home.read_mark()? else { return Ok(()) };
-    let put_back = "restore the newer file; or, to continue without the lost rows, move";
-    let at = home.path().join("mark.json");
+pub(crate) fn check_not_older(sql: &Connection, state_dir: &StateDir, id: &str) -> DbResult<()> {
+    let Some(mark) = state_dir.read_mark()? else { return Ok(()) };
+    let hint = "restore the newer file; or, to continue without the lost rows, move";
+    let mark_path = state_dir.path().join("mark.json");
     if mark.store != id {
         return Err(DbError::Message(format!(
-            "another ledger was here, with {} rows; {put_back} {} away",
+            "another ledger was here, with {} rows; {hint} {} away",
             mark.seq,
-            at.display()
+            mark_path.display()
         )));
     }
-    let tip = ledger::read_head(sql)?;
+    let head = ledger::read_head(sql)?;
     let chain: Option<Vec<u8>> = sql
         .query_row("SELECT chain FROM ledger WHERE seq = ?1", [ledger::to_i64(mark.seq)], |row| {
             row.get(0)
         })
         .optional()?;
-    if tip.seq < mark.seq {
+    if head.seq < mark.seq {
         return Err(DbError::Message(format!(
-            "the ledger ends at row {}, but row {} was written: it was truncated, or an older copy was restored; {put_back} {} away",
-            tip.seq,
+            "the ledger ends at row {}, but row {} was written: it was truncated, or an older copy was restored; {hint} {} away",
+            head.seq,
             mark.seq,
-            at.display()
+            mark_path.display()
         )));
     }
     match chain {

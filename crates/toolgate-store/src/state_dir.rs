@@ -59,12 +59,12 @@ impl StateDir {
         std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path.join("owners"))?;
         let name = hex(&random_bytes::<16>()?);
         // The file gets its final name only after it is locked.
-        let (draft, own) =
+        let (draft, owner_file) =
             (path.join("owners").join(format!(".{name}")), path.join("owners").join(&name));
         let file = private_file_options().create_new(true).open(&draft)?;
         flock(&file, FlockOperation::NonBlockingLockExclusive)?;
-        std::fs::rename(&draft, &own)?;
-        let holds = private_file_options()
+        std::fs::rename(&draft, &owner_file)?;
+        let lock_file = private_file_options()
             .create(true)
             .truncate(false)
             .read(true)
@@ -72,18 +72,18 @@ impl StateDir {
         Ok(Self {
             path: path.to_owned(),
             owner: Some((format!("{PROCESS_OWNER_PREFIX}{name}").into(), file)),
-            lock_file: Some(holds),
+            lock_file: Some(lock_file),
         })
     }
 
     /// Opens the directory for a short-lived process that locks one session for one call.
     pub(crate) fn open_transient(path: &Path) -> io::Result<Self> {
-        let holds = private_file_options()
+        let lock_file = private_file_options()
             .create(true)
             .truncate(false)
             .read(true)
             .open(path.join("holds"))?;
-        Ok(Self { path: path.to_owned(), owner: None, lock_file: Some(holds) })
+        Ok(Self { path: path.to_owned(), owner: None, lock_file: Some(lock_file) })
     }
 
     /// Locks the directory, so that one process at a time opens the database.
@@ -120,7 +120,7 @@ impl StateDir {
     /// Returns whether the process `owner` has ended, or `None` if `owner` is not a process.
     pub(crate) fn has_process_ended(&self, owner: &str) -> Option<bool> {
         let name = owner.strip_prefix(PROCESS_OWNER_PREFIX)?;
-        if self.term().is_some_and(|own| **own == *owner) {
+        if self.term().is_some_and(|term| **term == *owner) {
             return Some(false);
         }
         Some(match File::open(self.path.join("owners").join(name)) {
@@ -133,12 +133,12 @@ impl StateDir {
     pub(crate) fn remove_dead_owners(&self) -> io::Result<()> {
         for entry in std::fs::read_dir(self.path.join("owners"))? {
             let entry = entry?;
-            let gone = |name: &str| {
+            let has_ended = |name: &str| {
                 !name.starts_with('.')
                     && self.has_process_ended(&format!("{PROCESS_OWNER_PREFIX}{name}"))
                         == Some(true)
             };
-            if entry.file_name().to_str().is_some_and(gone)
+            if entry.file_name().to_str().is_some_and(has_ended)
                 && let Err(error) = std::fs::remove_file(entry.path())
                 && error.kind() != io::ErrorKind::NotFound
             {
@@ -155,7 +155,11 @@ impl StateDir {
     ///
     /// Returns false if another process has the lock. When the process ends, the kernel releases
     /// its locks. Calls of the same process need another lock.
-    pub(crate) fn set_session_lock(&self, key: &SessionKey, how: FileLockMode) -> io::Result<bool> {
+    pub(crate) fn set_session_lock(
+        &self,
+        key: &SessionKey,
+        mode: FileLockMode,
+    ) -> io::Result<bool> {
         let Some(file) = &self.lock_file else {
             return Err(io::Error::other(
                 "cannot lock a session: the state directory is open for reading only",
@@ -166,7 +170,7 @@ impl StateDir {
         );
         let byte =
             digest.as_bytes().iter().take(7).fold(0_i64, |byte, part| byte << 8 | i64::from(*part));
-        let kind = match how {
+        let kind = match mode {
             FileLockMode::Exclusive => nix::libc::F_WRLCK,
             FileLockMode::Shared => nix::libc::F_RDLCK,
             FileLockMode::Unlocked => nix::libc::F_UNLCK,
@@ -188,7 +192,7 @@ impl StateDir {
     pub(crate) fn read_mark(&self) -> io::Result<Option<HighWaterMark>> {
         let path = self.path.join("mark.json");
         // Opening a pipe would block.
-        if std::fs::metadata(&path).is_ok_and(|there| !there.is_file()) {
+        if std::fs::metadata(&path).is_ok_and(|file| !file.is_file()) {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidInput,
                 "`mark.json` of the ledger is not a regular file",

@@ -81,12 +81,13 @@ impl Ledger {
             }
             Ok(true)
         })?;
-        let told = |times: &LatencyHistogram| LatencyPercentiles {
+        let percentiles = |times: &LatencyHistogram| LatencyPercentiles {
             p50_ns: times.quantile(0.5),
             p95_ns: times.quantile(0.95),
             p99_ns: times.quantile(0.99),
         };
-        stats.latency = times.iter().map(|(gate, times)| (gate.name(), told(times))).collect();
+        stats.latency =
+            times.iter().map(|(gate, times)| (gate.name(), percentiles(times))).collect();
         Ok(stats)
     }
 }

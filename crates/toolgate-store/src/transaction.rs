@@ -40,20 +40,20 @@ impl<'c> WriteTransaction<'c> {
     pub(crate) fn new(
         sql: &'c Connection,
         shared: &'c SharedStoreState,
-        tip: LedgerHead,
+        head: LedgerHead,
         configs: &'c mut HashSet<Digest>,
     ) -> Self {
-        Self { sql, shared, head: tip, stored_configs: configs, undo_log: RefCell::default() }
+        Self { sql, shared, head, stored_configs: configs, undo_log: RefCell::default() }
     }
 
     /// Replaces the calls of a session that are counted in memory only. Returns the previous ones.
     pub(crate) fn replace_uncounted_calls(
         &self,
         key: &SessionKey,
-        left: Option<Vec<UncountedCall>>,
+        replacement: Option<Vec<UncountedCall>>,
     ) -> Option<Vec<UncountedCall>> {
         let before =
-            insert_or_remove(&mut lock_unpoisoned(&self.shared.uncounted_calls), key, left);
+            insert_or_remove(&mut lock_unpoisoned(&self.shared.uncounted_calls), key, replacement);
         self.undo_log.borrow_mut().push(UndoLogEntry::UncountedCalls(key.clone(), before.clone()));
         before
     }
@@ -62,9 +62,10 @@ impl<'c> WriteTransaction<'c> {
     pub(crate) fn replace_read_charges(
         &self,
         call: CallId,
-        left: Option<Vec<ReservedCharge>>,
+        replacement: Option<Vec<ReservedCharge>>,
     ) -> Option<Vec<ReservedCharge>> {
-        let before = insert_or_remove(&mut lock_unpoisoned(&self.shared.read_charges), &call, left);
+        let before =
+            insert_or_remove(&mut lock_unpoisoned(&self.shared.read_charges), &call, replacement);
         self.undo_log.borrow_mut().push(UndoLogEntry::ReadCharges(call, before.clone()));
         before
     }
@@ -73,10 +74,13 @@ impl<'c> WriteTransaction<'c> {
     pub(crate) fn replace_inflight_charges(
         &self,
         call: CallId,
-        left: Option<Vec<ReservedCharge>>,
+        replacement: Option<Vec<ReservedCharge>>,
     ) -> Option<Vec<ReservedCharge>> {
-        let before =
-            insert_or_remove(&mut lock_unpoisoned(&self.shared.inflight_charges), &call, left);
+        let before = insert_or_remove(
+            &mut lock_unpoisoned(&self.shared.inflight_charges),
+            &call,
+            replacement,
+        );
         self.undo_log.borrow_mut().push(UndoLogEntry::InflightCharges(call, before.clone()));
         before
     }
@@ -87,9 +91,9 @@ impl<'c> WriteTransaction<'c> {
     }
 
     /// Restores the in-memory state to when the undo log had this length.
-    pub(crate) fn undo_to(&self, to: usize) {
+    pub(crate) fn undo_to(&self, length: usize) {
         let mut undo = self.undo_log.borrow_mut();
-        while undo.len() > to {
+        while undo.len() > length {
             match undo.pop() {
                 Some(UndoLogEntry::UncountedCalls(key, before)) => drop(insert_or_remove(
                     &mut lock_unpoisoned(&self.shared.uncounted_calls),
@@ -179,29 +183,27 @@ impl SharedStoreState {
     }
 
     pub(crate) fn new(
-        home: StateDir,
+        state_dir: StateDir,
         id: String,
         keys: LedgerKeys,
         clock: Arc<dyn Clock>,
     ) -> Arc<Self> {
-        let (definitions, ahead, reads, own) =
-            (Mutex::default(), Mutex::default(), Mutex::default(), Mutex::default());
         Arc::new(Self {
-            state_dir: home,
+            state_dir,
             clock,
             keys: Mutex::new(Arc::new(keys)),
             ledger_id: id,
-            definitions,
-            uncounted_calls: ahead,
-            read_charges: reads,
-            inflight_charges: own,
+            definitions: Mutex::default(),
+            uncounted_calls: Mutex::default(),
+            read_charges: Mutex::default(),
+            inflight_charges: Mutex::default(),
             running_calls: AtomicUsize::new(0),
         })
     }
 
     /// Returns whether this process owns a claim.
     pub(crate) fn is_own_claim(&self, claim: &ClaimRecord) -> bool {
-        matches!((&claim.owner, self.state_dir.term()), (ClaimOwner::Term(of), Some(own)) if of == own)
+        matches!((&claim.owner, self.state_dir.term()), (ClaimOwner::Term(owner), Some(term)) if owner == term)
     }
 
     pub(crate) fn keys(&self) -> Arc<LedgerKeys> {
@@ -215,7 +217,7 @@ pub(crate) fn read_transaction<T>(
     f: impl FnOnce(&Connection) -> DbResult<T>,
 ) -> DbResult<T> {
     sql.prepare_cached("BEGIN")?.execute([])?;
-    let _moment = ReadTransactionGuard(sql);
+    let _guard = ReadTransactionGuard(sql);
     f(sql)
 }
 

@@ -10,12 +10,12 @@ use toolgate::store::StoreError;
 use toolgate_json::Digest;
 
 use crate::error::{DbError, DbResult};
-use crate::group_commit::{WriteJob, WriteOperation};
 use crate::open;
 use crate::state_dir::HighWaterMark;
 use crate::tables::ledger;
 use crate::tables::ledger::LedgerHead;
 use crate::transaction::{SharedStoreState, WriteTransaction};
+use crate::write_queue::{WriteJob, WriteOperation};
 
 /// How many rows may be unsigned, and for how long.
 const MAX_UNSIGNED_ROWS: u64 = 1_000;
@@ -127,11 +127,11 @@ impl WriteConnection {
             jobs.into_iter().map(|job| (job.task, None)).collect();
         let with_rows = durable && signs == SignPolicy::WithRows;
         let written = self.run_transaction(durable, sign, with_rows, &mut work);
-        let mut done = TransactionResult { is_committed: written.is_ok(), mark: None };
+        let mut result = TransactionResult { is_committed: written.is_ok(), mark: None };
         let failed = match written {
             Ok((rows, mark)) => {
                 self.unsigned_rows = if mark.is_some() { 0 } else { self.unsigned_rows + rows };
-                done.mark = mark;
+                result.mark = mark;
                 // If signing failed, the next attempt is one interval later.
                 if sign || self.unsigned_rows == rows {
                     self.signed_at = Instant::now();
@@ -148,22 +148,22 @@ impl WriteConnection {
                 Some(StoreError::from(fault))
             }
         };
-        for (work, refused) in work {
-            work.complete(failed.clone().or(refused));
+        for (work, job_error) in work {
+            work.complete(failed.clone().or(job_error));
         }
-        done
+        result
     }
 
     /// Begins a transaction, unless another process is writing. Does not wait.
     pub(crate) fn try_begin(&mut self, durable: bool) -> bool {
-        let waits = self.sql.busy_timeout(Duration::ZERO);
-        let began = waits.map_err(DbError::from).and_then(|()| self.begin(durable, false));
+        let timeout_set = self.sql.busy_timeout(Duration::ZERO);
+        let began = timeout_set.map_err(DbError::from).and_then(|()| self.begin(durable, false));
         // Another error shows again when the writer thread tries.
-        let waits = self.sql.busy_timeout(open::BUSY_TIMEOUT);
-        if began.is_ok() && waits.is_err() {
+        let timeout_set = self.sql.busy_timeout(open::BUSY_TIMEOUT);
+        if began.is_ok() && timeout_set.is_err() {
             self.roll_back();
         }
-        self.has_open_transaction = began.is_ok() && waits.is_ok();
+        self.has_open_transaction = began.is_ok() && timeout_set.is_ok();
         self.has_open_transaction
     }
 
@@ -171,11 +171,11 @@ impl WriteConnection {
     ///
     /// The next process that opens the database alone reads the whole WAL.
     pub(crate) fn truncate_wal(&self) {
-        let long = |path: &str| {
+        let is_long = |path: &str| {
             std::fs::metadata(format!("{path}-wal"))
-                .is_ok_and(|log| log.len() > MAX_LEFTOVER_WAL_BYTES)
+                .is_ok_and(|wal| wal.len() > MAX_LEFTOVER_WAL_BYTES)
         };
-        if self.sql.path().is_some_and(long)
+        if self.sql.path().is_some_and(is_long)
             && let Err(error) = self.sql.busy_timeout(Duration::ZERO).and_then(|()| {
                 self.sql.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(()))
             })
@@ -222,11 +222,11 @@ impl WriteConnection {
     ) -> DbResult<(u64, Option<HighWaterMark>)> {
         let has_time = durable && !self.has_open_transaction;
         self.begin(durable, has_time)?;
-        let tip = ledger::read_head(&self.sql)?;
-        if self.last_head != Some(tip) {
+        let head = ledger::read_head(&self.sql)?;
+        if self.last_head != Some(head) {
             self.check_same_ledger()?;
         }
-        let mut tx = WriteTransaction::new(&self.sql, &self.shared, tip, &mut self.stored_configs);
+        let mut tx = WriteTransaction::new(&self.sql, &self.shared, head, &mut self.stored_configs);
         let mut written = run_jobs(&mut tx, work, sign, with_rows);
         if written.is_ok()
             && let Err(error) =
@@ -242,12 +242,12 @@ impl WriteConnection {
         self.last_head = Some(last);
         self.wal_transactions = if has_time { 0 } else { self.wal_transactions + 1 };
         self.wal_synced_transactions += u64::from(durable);
-        Ok((last.seq - tip.seq, mark))
+        Ok((last.seq - head.seq, mark))
     }
 
     /// Returns true if the ledger ends where this process left it.
-    pub(crate) fn is_head(&self, tip: LedgerHead) -> bool {
-        self.last_head == Some(tip)
+    pub(crate) fn is_head(&self, head: LedgerHead) -> bool {
+        self.last_head == Some(head)
     }
 
     /// Returns true if a WAL checkpoint is due.
@@ -267,7 +267,7 @@ impl WriteConnection {
     /// Checks that the last row of this process is still in the ledger, or was pruned.
     fn check_same_ledger(&self) -> DbResult<()> {
         let Some(last) = self.last_head.filter(|last| last.seq > 0) else { return Ok(()) };
-        let there: Option<Vec<u8>> = self
+        let chain: Option<Vec<u8>> = self
             .sql
             .prepare_cached("SELECT chain FROM ledger WHERE seq = ?1")?
             .query_row([ledger::to_i64(last.seq)], |row| row.get(0))
@@ -278,7 +278,7 @@ impl WriteConnection {
                 .prepare_cached("SELECT 1 FROM prunes WHERE seq >= ?1")?
                 .exists([ledger::to_i64(last.seq)])?)
         };
-        match there {
+        match chain {
             Some(chain) if ledger::parse_digest(&chain)? == last.chain => Ok(()),
             None if pruned()? => Ok(()),
             _ => Err(DbError::Message(format!(
@@ -296,11 +296,11 @@ fn run_jobs(
     sign: bool,
     with_rows: bool,
 ) -> DbResult<Option<HighWaterMark>> {
-    let began = tx.head;
+    let first_head = tx.head;
     // A single job needs no savepoint: the whole transaction is rolled back.
     let alone = work.len() == 1 && !sign;
-    for (work, refused) in work.iter_mut() {
-        let (before, done) = (tx.head, tx.undo_len());
+    for (work, job_error) in work.iter_mut() {
+        let (head_before, undo_before) = (tx.head, tx.undo_len());
         if !alone {
             tx.sql.prepare_cached("SAVEPOINT job")?.execute([])?;
         }
@@ -312,17 +312,17 @@ fn run_jobs(
                 return Err(fault);
             }
             tx.sql.prepare_cached("ROLLBACK TO job")?.execute([])?;
-            tx.head = before;
-            tx.undo_to(done);
+            tx.head = head_before;
+            tx.undo_to(undo_before);
             // A definition of the failed job may be in the set.
             tx.stored_configs.clear();
-            *refused = Some(fault.into());
+            *job_error = Some(fault.into());
         }
         if !alone {
             tx.sql.prepare_cached("RELEASE job")?.execute([])?;
         }
     }
-    if sign || (with_rows && tx.head != began) { try_sign_head(tx) } else { Ok(None) }
+    if sign || (with_rows && tx.head != first_head) { try_sign_head(tx) } else { Ok(None) }
 }
 
 /// Marks claims of dead processes as pending, with a row each. Runs before any other write.
@@ -337,7 +337,7 @@ pub(crate) fn sweep_on_open(
     let swept = (|| -> DbResult<u64> {
         let mut configs = HashSet::new();
         let mut tx = WriteTransaction::new(sql, shared, ledger::read_head(sql)?, &mut configs);
-        crate::tables::claims::sweep_abandoned(&mut tx, now)?;
+        crate::tables::claim_settlement::sweep_abandoned(&mut tx, now)?;
         let signed: Option<i64> = sql
             .query_row("SELECT seq FROM checkpoints ORDER BY rowid DESC LIMIT 1", [], |row| {
                 row.get(0)

@@ -3,12 +3,7 @@
 //! The floor is parsing, validation and a bare handler, with the same hop to a separate task.
 //! Prints a table and writes `target/bench.json`.
 
-#![expect(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::indexing_slicing,
-    reason = "a benchmark may fail loudly"
-)]
+#![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "a benchmark may fail loudly")]
 
 use std::hint::black_box;
 use std::sync::Arc;

@@ -3,12 +3,7 @@
 //!
 //! The cost of one rule is the difference between calls under many rules and under one.
 
-#![expect(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::indexing_slicing,
-    reason = "a benchmark may fail loudly"
-)]
+#![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "a benchmark may fail loudly")]
 
 use std::hint::black_box;
 use std::time::Instant;

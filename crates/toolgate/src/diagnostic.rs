@@ -146,7 +146,7 @@ impl Diagnostic {
     /// Returns the sort key: the position in the file.
     #[must_use]
     pub fn sort_key(&self) -> impl Ord + use<> {
-        self.span.as_ref().map(|place| (place.file.to_string(), place.range.start))
+        self.span.as_ref().map(|span| (span.file.to_string(), span.range.start))
     }
 
     /// Lowers the severity to a warning.
@@ -212,7 +212,7 @@ impl Diagnostic {
             Some(guess) => self.did_you_mean(guess),
             None if self.help.is_some() || known.is_empty() => self,
             None => {
-                let (shown, more) = (
+                let (shown, is_cut) = (
                     known
                         .iter()
                         .take(40)
@@ -223,7 +223,7 @@ impl Diagnostic {
                 );
                 self.with_help(format!(
                     "known names: {shown}{}",
-                    if more { " and more" } else { "" }
+                    if is_cut { " and more" } else { "" }
                 ))
             }
         }
@@ -232,9 +232,9 @@ impl Diagnostic {
 
 impl fmt::Display for Diagnostic {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if let Some(place) = &self.span {
-            let (line, column) = place.line_column();
-            write!(f, "{}:{line}:{column}: ", place.file)?;
+        if let Some(span) = &self.span {
+            let (line, column) = span.line_column();
+            write!(f, "{}:{line}:{column}: ", span.file)?;
         }
         if let Some(rule) = &self.rule {
             write!(f, "policy `{}`: ", escape_for_display(rule))?;
@@ -340,23 +340,24 @@ pub(crate) fn undeclared_path_problem(
 
 /// Suggests a correction for a path into a value without members: a list, a text, a number.
 fn suggest_parent_path(tool: &ToolSpec, path: &Pointer) -> Option<String> {
-    let upto =
+    let prefix =
         |count: usize| Pointer::from_parts(path.parts().iter().take(count).cloned().collect());
-    let ends = (0..path.parts().len())
-        .find(|count| matches!(lookup_input(tool, &upto(count + 1)), SchemaLookup::Missing(..)))?;
-    let place = upto(ends);
-    let SchemaLookup::Known(schema) = lookup_input(tool, &place) else { return None };
+    let depth = (0..path.parts().len()).find(|count| {
+        matches!(lookup_input(tool, &prefix(count + 1)), SchemaLookup::Missing(..))
+    })?;
+    let parent = prefix(depth);
+    let SchemaLookup::Known(schema) = lookup_input(tool, &parent) else { return None };
     let map = resolve_object(schema, tool.input_schema()?)?;
     if can_have_type(map, "object") {
         return None;
     }
-    let rest = Pointer::from_parts(path.parts().iter().skip(ends).cloned().collect());
+    let rest = Pointer::from_parts(path.parts().iter().skip(depth).cloned().collect());
     Some(if can_have_type(map, "array") {
         format!(
-            "`{place}` is a list: use `{place}/*{rest}` for its items, or `exists` or `all` in an expression"
+            "`{parent}` is a list: use `{parent}/*{rest}` for its items, or `exists` or `all` in an expression"
         )
     } else {
-        format!("`{place}` is neither an object nor a list, so it has no members")
+        format!("`{parent}` is neither an object nor a list, so it has no members")
     })
 }
 
@@ -376,8 +377,8 @@ pub(crate) fn check_lookup_key(
 
 /// Reports a path with `*` where exactly one value is needed.
 pub(crate) fn check_single_value(field: &str, path: &Pointer) -> Option<Diagnostic> {
-    let many = path.parts().iter().any(|part| part == "*");
-    many.then(|| {
+    let has_wildcard = path.parts().iter().any(|part| part == "*");
+    has_wildcard.then(|| {
         Diagnostic::at_field(
             field,
             format!("`{path}` names more than one value, but exactly one is needed"),
@@ -393,20 +394,20 @@ pub(crate) fn check_condition_type(
     path: &Pointer,
     condition: &Condition,
 ) -> Option<Diagnostic> {
-    let wanted = condition.required_type()?;
+    let required = condition.required_type()?;
     let SchemaLookup::Known(schema) = lookup_input(tool, path) else { return None };
     let declared =
         resolve_object(schema, tool.input_schema()?)?.get("type").and_then(Value::as_str)?;
-    let fits = match wanted {
+    let fits = match required {
         "number" => matches!(declared, "number" | "integer"),
         other => declared == other,
     };
     let message = format!(
-        "`{path}` of `{}` is declared as {declared}, but `{}` needs a {wanted}",
+        "`{path}` of `{}` is declared as {declared}, but `{}` needs a {required}",
         tool.name(),
         condition.describe()
     );
-    let help = if wanted == "number" {
+    let help = if required == "number" {
         "compare numbers with numbers, or use `in`"
     } else {
         "use `above`, `below` or `in`"

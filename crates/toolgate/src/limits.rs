@@ -183,15 +183,16 @@ impl Counter {
         }
         // Finds when enough entries have left the window. `None` if the charge alone exceeds the
         // cap, or exceeds it together with held entries.
-        let mut left = used;
-        let room =
-            |left: Decimal| left.checked_add(charge.amount).is_some_and(|sum| sum <= charge.cap);
+        let mut still_used = used;
+        let room = |still_used: Decimal| {
+            still_used.checked_add(charge.amount).is_some_and(|sum| sum <= charge.cap)
+        };
         let retry_after = charge.window.and_then(|window| {
             let frees =
                 self.entries.iter().filter(|entry| now.duration_since(entry.at) < window).find(
                     |entry| {
-                        left = left.saturating_sub(entry.amount);
-                        room(left)
+                        still_used = still_used.saturating_sub(entry.amount);
+                        room(still_used)
                     },
                 );
             frees.map(|entry| window.saturating_sub(now.duration_since(entry.at)))
@@ -252,13 +253,13 @@ impl Limits {
             return charges;
         }
         let session = [&*key.agent, &*key.principal, &*key.session].join("\u{1f}");
-        for (scope, whose, budget) in [
+        for (scope, owner, budget) in [
             ("session", session.as_str(), &self.session),
             ("principal", &*key.principal, &self.principal),
         ] {
             let mut add = |what: &str, amount: Decimal, cap: Option<Decimal>, unit| {
                 if let Some(cap) = cap {
-                    let counter = format!("budget\u{1f}{scope}\u{1f}{what}\u{1f}{whose}");
+                    let counter = format!("budget\u{1f}{scope}\u{1f}{what}\u{1f}{owner}");
                     let message = format!(
                         "the {scope}'s budget of {cap} {what} is exhausted; stop and report what you have"
                     );
@@ -313,19 +314,19 @@ mod tests {
             counter.check_charge(at(20), &charge),
             Err(ChargeError { used: 300.into(), retry_after: Some(SignedDuration::from_secs(40)) })
         );
-        let two = Charge { amount: 100.into(), ..charge.clone() };
-        counter.reserve(at(10), CallId::generate(), &two, false);
-        let most = Charge { amount: 450.into(), ..charge.clone() };
+        let small = Charge { amount: 100.into(), ..charge.clone() };
+        counter.reserve(at(10), CallId::generate(), &small, false);
+        let large = Charge { amount: 450.into(), ..charge.clone() };
         assert_eq!(
-            counter.check_charge(at(20), &most),
+            counter.check_charge(at(20), &large),
             Err(ChargeError { used: 400.into(), retry_after: Some(SignedDuration::from_secs(50)) }),
-            "both must leave"
+            "both entries must leave the window"
         );
         let never = Charge { amount: 501.into(), ..charge.clone() };
         assert_eq!(
             counter.check_charge(at(20), &never),
             Err(ChargeError { used: 400.into(), retry_after: None }),
-            "it would not fit an empty counter"
+            "the charge does not fit an empty counter"
         );
         assert_eq!(counter.check_charge(at(70), &charge), Ok(()));
         counter.reserve(at(60), call, &charge, false);

@@ -14,7 +14,6 @@ use toolgate::ToolError;
 
 use crate::gateway::{ActiveConfig, Gateway, lock};
 use crate::mcp_convert;
-use crate::resources;
 use crate::resources::ResourceLocation;
 use crate::server::elicitation::ClientQuestions;
 use crate::server::identity;

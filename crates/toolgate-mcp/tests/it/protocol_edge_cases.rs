@@ -231,11 +231,9 @@ async fn only_readable_http_call_has_row() {
     let twice = calc_call("{}", &format!(r#","_meta":{{{meta},"a":1,"a":2}}"#));
     let plain = calc_call("{}", &format!(r#","_meta":{{{meta}}}"#));
     let turn = calc_call("{}", &format!(r#","_meta":{{{meta},"toolgate/turn":"x"}}"#));
-    for (body, name, code, rows) in [
-        (&twice, "calc", -32700, 0),
-        (&plain, "other", -32020, 0),
-        (&turn, "calc", -32602, 1),
-    ] {
+    for (body, name, code, rows) in
+        [(&twice, "calc", -32700, 0), (&plain, "other", -32020, 0), (&turn, "calc", -32602, 1)]
+    {
         let before = count_rows(&gate, "calc");
         let request = http
             .post(format!("{}/mcp", gate.url))
@@ -266,8 +264,7 @@ async fn only_readable_http_call_has_row() {
     let initialize = json!({"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": params});
     let response = post(None, "2025-06-18", initialize.to_string()).await;
     let session = response.headers()["mcp-session-id"].to_str().unwrap().to_owned();
-    for (version, code, rows) in
-        [("1999-01-01", json!(-32022), 0), ("2025-06-18", Value::Null, 1)]
+    for (version, code, rows) in [("1999-01-01", json!(-32022), 0), ("2025-06-18", Value::Null, 1)]
     {
         let before = count_rows(&gate, "calc");
         let body = calc_call(

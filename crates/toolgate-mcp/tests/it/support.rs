@@ -340,6 +340,16 @@ pub(crate) fn kill_processes_with_number(number: u8) -> usize {
         .count()
 }
 
+/// Returns whether a process has ended and closed its files.
+///
+/// A process that is being killed has no command line any more, but its pipes are still open.
+pub(crate) fn has_ended(pid: Pid) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero()));
+    // The name of the process before the state may contain any character.
+    let state = stat.ok().and_then(|stat| stat.rsplit_once(") ")?.1.chars().next());
+    state.is_none_or(|state| matches!(state, 'Z' | 'X'))
+}
+
 /// Runs an ignored test in a separate process.
 pub(crate) fn run_in_own_process(test: &str) {
     let exe = std::env::current_exe().unwrap();

@@ -8,8 +8,8 @@ use crate::legacy_upstreams::{
     http_response, json_rpc_result, read_request, serve_connections, start_tool_server,
 };
 use crate::protocol_edge_cases::{connect_legacy_stream, next_message};
-use crate::support::{ACCEPT_JSON_OR_EVENTS, TestGateway, count_rows, fixture_config, http_client};
 use crate::support::last_message;
+use crate::support::{ACCEPT_JSON_OR_EVENTS, TestGateway, count_rows, fixture_config, http_client};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn upstream_errors_use_error_contract() {

@@ -17,7 +17,7 @@ use crate::legacy_upstreams::{
     read_request, serve_connections,
 };
 use crate::support::{
-    TestGateway, count_lines, fixture_path, http_client, kill_processes_with_number,
+    TestGateway, count_lines, fixture_path, has_ended, http_client, kill_processes_with_number,
     processes_with_number, wait_until,
 };
 
@@ -269,7 +269,7 @@ async fn late_answer_is_not_sent_to_restarted_program() {
     assert_eq!(suspended["resultType"], "input_required", "{suspended}");
     let program = processes_with_number(89);
     assert_eq!(kill_processes_with_number(89), 1);
-    wait_until("the program has exited", async || processes_with_number(89) != program).await;
+    wait_until("the program has exited", async || program.iter().all(|pid| has_ended(*pid))).await;
     let mut attempt = 0;
     wait_until("another program is up", async || {
         attempt += 1;

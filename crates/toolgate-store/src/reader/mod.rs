@@ -175,57 +175,60 @@ impl Ledger {
     }
 
     fn build_query(&self, filter: &RowFilter) -> DbResult<(String, Vec<Sql>)> {
-        let (mut wanted, mut values): (Vec<String>, Vec<Sql>) = (Vec::new(), Vec::new());
+        let (mut conditions, mut values): (Vec<String>, Vec<Sql>) = (Vec::new(), Vec::new());
         let mut from = "ledger AS l";
         if let Some((name, value)) = &filter.entity {
             from = "entities AS e CROSS JOIN ledger AS l ON l.seq = e.seq";
-            let spellings = self.entity_index_keys(name, value)?;
-            wanted.push(format!(
-                "e.name = ? AND e.value IN ({})",
-                vec!["?"; spellings.len()].join(", ")
-            ));
+            let keys = self.entity_index_keys(name, value)?;
+            conditions
+                .push(format!("e.name = ? AND e.value IN ({})", vec!["?"; keys.len()].join(", ")));
             values.push(name.clone().into());
-            values.extend(spellings.into_iter().map(Sql::from));
+            values.extend(keys.into_iter().map(Sql::from));
         }
-        let mut want = |what: &str, value: Option<Sql>| {
+        let mut require = |condition: &str, value: Option<Sql>| {
             if let Some(value) = value {
-                wanted.push(what.to_owned());
+                conditions.push(condition.to_owned());
                 values.push(value);
             }
         };
         let seq = if filter.entity.is_some() { "e.seq" } else { "l.seq" };
-        want(&format!("{seq} > ?"), filter.after_seq.map(|after| to_i64(after).into()));
-        want("l.at >= ?", filter.since.map(|at| to_nanos(at).into()));
-        want("l.at <= ?", filter.until.map(|at| to_nanos(at).into()));
-        want("l.tool = ?", filter.tool.clone().map(Into::into));
-        want("l.decision = ?", filter.decision.map(|decision| decision.name().to_owned().into()));
-        want("l.code = ?", filter.code.clone().map(Into::into));
-        want("l.rule = ?", filter.rule.clone().map(Into::into));
-        let whose = [
+        require(&format!("{seq} > ?"), filter.after_seq.map(|after| to_i64(after).into()));
+        require("l.at >= ?", filter.since.map(|at| to_nanos(at).into()));
+        require("l.at <= ?", filter.until.map(|at| to_nanos(at).into()));
+        require("l.tool = ?", filter.tool.clone().map(Into::into));
+        require(
+            "l.decision = ?",
+            filter.decision.map(|decision| decision.name().to_owned().into()),
+        );
+        require("l.code = ?", filter.code.clone().map(Into::into));
+        require("l.rule = ?", filter.rule.clone().map(Into::into));
+        let owners = [
             ("session", &filter.session),
             ("principal", &filter.principal),
             ("agent", &filter.agent),
         ];
-        let whose: Vec<_> =
-            whose.into_iter().filter_map(|(column, name)| Some((column, name.clone()?))).collect();
-        if !whose.is_empty() {
-            let named: Vec<String> =
-                whose.iter().map(|(column, _)| format!("{column} = ?")).collect();
-            wanted.push(format!(
+        let owners: Vec<_> =
+            owners.into_iter().filter_map(|(column, name)| Some((column, name.clone()?))).collect();
+        if !owners.is_empty() {
+            let columns: Vec<String> =
+                owners.iter().map(|(column, _)| format!("{column} = ?")).collect();
+            conditions.push(format!(
                 "l.session IN (SELECT id FROM sessions WHERE {})",
-                named.join(" AND ")
+                columns.join(" AND ")
             ));
-            values.extend(whose.into_iter().map(|(_, name)| Sql::from(name)));
+            values.extend(owners.into_iter().map(|(_, name)| Sql::from(name)));
         }
         if let Some(agent) = &filter.excluded_agent {
-            wanted.push("l.session NOT IN (SELECT id FROM sessions WHERE agent = ?)".to_owned());
+            conditions
+                .push("l.session NOT IN (SELECT id FROM sessions WHERE agent = ?)".to_owned());
             values.push(agent.clone().into());
         }
-        let wanted = if wanted.is_empty() { "1".to_owned() } else { wanted.join(" AND ") };
+        let conditions =
+            if conditions.is_empty() { "1".to_owned() } else { conditions.join(" AND ") };
         let order = if filter.newest_first { "DESC" } else { "ASC" };
-        let most = filter.limit.map_or(-1, |most| i64::try_from(most).unwrap_or(i64::MAX));
+        let limit = filter.limit.map_or(-1, |limit| i64::try_from(limit).unwrap_or(i64::MAX));
         let text = format!(
-            "SELECT l.seq, l.n, l.hash, l.chain, l.body FROM {from} WHERE {wanted} ORDER BY {seq} {order} LIMIT {most}"
+            "SELECT l.seq, l.n, l.hash, l.chain, l.body FROM {from} WHERE {conditions} ORDER BY {seq} {order} LIMIT {limit}"
         );
         Ok((text, values))
     }
@@ -234,28 +237,28 @@ impl Ledger {
     ///
     /// Keys that are not in the index are left out, because a query with one key is faster.
     fn entity_index_keys(&self, name: &str, value: &Value) -> DbResult<Vec<String>> {
-        let mut spellings = vec![entity_index_key(value)];
+        let mut keys = vec![entity_index_key(value)];
         if let Value::String(text) = value
-            && let Ok(meant @ (Value::Number(_) | Value::Bool(_) | Value::Null)) =
+            && let Ok(literal @ (Value::Number(_) | Value::Bool(_) | Value::Null)) =
                 serde_json::from_str(text)
         {
-            spellings.push(entity_index_key(&meant));
+            keys.push(entity_index_key(&literal));
         }
-        if let Ok(key) = LedgerKeys::read_redaction_key(&self.state_dir.keys_dir()) {
-            let mark = toolgate::redact::redaction_mark(key, value);
-            spellings.extend(mark.map(|mark| entity_index_key(&mark)));
+        if let Ok(redaction_key) = LedgerKeys::read_redaction_key(&self.state_dir.keys_dir()) {
+            let mark = toolgate::redact::redaction_mark(redaction_key, value);
+            keys.extend(mark.map(|mark| entity_index_key(&mark)));
         }
-        let mut there = Vec::new();
-        for spelling in &spellings {
+        let mut indexed_keys = Vec::new();
+        for key in &keys {
             if self
                 .sql
                 .prepare_cached("SELECT 1 FROM entities WHERE name = ?1 AND value = ?2 LIMIT 1")?
-                .exists(params![name, spelling])?
+                .exists(params![name, key])?
             {
-                there.push(spelling.clone());
+                indexed_keys.push(key.clone());
             }
         }
-        Ok(if there.is_empty() { spellings } else { there })
+        Ok(if indexed_keys.is_empty() { keys } else { indexed_keys })
     }
 
     /// Returns the row of a call, unless it was pruned, and the rows that settle the call.
@@ -271,13 +274,13 @@ impl Ledger {
             let mut found: Vec<LedgerEntry> =
                 rows.next()?.map(parse_entry).transpose()?.into_iter().collect();
             // The session of a pruned row is unknown, so search all sessions.
-            let whose = if found.is_empty() {
+            let condition = if found.is_empty() {
                 "?1 IS NOT NULL"
             } else {
                 "session = (SELECT session FROM ledger WHERE call = ?1)"
             };
             let mut statement = self.sql.prepare(&format!(
-                "SELECT {columns} FROM ledger WHERE {whose} AND decision = 'settled' AND json_extract(body, '$.settles.call') = ?2 ORDER BY seq"
+                "SELECT {columns} FROM ledger WHERE {condition} AND decision = 'settled' AND json_extract(body, '$.settles.call') = ?2 ORDER BY seq"
             ))?;
             let mut rows =
                 statement.query(params![call.as_bytes().as_slice(), call.to_string()])?;
@@ -468,7 +471,7 @@ impl Ledger {
     /// # Errors
     /// The ledger cannot be read.
     pub fn last_seq(&self) -> Result<u64, StoreError> {
-        self.with_path(crate::tables::ledger::read_head(&self.sql)).map(|tip| tip.seq)
+        self.with_path(crate::tables::ledger::read_head(&self.sql)).map(|head| head.seq)
     }
 }
 

@@ -35,7 +35,7 @@ impl Ledger {
                 .optional()?;
             let Some((seq, session, n, body)) = found else { return Ok(None) };
             let row: Row = serde_json::from_str(&body)?;
-            let before: Option<Vec<u8>> = self
+            let previous: Option<Vec<u8>> = self
                 .sql
                 .query_row(
                     "SELECT hash FROM ledger WHERE session = ?1 AND n = ?2",
@@ -52,12 +52,12 @@ impl Ledger {
                 )
                 .optional()?
                 .flatten();
-            let before = match before.or(anchor) {
+            let previous = match previous.or(anchor) {
                 Some(hash) => parse_digest(&hash)?,
                 None => crate::hash_chain::session_genesis(&row.key),
             };
             // Compute the link from the row itself. The stored hash may have been changed.
-            let link = crate::hash_chain::session_link(&before, to_u64(n), body.as_bytes());
+            let link = crate::hash_chain::session_link(&previous, to_u64(n), body.as_bytes());
             Ok(Some(link == receipt.hash && to_u64(seq) == receipt.seq))
         };
         self.with_path(read_transaction(&self.sql, |_| find()))
@@ -95,8 +95,9 @@ impl Ledger {
             .with_path(crate::tables::sessions::read_meta(&self.sql))?
             .remove("key")
             .unwrap_or_default();
-        let own = LedgerKeys::read_own_public_keys(&self.state_dir.keys_dir()).unwrap_or_default();
-        if own.contains(&key) {
+        let own_keys =
+            LedgerKeys::read_own_public_keys(&self.state_dir.keys_dir()).unwrap_or_default();
+        if own_keys.contains(&key) {
             Ok(key)
         } else {
             Err(StoreError::unavailable(

@@ -73,7 +73,7 @@ impl Ledger {
             unsettled
                 .into_iter()
                 .filter(|claim| claim.is_pending(&self.state_dir, now))
-                .map(claims::into_intent)
+                .map(claims::into_record)
                 .collect()
         };
         self.with_path(find())

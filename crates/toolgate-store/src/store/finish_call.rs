@@ -8,13 +8,14 @@ use toolgate::{CallEffects, Row};
 use toolgate_json::Digest;
 
 use crate::error::{DbError, DbResult};
+use crate::tables::claim_settlement;
 use crate::tables::claims;
 use crate::tables::claims::StoredClaim;
 use crate::tables::counters;
 use crate::tables::inline_claims;
 use crate::tables::ledger;
 use crate::tables::ledger::to_nanos;
-use crate::tables::sessions;
+use crate::tables::session_items;
 use crate::tables::sessions::SessionHeader;
 use crate::transaction::WriteTransaction;
 
@@ -24,36 +25,36 @@ pub(crate) type AppendedRow = (Arc<Row>, u64, Digest);
 /// Commits a call: state, claim, charges and row.
 pub(crate) fn commit_call(
     tx: &mut WriteTransaction<'_>,
-    finish: CommitRequest,
+    request: CommitRequest,
     body: &str,
     outputs: Vec<Vec<u8>>,
     items: &[Vec<u8>],
 ) -> DbResult<Result<AppendedRow, CommitConflictError>> {
-    let row = &finish.row;
+    let row = &request.row;
     let (now, ended_at) = (row.at, row.ended_at());
     let mut session = SessionHeader::get_or_create(tx.sql, &row.key)?;
-    if finish.changes.as_ref().is_some_and(|changes| changes.can_conflict())
-        && session.version != finish.version
+    if request.changes.as_ref().is_some_and(|changes| changes.can_conflict())
+        && session.version != request.version
     {
         return Ok(Err(CommitConflictError));
     }
     session.count_uncounted_calls(tx, &row.key);
-    if !finish.logs.is_empty() {
-        session.append_logs(tx.sql, finish.logs)?;
+    if !request.logs.is_empty() {
+        session.append_logs(tx.sql, request.logs)?;
     }
-    for revoked in finish.revoked {
+    for revoked in request.revoked {
         session.revoke_evidence(tx.sql, &revoked.into_key())?;
     }
-    if let Some(changes) = finish.changes {
+    if let Some(changes) = request.changes {
         session.apply_changes(tx.sql, changes)?;
     }
-    if let Some(ended) = &finish.ended {
+    if let Some(ended) = &request.ended {
         session.progress.record_end(ended);
     }
-    if let Some(seen) = finish.provenance {
-        session.store_provenance(tx.sql, &tx.shared.keys().redaction_key, *seen)?;
+    if let Some(provenance) = request.provenance {
+        session.store_provenance(tx.sql, &tx.shared.keys().redaction_key, *provenance)?;
     }
-    for ((handle, _), sealed) in finish.outputs.iter().zip(outputs) {
+    for ((handle, _), sealed) in request.outputs.iter().zip(outputs) {
         tx.sql.prepare_cached("INSERT OR REPLACE INTO outputs (session, handle, at, text) VALUES (?1, ?2, ?3, ?4)")?.execute(params![
             session.id,
             handle,
@@ -61,14 +62,14 @@ pub(crate) fn commit_call(
             sealed
         ])?;
     }
-    let ended = counters::settle_read_charges(tx, row.call, finish.resolution, finish.spent)?
-        || inline_claims::end_inflight(tx, row.call, finish.resolution, finish.spent, ended_at)?;
+    let ended = counters::settle_read_charges(tx, row.call, request.resolution, request.spent)?
+        || inline_claims::end_inflight(tx, row.call, request.resolution, request.spent, ended_at)?;
     let claim = match ended {
         true => None,
         false => StoredClaim::find(tx.sql, row.call)?.filter(|claim| !claim.is_settled()),
     };
     let (row, (seq, hash)) = match ledger::append_to_chains(tx, &mut session, row, body) {
-        // The call was abandoned and has a row that says so. This is its late result.
+        // The call was abandoned, and the ledger has a row for that. This is its late result.
         Err(DbError::Sql(error))
             if error.sqlite_error_code() == Some(rusqlite::ErrorCode::ConstraintViolation)
                 && ledger::has_row(tx.sql, &row.call)? =>
@@ -86,14 +87,14 @@ pub(crate) fn commit_call(
         appended => (Arc::clone(row), appended?),
     };
     session.save(tx.sql)?;
-    sessions::append_items(tx, &row.key, items)?;
+    session_items::append_items(tx, &row.key, items)?;
     if let Some(claim) = claim {
-        claims::end_claim(
+        claim_settlement::end_claim(
             tx,
             claim,
-            finish.resolution,
-            finish.spent,
-            finish.outcome.as_ref(),
+            request.resolution,
+            request.spent,
+            request.outcome.as_ref(),
             ended_at,
         )?;
     }
@@ -123,8 +124,8 @@ pub(crate) fn append_spooled_row(tx: &mut WriteTransaction<'_>, row: &Row) -> Db
                 "a report that came late",
                 row.ended_at(),
             );
-            claims::append_row(tx, &late)?;
-            claims::end_claim(
+            claim_settlement::append_row(tx, &late)?;
+            claim_settlement::end_claim(
                 tx,
                 claim,
                 ClaimResolution::from_effects(row.effects),
@@ -139,7 +140,7 @@ pub(crate) fn append_spooled_row(tx: &mut WriteTransaction<'_>, row: &Row) -> Db
         if ClaimResolution::from_effects(row.effects) != ClaimResolution::Released {
             claims::revoke_evidence_of(tx, &claim)?;
         }
-        claims::end_claim(
+        claim_settlement::end_claim(
             tx,
             claim,
             ClaimResolution::from_effects(row.effects),
@@ -148,7 +149,7 @@ pub(crate) fn append_spooled_row(tx: &mut WriteTransaction<'_>, row: &Row) -> Db
             row.ended_at(),
         )?;
     }
-    claims::append_row(tx, row).map(|_| ())
+    claim_settlement::append_row(tx, row).map(|_| ())
 }
 
 /// Appends a spooled row. Skips and returns a row that can never be stored.
@@ -156,14 +157,14 @@ pub(crate) fn append_spooled_row_if_valid(
     tx: &mut WriteTransaction<'_>,
     row: &Row,
 ) -> DbResult<Option<RejectedRow>> {
-    let (before, done) = (tx.head, tx.undo_len());
+    let (head_before, undo_before) = (tx.head, tx.undo_len());
     tx.sql.prepare_cached("SAVEPOINT spooled")?.execute([])?;
-    let unfit = match append_spooled_row(tx, row) {
+    let rejected = match append_spooled_row(tx, row) {
         Ok(()) => None,
         Err(fault) if fault.is_permanent() && !tx.sql.is_autocommit() => {
             tx.sql.prepare_cached("ROLLBACK TO spooled")?.execute([])?;
-            tx.head = before;
-            tx.undo_to(done);
+            tx.head = head_before;
+            tx.undo_to(undo_before);
             // A definition of the failed row may be in the set.
             tx.stored_configs.clear();
             Some(RejectedRow { call: row.call, reason: fault.to_string() })
@@ -171,5 +172,5 @@ pub(crate) fn append_spooled_row_if_valid(
         Err(fault) => return Err(fault),
     };
     tx.sql.prepare_cached("RELEASE spooled")?.execute([])?;
-    Ok(unfit)
+    Ok(rejected)
 }

@@ -1,8 +1,12 @@
 //! Implements the store in one SQLite file.
 
+mod approvals;
+mod claim_call;
 mod finish_call;
 mod impl_store;
+mod pauses;
 mod session_lock;
+mod session_requests;
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -23,9 +27,9 @@ use crate::keys::LedgerKeys;
 use crate::open;
 use crate::state_dir::StateDir;
 use crate::store::session_lock::{LocalSessionGuard, LocalSessionLock, ProcessSessionGuard};
-use crate::tables::claims;
 use crate::tables::ledger;
-use crate::tables::sessions::ITEM_SEAL_CONTEXT;
+use crate::tables::record_pruning;
+use crate::tables::session_items::ITEM_SEAL_CONTEXT;
 use crate::transaction::{SharedStoreState, WriteTransaction, lock_unpoisoned};
 
 /// A persistent store in one SQLite file.
@@ -40,13 +44,13 @@ pub struct SqliteStore {
     writer: LedgerWriter,
     session_locks: Mutex<HashMap<SessionKey, Arc<LocalSessionLock>>>,
     /// The locks behind the leases that are not released.
-    held_sessions: Mutex<HashMap<u64, SessionGuard>>,
+    lease_guards: Mutex<HashMap<u64, SessionGuard>>,
     lease_count: AtomicU64,
-    /// Number of session locks so far. Unused entries of `locks` are removed now and then.
+    /// Number of session locks so far. Unused entries of `session_locks` are removed now and then.
     lock_count: AtomicU64,
 }
 
-/// Locks a session against other processes, then against other calls of this one.
+/// Guards of the locks against other processes, and against other calls of this process.
 type SessionGuard = (ProcessSessionGuard, LocalSessionGuard);
 
 /// Longest pause between two transactions of a pruning, in which other processes can write.
@@ -95,22 +99,22 @@ impl SqliteStore {
         let (path, state) = (path.as_path(), crate::state_dir::state_dir_for(&path));
         let state = state.as_path();
         let open = || -> DbResult<Self> {
-            let there =
+            let state_dir_error =
                 |error: std::io::Error| DbError::Message(format!("{}: {error}", state.display()));
             open::check_file(path)?;
-            let look = "check that the directory exists and is writable";
-            let no_door = |error: std::io::Error| {
-                DbError::Message(format!("{}: {error}; {look}", state.display()))
+            let hint = "check that the directory exists and is writable";
+            let lock_error = |error: std::io::Error| {
+                DbError::Message(format!("{}: {error}; {hint}", state.display()))
             };
-            let _door = StateDir::acquire_open_lock(state).map_err(no_door)?;
+            let _open_lock = StateDir::acquire_open_lock(state).map_err(lock_error)?;
             let sql = open::open_writable(path)?;
-            let home = StateDir::open_owner(state).map_err(there)?;
-            let (id, keys) = open::link_state_dir(&sql, &home)?;
-            open::check_not_older(&sql, &home, &id)?;
+            let state_dir = StateDir::open_owner(state).map_err(state_dir_error)?;
+            let (id, keys) = open::link_state_dir(&sql, &state_dir)?;
+            open::check_not_older(&sql, &state_dir, &id)?;
             let now = clock.now();
-            let shared = SharedStoreState::new(home, id, keys, clock);
+            let shared = SharedStoreState::new(state_dir, id, keys, clock);
             let unsigned = crate::write_connection::sweep_on_open(&sql, &shared, now)?;
-            shared.state_dir.remove_dead_owners().map_err(there)?;
+            shared.state_dir.remove_dead_owners().map_err(state_dir_error)?;
             Ok(Self {
                 path: path.to_owned(),
                 writer: LedgerWriter::start(sql, Arc::clone(&shared), unsigned)?,
@@ -118,11 +122,11 @@ impl SqliteStore {
                 readers: Mutex::default(),
                 session_locks: Mutex::default(),
                 lock_count: AtomicU64::new(0),
-                held_sessions: Mutex::default(),
+                lease_guards: Mutex::default(),
                 lease_count: AtomicU64::new(0),
             })
         };
-        open().map_err(|fault| ledger_error(&path, &fault))
+        open().map_err(|fault| ledger_error(path, &fault))
     }
 
     /// Opens a ledger for a process that makes one call and ends. Starts no thread and no sweep.
@@ -136,17 +140,12 @@ impl SqliteStore {
         let Ok(path) = std::fs::canonicalize(path) else { return Ok(None) };
         let open = || -> DbResult<Option<Self>> {
             let Some(sql) = open::open_current(&path)? else { return Ok(None) };
-            let home = StateDir::open_transient(&crate::state_dir::state_dir_for(&path)).map_err(
-                |error| {
-                    DbError::Message(format!(
-                        "{}: {error}",
-                        crate::state_dir::state_dir_for(&path).display()
-                    ))
-                },
-            )?;
-            let Some((id, keys)) = open::read_identity(&sql, &home)? else { return Ok(None) };
-            open::check_not_older(&sql, &home, &id)?;
-            let shared = SharedStoreState::new(home, id, keys, Arc::new(SystemClock));
+            let state = crate::state_dir::state_dir_for(&path);
+            let state_dir = StateDir::open_transient(&state)
+                .map_err(|error| DbError::Message(format!("{}: {error}", state.display())))?;
+            let Some((id, keys)) = open::read_identity(&sql, &state_dir)? else { return Ok(None) };
+            open::check_not_older(&sql, &state_dir, &id)?;
+            let shared = SharedStoreState::new(state_dir, id, keys, Arc::new(SystemClock));
             Ok(Some(Self {
                 path: path.clone(),
                 writer: LedgerWriter::inline(sql, Arc::clone(&shared)),
@@ -154,7 +153,7 @@ impl SqliteStore {
                 readers: Mutex::default(),
                 session_locks: Mutex::default(),
                 lock_count: AtomicU64::new(0),
-                held_sessions: Mutex::default(),
+                lease_guards: Mutex::default(),
                 lease_count: AtomicU64::new(0),
             }))
         };
@@ -225,29 +224,31 @@ impl SqliteStore {
         sealed_before: Timestamp,
     ) -> Result<PruneStats, StoreError> {
         let now = self.now();
-        let (mut gone, mut after) = (PruneStats { rows: 0, sealed: 0 }, Some(0));
-        while let Some(from) = after {
+        let (mut pruned, mut next_start) = (PruneStats { rows: 0, sealed: 0 }, Some(0));
+        while let Some(start) = next_start {
             let (sealed, next) = self
-                .write_and_pause(move |tx| claims::prune_outcomes(tx.sql, sealed_before, from))
+                .write_and_pause(move |tx| {
+                    record_pruning::prune_outcomes(tx.sql, sealed_before, start)
+                })
                 .await?;
-            gone.sealed += sealed;
-            after = next;
+            pruned.sealed += sealed;
+            next_start = next;
         }
         loop {
             match self
                 .write_and_pause(move |tx| {
-                    claims::prune_approvals_and_outputs(tx.sql, sealed_before)
+                    record_pruning::prune_approvals_and_outputs(tx.sql, sealed_before)
                 })
                 .await?
             {
                 0 => break,
-                sealed => gone.sealed += sealed,
+                sealed => pruned.sealed += sealed,
             }
         }
         loop {
             match self.write_and_pause(move |tx| ledger::prune_rows(tx, rows_before, now)).await? {
-                0 => return Ok(gone),
-                rows => gone.rows += rows,
+                0 => return Ok(pruned),
+                rows => pruned.rows += rows,
             }
         }
     }
@@ -344,44 +345,47 @@ impl SqliteStore {
         key: &SessionKey,
         request: LeaseRequest,
     ) -> Result<Option<SessionGuard>, StoreError> {
-        let LeaseRequest { is_exclusive: alone, timeout: wait, .. } = request;
-        let until = Instant::now().checked_add(wait);
-        let own = {
+        let LeaseRequest { is_exclusive, timeout, .. } = request;
+        let deadline = Instant::now().checked_add(timeout);
+        let local_lock = {
             let mut locks = lock_unpoisoned(&self.session_locks);
             if self.lock_count.fetch_add(1, Ordering::Relaxed) % 1_024 == 1_023 {
-                locks.retain(|_, own| Arc::strong_count(own) > 1);
+                locks.retain(|_, lock| Arc::strong_count(lock) > 1);
             }
             Arc::clone(locks.entry(key.clone()).or_default())
         };
-        let calls = Arc::clone(&own.call_lock);
-        let guard = async {
-            if alone {
+        let calls = Arc::clone(&local_lock.call_lock);
+        let local_guard = async {
+            if is_exclusive {
                 LocalSessionGuard::Exclusive(calls.write_owned().await)
             } else {
                 LocalSessionGuard::Shared(calls.read_owned().await)
             }
         };
-        let Ok(guard) = tokio::time::timeout(wait, guard).await else { return Ok(None) };
+        let Ok(local_guard) = tokio::time::timeout(timeout, local_guard).await else {
+            return Ok(None);
+        };
         loop {
-            let held = ProcessSessionGuard::acquire(
-                Arc::clone(&own),
+            let process_guard = ProcessSessionGuard::acquire(
+                Arc::clone(&local_lock),
                 Arc::clone(&self.shared),
                 key,
-                alone,
+                is_exclusive,
             );
-            match held.map_err(|error| {
+            match process_guard.map_err(|error| {
                 self.with_path(&StoreError::unavailable(format!(
                     "cannot lock the session: {error}"
                 )))
             })? {
-                Some(held) => return Ok(Some((held, guard))),
-                None if until.is_none_or(|until| Instant::now() < until) => {
+                Some(process_guard) => return Ok(Some((process_guard, local_guard))),
+                None if deadline.is_none_or(|deadline| Instant::now() < deadline) => {
                     tokio::time::sleep(Duration::from_millis(5)).await
                 }
                 None => return Ok(None),
             }
         }
     }
+
     /// Turns a lock into a lease. The caller returns it without another await.
     fn register_lease(
         &self,
@@ -390,7 +394,7 @@ impl SqliteStore {
         guard: SessionGuard,
     ) -> SessionLease {
         let id = self.lease_count.fetch_add(1, Ordering::Relaxed);
-        lock_unpoisoned(&self.held_sessions).insert(id, guard);
+        lock_unpoisoned(&self.lease_guards).insert(id, guard);
         SessionLease {
             id,
             key: key.clone(),

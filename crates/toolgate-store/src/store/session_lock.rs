@@ -9,7 +9,7 @@ use toolgate::SessionKey;
 use crate::state_dir::FileLockMode;
 use crate::transaction::{SharedStoreState, lock_unpoisoned};
 
-#[expect(dead_code, reason = "held for its drop")]
+#[expect(dead_code, reason = "dropping the value releases the lock")]
 pub(crate) enum LocalSessionGuard {
     Exclusive(OwnedRwLockWriteGuard<()>),
     Shared(OwnedRwLockReadGuard<()>),
@@ -19,7 +19,7 @@ pub(crate) enum LocalSessionGuard {
 #[derive(Default)]
 pub(crate) struct LocalSessionLock {
     pub(crate) call_lock: Arc<RwLock<()>>,
-    /// Number of calls that hold the lock against other processes.
+    /// Number of calls that use the lock against other processes.
     lock_count: Mutex<usize>,
 }
 
@@ -34,33 +34,33 @@ pub(crate) struct ProcessSessionGuard {
 
 impl ProcessSessionGuard {
     pub(crate) fn acquire(
-        own: Arc<LocalSessionLock>,
+        local: Arc<LocalSessionLock>,
         shared: Arc<SharedStoreState>,
         key: &SessionKey,
-        alone: bool,
+        is_exclusive: bool,
     ) -> std::io::Result<Option<Self>> {
-        let mut held = lock_unpoisoned(&own.lock_count);
-        if *held == 0
+        let mut count = lock_unpoisoned(&local.lock_count);
+        if *count == 0
             && !shared.state_dir.set_session_lock(
                 key,
-                if alone { FileLockMode::Exclusive } else { FileLockMode::Shared },
+                if is_exclusive { FileLockMode::Exclusive } else { FileLockMode::Shared },
             )?
         {
             return Ok(None);
         }
-        *held += 1;
-        drop(held);
+        *count += 1;
+        drop(count);
         shared.running_calls.fetch_add(1, Ordering::Relaxed);
-        Ok(Some(Self { local: own, shared, key: key.clone() }))
+        Ok(Some(Self { local, shared, key: key.clone() }))
     }
 }
 
 impl Drop for ProcessSessionGuard {
     fn drop(&mut self) {
         self.shared.running_calls.fetch_sub(1, Ordering::Relaxed);
-        let mut held = lock_unpoisoned(&self.local.lock_count);
-        *held -= 1;
-        if *held == 0
+        let mut count = lock_unpoisoned(&self.local.lock_count);
+        *count -= 1;
+        if *count == 0
             && let Err(error) =
                 self.shared.state_dir.set_session_lock(&self.key, FileLockMode::Unlocked)
         {

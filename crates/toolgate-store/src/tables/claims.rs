@@ -5,22 +5,17 @@ use std::sync::Arc;
 use jiff::Timestamp;
 use rusqlite::{Connection, OptionalExtension, params};
 use rust_decimal::Decimal;
-use toolgate::limits::{Charge, Cost};
+use toolgate::limits::Charge;
 use toolgate::policy::{CounterReading, DedupKeyKind};
-use toolgate::store::{
-    ClaimOwner, ClaimRecord, ClaimResolution, DedupKey, DeferredClaim, PriorCall,
-};
-use toolgate::{CallId, Outcome, Row, SessionKey, provenance};
+use toolgate::store::{ClaimOwner, ClaimRecord, DedupKey, DeferredClaim, PriorCall};
+use toolgate::{CallId, Row, SessionKey, provenance};
 use toolgate_json::Digest;
 
 use crate::error::{DbError, DbResult};
 use crate::keys::LedgerKeys;
 use crate::state_dir::StateDir;
-use crate::tables::counters::{
-    ReservedCharge, compute_charge_start, reserve_charge, settle_charge,
-};
+use crate::tables::counters::{ReservedCharge, reserve_charge};
 use crate::tables::inline_claims;
-use crate::tables::ledger;
 use crate::tables::ledger::{parse_digest, to_nanos};
 use crate::tables::provenance::CarrierTable;
 use crate::tables::sessions::{SessionHeader, from_nanos};
@@ -29,14 +24,14 @@ use crate::transaction::WriteTransaction;
 /// A stored claim.
 pub(crate) struct StoredClaim {
     pub(crate) call: CallId,
-    state: String,
+    pub(super) state: String,
     lease: Timestamp,
-    effect: bool,
-    pub(crate) intent: ClaimRecord,
+    pub(super) effect: bool,
+    pub(crate) record: ClaimRecord,
     /// Reserved charges.
-    charges: Vec<ReservedCharge>,
+    pub(super) charges: Vec<ReservedCharge>,
     /// How much of each counter was used before.
-    used: Vec<CounterReading>,
+    pub(super) used: Vec<CounterReading>,
     pub(crate) draft: Option<String>,
     outcome: Option<Vec<u8>>,
 }
@@ -45,13 +40,13 @@ const CLAIM_COLUMNS: &str = "call, state, lease, effect, intent, charges, draft,
 
 impl StoredClaim {
     fn from_row(row: &rusqlite::Row<'_>) -> DbResult<Self> {
-        let (intent, charges): (String, String) = (row.get(4)?, row.get(5)?);
+        let (record, charges): (String, String) = (row.get(4)?, row.get(5)?);
         Ok(Self {
             call: CallId::from_bytes(row.get(0)?),
             state: row.get(1)?,
             lease: from_nanos(row.get(2)?),
             effect: row.get(3)?,
-            intent: serde_json::from_str(&intent)?,
+            record: serde_json::from_str(&record)?,
             charges: serde_json::from_str(&charges)?,
             draft: row.get(6)?,
             outcome: row.get(7)?,
@@ -68,18 +63,18 @@ impl StoredClaim {
 
     /// Creates an open claim.
     pub(crate) fn new_open(
-        intent: ClaimRecord,
+        record: ClaimRecord,
         charges: Vec<ReservedCharge>,
         used: Vec<CounterReading>,
         draft: Option<String>,
     ) -> Self {
         let state = "open".to_owned();
         Self {
-            call: intent.call,
+            call: record.call,
             state,
-            lease: intent.lease,
-            effect: intent.effect,
-            intent,
+            lease: record.lease,
+            effect: record.effect,
+            record,
             charges,
             used,
             draft,
@@ -91,7 +86,7 @@ impl StoredClaim {
     pub(crate) fn insert(&self, sql: &Connection, session: i64) -> DbResult<()> {
         let charges: Vec<_> =
             self.charges.iter().map(|(n, at, charge)| (*n, *at, charge)).collect();
-        insert_claim(sql, &self.intent, session, &charges, &self.used, self.draft.as_deref(), None)
+        insert_claim(sql, &self.record, session, &charges, &self.used, self.draft.as_deref(), None)
     }
 
     /// Reads all claims that are open or pending.
@@ -103,13 +98,13 @@ impl StoredClaim {
     }
 
     /// Reads open claims. The query does not read pending claims, of which there may be many.
-    fn read_open(sql: &Connection) -> DbResult<Vec<Self>> {
+    pub(super) fn read_open(sql: &Connection) -> DbResult<Vec<Self>> {
         Self::read_matching(sql, "state <> 'settled' AND state = 'open'")
     }
 
-    fn read_matching(sql: &Connection, wanted: &str) -> DbResult<Vec<Self>> {
+    fn read_matching(sql: &Connection, condition: &str) -> DbResult<Vec<Self>> {
         let mut statement =
-            sql.prepare_cached(&format!("SELECT {CLAIM_COLUMNS} FROM claims INDEXED BY claims_unsettled WHERE {wanted} ORDER BY call"))?;
+            sql.prepare_cached(&format!("SELECT {CLAIM_COLUMNS} FROM claims INDEXED BY claims_unsettled WHERE {condition} ORDER BY call"))?;
         let mut rows = statement.query([])?;
         let mut found = Vec::new();
         while let Some(row) = rows.next()? {
@@ -122,24 +117,24 @@ impl StoredClaim {
         self.state == "settled"
     }
 
-    /// Returns true if the owner of an open claim is gone.
+    /// Returns true if the owner of an open claim has ended.
     ///
-    /// The state of a process is known. Any other owner is gone when the lease has expired.
-    pub(crate) fn is_abandoned(&self, home: &StateDir, now: Timestamp) -> bool {
-        let process_ended = match &self.intent.owner {
-            ClaimOwner::Term(term) => home.has_process_ended(term),
+    /// The state of a process is known. Any other owner has ended when the lease has expired.
+    pub(crate) fn is_abandoned(&self, state_dir: &StateDir, now: Timestamp) -> bool {
+        let process_ended = match &self.record.owner {
+            ClaimOwner::Term(term) => state_dir.has_process_ended(term),
             ClaimOwner::ClientSession(_) => None,
         };
         self.state == "open" && process_ended.unwrap_or(now > self.lease)
     }
 
-    pub(crate) fn is_pending(&self, home: &StateDir, now: Timestamp) -> bool {
-        self.effect && (self.state == "pending" || self.is_abandoned(home, now))
+    pub(crate) fn is_pending(&self, state_dir: &StateDir, now: Timestamp) -> bool {
+        self.effect && (self.state == "pending" || self.is_abandoned(state_dir, now))
     }
 
     fn prior_call(
         &self,
-        home: &StateDir,
+        state_dir: &StateDir,
         keys: &LedgerKeys,
         now: Timestamp,
     ) -> DbResult<Option<PriorCall>> {
@@ -152,27 +147,27 @@ impl StoredClaim {
                 outcome.map(|text| serde_json::from_slice(&text)).transpose()?,
             )));
         }
-        Ok(match self.is_pending(home, now) {
+        Ok(match self.is_pending(state_dir, now) {
             true => Some(PriorCall::Pending(self.call)),
             // An abandoned read had no effects.
-            false if self.is_abandoned(home, now) => None,
+            false if self.is_abandoned(state_dir, now) => None,
             false => Some(PriorCall::InProgress),
         })
     }
 }
 
 /// Returns the place to which an encrypted outcome is bound.
-fn outcome_seal_context(call: CallId) -> String {
+pub(super) fn outcome_seal_context(call: CallId) -> String {
     format!("outcome {call}")
 }
 
 /// Finds an earlier call with one of these keys.
 pub(crate) fn find_prior_call(
     sql: &Connection,
-    home: &StateDir,
+    state_dir: &StateDir,
     keys: &LedgerKeys,
     recall: &[DedupKey],
-    asked: Digest,
+    digest: Digest,
     now: Timestamp,
 ) -> DbResult<Option<(PriorCall, DedupKeyKind)>> {
     for key in recall {
@@ -180,16 +175,16 @@ pub(crate) fn find_prior_call(
             .prepare_cached("SELECT asked, call FROM recalls WHERE principal = ?1 AND agent = ?2 AND tool = ?3 AND key = ?4")?
             .query_row(params![&*key.principal, &*key.agent, &*key.tool, key.key], |row| Ok((row.get(0)?, row.get(1)?)))
             .optional()?;
-        let Some((first, call)) = found else { continue };
+        let Some((first_digest, call)) = found else { continue };
         // A tool declared `once` is recalled by its arguments, as requested or as changed by
         // hooks. Only a key of the caller can be reused for another request.
-        if parse_digest(&first)? != asked && key.kind() == DedupKeyKind::Key {
+        if parse_digest(&first_digest)? != digest && key.kind() == DedupKeyKind::Key {
             return Ok(Some((PriorCall::KeyReused, DedupKeyKind::Key)));
         }
         if let Some(claim) = StoredClaim::find(sql, CallId::from_bytes(call))?
-            && let Some(recalled) = claim.prior_call(home, keys, now)?
+            && let Some(prior_call) = claim.prior_call(state_dir, keys, now)?
         {
-            return Ok(Some((recalled, key.kind())));
+            return Ok(Some((prior_call, key.kind())));
         }
     }
     Ok(None)
@@ -198,47 +193,47 @@ pub(crate) fn find_prior_call(
 /// Stores a claim and reserves its charges.
 pub(crate) fn store_claim(
     tx: &WriteTransaction<'_>,
-    intent: &ClaimRecord,
+    record: &ClaimRecord,
     draft: Option<&str>,
     charges: &[Charge],
     used: &[Decimal],
     now: Timestamp,
 ) -> DbResult<()> {
     for (n, (charge, used)) in charges.iter().zip(used).enumerate() {
-        reserve_charge(tx.sql, intent.call, n, charge, *used, now)?;
+        reserve_charge(tx.sql, record.call, n, charge, *used, now)?;
     }
     // A read has no effects to reconcile, so its claim stays in memory.
-    if !intent.effect
-        && intent.recall.is_empty()
-        && intent.pass.is_none()
-        && tx.shared.is_own_claim(intent)
+    if !record.effect
+        && record.recall.is_empty()
+        && record.pass.is_none()
+        && tx.shared.is_own_claim(record)
     {
         let reserved = charges
             .iter()
             .enumerate()
             .map(|(n, charge)| (n, to_nanos(now), charge.clone()))
             .collect();
-        tx.replace_read_charges(intent.call, Some(reserved));
+        tx.replace_read_charges(record.call, Some(reserved));
         return Ok(());
     }
-    let mut session = SessionHeader::get_or_create(tx.sql, &intent.key)?;
+    let mut session = SessionHeader::get_or_create(tx.sql, &record.key)?;
     // The call may kill this process, so count it before it runs.
-    if session.count_uncounted_calls(tx, &intent.key) {
+    if session.count_uncounted_calls(tx, &record.key) {
         session.save(tx.sql)?;
     }
     let charges: Vec<(usize, i64, &Charge)> =
         charges.iter().enumerate().map(|(n, charge)| (n, to_nanos(now), charge)).collect();
     let reserved: Vec<_> =
         charges.iter().zip(used).map(|((n, at, charge), used)| (*n, *at, *charge, *used)).collect();
-    if inline_claims::insert_inflight(tx, intent, draft, &reserved)? {
+    if inline_claims::insert_inflight(tx, record, draft, &reserved)? {
         return Ok(());
     }
-    let pass = intent
+    let pass = record
         .pass
         .as_ref()
-        .map(|(_, pass)| tx.shared.keys().seal(&deferred_seal_context(intent.call), pass))
+        .map(|(_, pass)| tx.shared.keys().seal(&deferred_seal_context(record.call), pass))
         .transpose()?;
-    for key in &intent.recall {
+    for key in &record.recall {
         tx.sql
             .prepare_cached("INSERT OR REPLACE INTO recalls (principal, agent, tool, key, asked, call) VALUES (?1, ?2, ?3, ?4, ?5, ?6)")?
             .execute(params![
@@ -246,20 +241,20 @@ pub(crate) fn store_claim(
                 &*key.agent,
                 &*key.tool,
                 key.key,
-                intent.asked.as_bytes().as_slice(),
-                intent.call.as_bytes().as_slice()
+                record.asked.as_bytes().as_slice(),
+                record.call.as_bytes().as_slice()
             ])?;
     }
-    let before: Vec<CounterReading> = reserved
+    let used_before: Vec<CounterReading> = reserved
         .iter()
         .map(|(.., charge, used)| (charge.counter.clone(), charge.window, *used))
         .collect();
-    insert_claim(tx.sql, intent, session.id, &charges, &before, draft, pass.as_deref())
+    insert_claim(tx.sql, record, session.id, &charges, &used_before, draft, pass.as_deref())
 }
 
 /// Returns the term of the process that owns a claim, or `None` if a client owns it.
-fn term_of(intent: &ClaimRecord) -> Option<&str> {
-    match &intent.owner {
+fn term_of(record: &ClaimRecord) -> Option<&str> {
+    match &record.owner {
         ClaimOwner::Term(term) => Some(term),
         ClaimOwner::ClientSession(_) => None,
     }
@@ -268,7 +263,7 @@ fn term_of(intent: &ClaimRecord) -> Option<&str> {
 /// Inserts an open claim, with the encrypted state of a deferred call if there is one.
 fn insert_claim(
     sql: &Connection,
-    intent: &ClaimRecord,
+    record: &ClaimRecord,
     session: i64,
     charges: &[(usize, i64, &Charge)],
     used: &[CounterReading],
@@ -279,16 +274,16 @@ fn insert_claim(
         "INSERT INTO claims (call, session, state, term, lease, effect, intent, charges, draft, used, client, pass) VALUES (?1, ?2, 'open', ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11)",
     )?
     .execute(params![
-        intent.call.as_bytes().as_slice(),
+        record.call.as_bytes().as_slice(),
         session,
-        term_of(intent),
-        to_nanos(intent.lease),
-        intent.effect,
-        serde_json::to_string(intent)?,
+        term_of(record),
+        to_nanos(record.lease),
+        record.effect,
+        serde_json::to_string(record)?,
         serde_json::to_string(charges)?,
         draft,
         serde_json::to_string(used)?,
-        intent.pass.as_ref().map(|(client, _)| client),
+        record.pass.as_ref().map(|(client, _)| client),
         pass,
     ])?;
     Ok(())
@@ -300,42 +295,42 @@ fn insert_claim(
 /// carriers: the client may run the call at any time from here on.
 pub(crate) fn apply_claim_effects(
     tx: &WriteTransaction<'_>,
-    intent: &mut ClaimRecord,
+    record: &mut ClaimRecord,
 ) -> DbResult<()> {
-    let seen = intent.seen.take();
-    let revokes = intent.is_run_by_client() && !intent.revokes.is_empty();
-    if seen.is_some() || revokes {
-        let mut session = SessionHeader::get_or_create(tx.sql, &intent.key)?;
-        session.count_uncounted_calls(tx, &intent.key);
-        if let Some(seen) = seen {
-            session.store_provenance(tx.sql, &tx.shared.keys().redaction_key, *seen)?;
+    let provenance_update = record.seen.take();
+    let has_revocations = record.is_run_by_client() && !record.revokes.is_empty();
+    if provenance_update.is_some() || has_revocations {
+        let mut session = SessionHeader::get_or_create(tx.sql, &record.key)?;
+        session.count_uncounted_calls(tx, &record.key);
+        if let Some(update) = provenance_update {
+            session.store_provenance(tx.sql, &tx.shared.keys().redaction_key, *update)?;
         }
-        if revokes {
-            revoke_claimed(tx, &mut session, intent)?;
+        if has_revocations {
+            revoke_claimed(tx, &mut session, record)?;
         }
         session.save(tx.sql)?;
     }
-    if intent.is_run_by_client() { record_carriers(tx, intent) } else { Ok(()) }
+    if record.is_run_by_client() { record_carriers(tx, record) } else { Ok(()) }
 }
 
 /// Records the carriers that a call has written to, or may have.
-fn record_carriers(tx: &WriteTransaction<'_>, intent: &ClaimRecord) -> DbResult<()> {
-    if intent.carriers.is_empty() {
+pub(super) fn record_carriers(tx: &WriteTransaction<'_>, record: &ClaimRecord) -> DbResult<()> {
+    if record.carriers.is_empty() {
         return Ok(());
     }
-    let tainted = SessionHeader::find(tx.sql, &intent.key)?
+    let tainted = SessionHeader::find(tx.sql, &record.key)?
         .is_some_and(|session| session.provenance_flags.tainted);
     let mut carriers = CarrierTable::new(tx.sql);
-    provenance::record_carrier_writes(&intent.carriers, tainted, &mut carriers);
+    provenance::record_carrier_writes(&record.carriers, tainted, &mut carriers);
     carriers.finish()
 }
 
 fn revoke_claimed(
     tx: &WriteTransaction<'_>,
     session: &mut SessionHeader,
-    intent: &ClaimRecord,
+    record: &ClaimRecord,
 ) -> DbResult<()> {
-    intent
+    record
         .revokes
         .iter()
         .try_for_each(|revoked| session.revoke_evidence(tx.sql, &revoked.clone().into_key()))
@@ -343,9 +338,9 @@ fn revoke_claimed(
 
 /// Revokes the evidence that a call revokes if it happened. Unknown counts as happened.
 pub(crate) fn revoke_evidence_of(tx: &WriteTransaction<'_>, claim: &StoredClaim) -> DbResult<()> {
-    if claim.effect && !claim.intent.revokes.is_empty() {
-        let mut session = SessionHeader::get_or_create(tx.sql, &claim.intent.key)?;
-        revoke_claimed(tx, &mut session, &claim.intent)?;
+    if claim.effect && !claim.record.revokes.is_empty() {
+        let mut session = SessionHeader::get_or_create(tx.sql, &claim.record.key)?;
+        revoke_claimed(tx, &mut session, &claim.record)?;
         session.save(tx.sql)?;
     }
     Ok(())
@@ -369,10 +364,10 @@ pub(crate) fn take_deferred(
         .optional()?;
     let Some((call, sealed)) = found else { return Ok(None) };
     let call = CallId::from_bytes(call);
-    let unopened =
+    let decrypt_error =
         || DbError::Message("cannot decrypt a deferred call: another key encrypted it".to_owned());
     let pass =
-        tx.shared.keys().unseal(&deferred_seal_context(call), &sealed).ok_or_else(unopened)?;
+        tx.shared.keys().unseal(&deferred_seal_context(call), &sealed).ok_or_else(decrypt_error)?;
     tx.sql
         .prepare_cached("UPDATE claims SET pass = NULL WHERE call = ?1")?
         .execute(params![call.as_bytes().as_slice()])?;
@@ -381,7 +376,7 @@ pub(crate) fn take_deferred(
     };
     Ok(Some(DeferredClaim {
         counters_before: claim.used.clone(),
-        claim: into_intent(claim)?,
+        claim: into_record(claim)?,
         state: pass,
     }))
 }
@@ -391,224 +386,8 @@ pub(crate) fn deferred_seal_context(call: CallId) -> String {
     format!("pass {call}")
 }
 
-/// Statements that close the session of a client. They read only open claims and deferred calls.
-const EXPIRE_CLIENT_LEASES_SQL: &str = "UPDATE claims INDEXED BY claims_unsettled SET lease = ?2
-    WHERE session = ?1 AND state <> 'settled' AND state = 'open' AND term IS NULL";
-const DISCARD_DEFERRED_CALLS_SQL: &str =
-    "UPDATE claims INDEXED BY claims_kept SET pass = NULL WHERE session = ?1 AND pass IS NOT NULL";
-
-/// Abandons the open calls of a client session that has ended.
-pub(crate) fn close_client_session(
-    tx: &mut WriteTransaction<'_>,
-    key: &SessionKey,
-    now: Timestamp,
-) -> DbResult<()> {
-    let Some(session) = SessionHeader::find(tx.sql, key)? else { return Ok(()) };
-    tx.sql
-        .prepare_cached(EXPIRE_CLIENT_LEASES_SQL)?
-        .execute(params![session.id, to_nanos(now).saturating_sub(1)])?;
-    tx.sql.prepare_cached(DISCARD_DEFERRED_CALLS_SQL)?.execute(params![session.id])?;
-    sweep_abandoned(tx, now).map(|_| ())
-}
-
-/// Ends a claim by the effects of its call.
-pub(crate) fn end_claim(
-    tx: &WriteTransaction<'_>,
-    claim: StoredClaim,
-    settle: ClaimResolution,
-    spent: Option<Cost>,
-    outcome: Option<&Outcome>,
-    now: Timestamp,
-) -> DbResult<()> {
-    let call = claim.call;
-    let settle = if claim.effect { settle } else { settle.for_read() };
-    if claim.state == "open" && settle != ClaimResolution::Released {
-        record_carriers(tx, &claim.intent)?;
-    }
-    // A reported cost counts even if the outcome is unknown.
-    let (known, reserved): (Vec<_>, Vec<_>) = claim.charges.into_iter().partition(|(.., c)| {
-        settle != ClaimResolution::Pending || (c.unit.is_known_after_call() && spent.is_some())
-    });
-    for (n, at, charge) in known {
-        let from = if claim.effect { compute_charge_start(at, &charge, now) } else { at };
-        settle_charge(tx.sql, call, (n, at, &charge), settle.final_amount(&charge, spent), from)?;
-    }
-    if settle == ClaimResolution::Pending {
-        tx.sql
-            .prepare_cached("UPDATE claims SET state = 'pending', charges = ?2 WHERE call = ?1")?
-            .execute(params![call.as_bytes().as_slice(), serde_json::to_string(&reserved)?])?;
-        return Ok(());
-    }
-    // Without an effect, the call may run again. Without a recall key, the outcome is not needed.
-    match outcome.filter(|_| settle == ClaimResolution::Done && !claim.intent.recall.is_empty()) {
-        Some(outcome) => {
-            let sealed = tx
-                .shared
-                .keys()
-                .seal(&outcome_seal_context(call), &serde_json::to_vec(outcome)?)?;
-            tx.sql
-                .prepare_cached(
-                    "UPDATE claims SET state = 'settled', charges = '[]', draft = NULL, pass = NULL, outcome = ?2, ended = ?3 WHERE call = ?1",
-                )?
-                .execute(params![call.as_bytes().as_slice(), sealed, to_nanos(now)])?;
-        }
-        None => {
-            tx.sql
-                .prepare_cached("DELETE FROM claims WHERE call = ?1")?
-                .execute(params![call.as_bytes().as_slice()])?;
-            for key in &claim.intent.recall {
-                // Another call may have claimed the same key since.
-                tx.sql
-                    .prepare_cached("DELETE FROM recalls WHERE principal = ?1 AND agent = ?2 AND tool = ?3 AND key = ?4 AND call = ?5")?
-                    .execute(params![&*key.principal, &*key.agent, &*key.tool, key.key, call.as_bytes().as_slice()])?;
-            }
-        }
-    }
-    Ok(())
-}
-
-/// Sweeps a few expired claims of clients, for processes that make one call each.
-pub(crate) fn sweep_client_claims(tx: &mut WriteTransaction<'_>, now: Timestamp) -> DbResult<()> {
-    let over: Vec<[u8; 16]> = tx
-        .sql
-        .prepare_cached(
-            "SELECT call FROM claims INDEXED BY claims_unsettled WHERE state <> 'settled' AND state = 'open' AND lease < ?1 AND term IS NULL LIMIT 8",
-        )?
-        .query_map([to_nanos(now)], |row| row.get(0))?
-        .collect::<Result<_, _>>()?;
-    let claims: DbResult<Vec<Option<StoredClaim>>> =
-        over.into_iter().map(|call| StoredClaim::find(tx.sql, CallId::from_bytes(call))).collect();
-    sweep_claims(tx, claims?.into_iter().flatten().collect(), now).map(|_| ())
-}
-
-/// Marks abandoned claims as pending and appends their rows. Abandoned reads are released.
-pub(crate) fn sweep_abandoned(tx: &mut WriteTransaction<'_>, now: Timestamp) -> DbResult<u64> {
-    inline_claims::move_abandoned_to_claims(tx, now)?;
-    let open = StoredClaim::read_open(tx.sql)?;
-    sweep_claims(tx, open, now)
-}
-
-fn sweep_claims(
-    tx: &mut WriteTransaction<'_>,
-    claims: Vec<StoredClaim>,
-    now: Timestamp,
-) -> DbResult<u64> {
-    let mut swept = 0;
-    for claim in claims {
-        if !claim.is_abandoned(&tx.shared.state_dir, now) {
-            continue;
-        }
-        swept += 1;
-        if let Some(draft) = &claim.draft
-            && !ledger::has_row(tx.sql, &claim.call)?
-        {
-            match serde_json::from_str::<Row>(draft) {
-                Ok(mut row) => {
-                    // The draft has masked counter names, so copy only the amounts.
-                    for ((.., figure), (.., used)) in row.facts.claimed.iter_mut().zip(&claim.used)
-                    {
-                        *figure = *used;
-                    }
-                    append_row(tx, &row)?;
-                }
-                // One unreadable draft must not block the others.
-                Err(error) => {
-                    tracing::error!(call = %claim.call, %error, "cannot read the draft row of an abandoned call")
-                }
-            }
-        }
-        revoke_evidence_of(tx, &claim)?;
-        end_claim(tx, claim, ClaimResolution::Pending, None, None, now)?;
-    }
-    Ok(swept)
-}
-
-/// Settles a pending claim, with a row that names the settler.
-pub(crate) fn settle_claim(
-    tx: &mut WriteTransaction<'_>,
-    call: CallId,
-    settle: ClaimResolution,
-    (outcome, shown): (&Outcome, Outcome),
-    by: &str,
-    now: Timestamp,
-) -> DbResult<bool> {
-    sweep_abandoned(tx, now)?;
-    let Some(claim) = StoredClaim::find(tx.sql, call)?.filter(|claim| {
-        claim.is_pending(&tx.shared.state_dir, now) && settle != ClaimResolution::Pending
-    }) else {
-        return Ok(false);
-    };
-    let body: Option<String> = tx
-        .sql
-        .prepare_cached("SELECT body FROM ledger WHERE call = ?1")?
-        .query_row(params![call.as_bytes().as_slice()], |row| row.get(0))
-        .optional()?;
-    if let Some(body) = body.or_else(|| claim.draft.clone()) {
-        let row: Row = serde_json::from_str(&body)?;
-        append_row(tx, &row.settlement_row(shown, settle.effects(), by, now))?;
-    }
-    end_claim(tx, claim, settle, None, Some(outcome), now)?;
-    Ok(true)
-}
-
-pub(crate) fn append_row(tx: &mut WriteTransaction<'_>, row: &Row) -> DbResult<(u64, Digest)> {
-    let mut session = SessionHeader::get_or_create(tx.sql, &row.key)?;
-    session.count_uncounted_calls(tx, &row.key);
-    let body = ledger::canonical_text(row)?;
-    let appended = ledger::append_to_chains(tx, &mut session, row, &body)?;
-    session.save(tx.sql)?;
-    Ok(appended)
-}
-
-/// How many claims, approvals and outputs one transaction prunes, so that other writers get a turn.
-const MAX_PRUNED_RECORDS_PER_TRANSACTION: i64 = 5_000;
-
-/// Deletes the outcomes of settled claims that ended before `before`. The claims themselves stay.
-///
-/// Handles one batch of claims after the id `after`. Returns the number of deleted outcomes and the
-/// start of the next batch.
-pub(crate) fn prune_outcomes(
-    sql: &Connection,
-    before: Timestamp,
-    after: i64,
-) -> DbResult<(u64, Option<i64>)> {
-    let last = after.saturating_add(MAX_PRUNED_RECORDS_PER_TRANSACTION);
-    let forgotten = sql.execute(
-        "UPDATE claims SET outcome = NULL WHERE id > ?2 AND id <= ?3 AND state = 'settled' AND outcome IS NOT NULL AND ended < ?1",
-        [to_nanos(before), after, last],
-    )?;
-    let next: Option<i64> =
-        sql.query_row("SELECT min(id) FROM claims WHERE id > ?1", [last], |row| row.get(0))?;
-    Ok((forgotten as u64, next.map(|id| id - 1)))
-}
-
-/// Deletes a batch of approvals that expired before `before`, and of older outputs.
-///
-/// Returns the number of deleted rows, 0 if none are left.
-pub(crate) fn prune_approvals_and_outputs(sql: &Connection, before: Timestamp) -> DbResult<u64> {
-    let approvals = sql.execute(
-        "DELETE FROM approvals WHERE n IN (SELECT n FROM approvals WHERE expires < ?1 LIMIT ?2)",
-        [to_nanos(before), MAX_PRUNED_RECORDS_PER_TRANSACTION],
-    )?;
-    let outputs = sql.execute(
-        "DELETE FROM outputs WHERE (session, handle) IN (SELECT session, handle FROM outputs WHERE at < ?1 LIMIT ?2)",
-        [to_nanos(before), MAX_PRUNED_RECORDS_PER_TRANSACTION],
-    )?;
-    Ok((approvals + outputs) as u64)
-}
-
-/// Converts a claim to an intent.
-pub(crate) fn into_intent(claim: StoredClaim) -> DbResult<ClaimRecord> {
+/// Returns the claim record of a stored claim, with its draft row.
+pub(crate) fn into_record(claim: StoredClaim) -> DbResult<ClaimRecord> {
     let row = claim.draft.and_then(|draft| serde_json::from_str::<Row>(&draft).ok()).map(Arc::new);
-    Ok(ClaimRecord { row, ..claim.intent })
-}
-
-#[cfg(test)]
-mod tests {
-    #[test]
-    fn closing_a_client_session_scans_no_table() {
-        for statement in [super::EXPIRE_CLIENT_LEASES_SQL, super::DISCARD_DEFERRED_CALLS_SQL] {
-            assert_eq!(crate::open::full_scans(statement), Vec::<String>::new());
-        }
-    }
+    Ok(ClaimRecord { row, ..claim.record })
 }

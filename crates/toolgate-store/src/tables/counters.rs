@@ -31,10 +31,10 @@ fn read_total(sql: &Connection, counter: &str, win: Option<SignedDuration>) -> D
     text.map_or(Ok(Decimal::ZERO), |text| parse_amount(&text))
 }
 
-/// Matches the expired charges of a counter, except those that an unsettled claim holds.
+/// Matches the expired charges of a counter, except those that an unsettled claim reserves.
 ///
-/// A claim with effects holds its charges until its outcome is known, except `attempt` charges,
-/// which count in any case. Charges of observe-only rules (unlimited cap) are not held either:
+/// A claim with effects reserves its charges until its outcome is known, except `attempt` charges,
+/// which count in any case. Charges of observe-only rules (unlimited cap) are not reserved either:
 /// otherwise every call would read them. Claims in `under_way` are checked separately.
 const EXPIRED_CHARGES_CONDITION: &str = "counter = ?1 AND win = ?2 AND at <= ?3 AND NOT EXISTS (
     SELECT 1 FROM claims, json_each(claims.charges) AS held
@@ -64,7 +64,7 @@ pub(crate) fn read_used(
 #[derive(Default)]
 struct ExpiredCharges {
     charges: Vec<ExpiredCharge>,
-    /// Whether a running call holds an expired charge.
+    /// Whether a running call has reserved an expired charge.
     has_reserved_charge: bool,
 }
 
@@ -81,9 +81,9 @@ fn find_expired(
     win: Option<SignedDuration>,
     now: Timestamp,
 ) -> DbResult<ExpiredCharges> {
-    let mut left = ExpiredCharges::default();
+    let mut expired = ExpiredCharges::default();
     if win.is_none() {
-        return Ok(left);
+        return Ok(expired);
     }
     let mut statement = sql.prepare_cached(&format!(
         "SELECT at, call, n, amount FROM charges WHERE {EXPIRED_CHARGES_CONDITION}"
@@ -95,52 +95,52 @@ fn find_expired(
     ])?;
     while let Some(row) = rows.next()? {
         let amount = parse_amount(row.get_ref(3)?.as_str().unwrap_or_default())?;
-        left.charges.push(ExpiredCharge {
+        expired.charges.push(ExpiredCharge {
             at: row.get(0)?,
             call: CallId::from_bytes(row.get(1)?),
             n: row.get(2)?,
             amount,
         });
     }
-    if !left.charges.is_empty() && inline_claims::has_inflight(sql)? {
-        let all = std::mem::take(&mut left.charges);
+    if !expired.charges.is_empty() && inline_claims::has_inflight(sql)? {
+        let all = std::mem::take(&mut expired.charges);
         for charge in all {
             match inline_claims::has_reserved_charge(
                 sql,
                 charge.call,
                 usize::try_from(charge.n).unwrap_or(usize::MAX),
             )? {
-                true => left.has_reserved_charge = true,
-                false => left.charges.push(charge),
+                true => expired.has_reserved_charge = true,
+                false => expired.charges.push(charge),
             }
         }
     }
-    Ok(left)
+    Ok(expired)
 }
 
 /// Deletes the expired charges of a counter.
 fn delete_expired(sql: &Connection, charge: &Charge, now: Timestamp) -> DbResult<()> {
-    let (win, left) =
+    let (win, expired) =
         (window_nanos(charge.window), find_expired(sql, &charge.counter, charge.window, now)?);
-    if left.charges.is_empty() {
+    if expired.charges.is_empty() {
         return Ok(());
     }
-    if !left.has_reserved_charge {
-        let mut all =
+    if !expired.has_reserved_charge {
+        let mut delete_all =
             sql.prepare_cached(&format!("DELETE FROM charges WHERE {EXPIRED_CHARGES_CONDITION}"))?;
-        all.execute(params![charge.counter, win, to_nanos(now).saturating_sub(win)])?;
+        delete_all.execute(params![charge.counter, win, to_nanos(now).saturating_sub(win)])?;
         return Ok(());
     }
-    let mut one = sql.prepare_cached(
+    let mut delete = sql.prepare_cached(
         "DELETE FROM charges WHERE counter = ?1 AND win = ?2 AND at = ?3 AND call = ?4 AND n = ?5",
     )?;
-    for gone in left.charges {
-        one.execute(params![
+    for expired_charge in expired.charges {
+        delete.execute(params![
             charge.counter,
             win,
-            gone.at,
-            gone.call.as_bytes().as_slice(),
-            gone.n
+            expired_charge.at,
+            expired_charge.call.as_bytes().as_slice(),
+            expired_charge.n
         ])?;
     }
     Ok(())
@@ -156,7 +156,7 @@ pub(crate) fn check_charge(
     if charge.fits_within(used) {
         return Ok(Ok(used));
     }
-    let Some(stretch) = charge.window else {
+    let Some(window) = charge.window else {
         return Ok(Err(ChargeError { used, retry_after: None }));
     };
     // The retry time is when enough charges have expired. There is none if the charge never fits.
@@ -173,7 +173,7 @@ pub(crate) fn check_charge(
             let at = from_nanos(row.get(0)?);
             return Ok(Err(ChargeError {
                 used,
-                retry_after: Some(stretch.saturating_sub(now.duration_since(at))),
+                retry_after: Some(window.saturating_sub(now.duration_since(at))),
             }));
         }
     }
@@ -218,24 +218,24 @@ pub(crate) type ReservedCharge = (usize, i64, Charge);
 pub(crate) fn settle_read_charges(
     tx: &WriteTransaction<'_>,
     call: CallId,
-    settle: ClaimResolution,
+    resolution: ClaimResolution,
     spent: Option<Cost>,
 ) -> DbResult<bool> {
     let Some(reserved) = tx.replace_read_charges(call, None) else { return Ok(false) };
-    let settle = settle.for_read();
+    let resolution = resolution.for_read();
     for (n, at, charge) in reserved {
-        settle_charge(tx.sql, call, (n, at, &charge), settle.final_amount(&charge, spent), at)?;
+        settle_charge(tx.sql, call, (n, at, &charge), resolution.final_amount(&charge, spent), at)?;
     }
     Ok(true)
 }
 
 /// Returns the time from which a charge counts that is settled now.
 ///
-/// A charge that was held for longer than its window counts for another window.
+/// A charge that was reserved for longer than its window counts for another window.
 pub(crate) fn compute_charge_start(at: i64, charge: &Charge, now: Timestamp) -> i64 {
-    let has_left =
+    let has_expired =
         charge.window.is_some() && at <= to_nanos(now).saturating_sub(window_nanos(charge.window));
-    if has_left && charge.is_reserved_while_pending() { to_nanos(now) } else { at }
+    if has_expired && charge.is_reserved_while_pending() { to_nanos(now) } else { at }
 }
 
 /// Replaces a reserved charge by the actual amount, which counts from `from`.
@@ -267,6 +267,6 @@ pub(crate) fn settle_charge(
             return Ok(());
         }
     }
-    let now = read_total(sql, &charge.counter, charge.window)?;
-    write_total(sql, charge, now.saturating_sub(charge.amount).saturating_add(actual))
+    let total = read_total(sql, &charge.counter, charge.window)?;
+    write_total(sql, charge, total.saturating_sub(charge.amount).saturating_add(actual))
 }

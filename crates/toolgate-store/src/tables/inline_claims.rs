@@ -26,19 +26,19 @@ const fn row_id(call: CallId) -> i64 {
 /// Inserts a claim that this process ends itself. Returns false if it must go to `claims` instead.
 pub(crate) fn insert_inflight(
     tx: &WriteTransaction<'_>,
-    intent: &ClaimRecord,
+    record: &ClaimRecord,
     draft: Option<&str>,
     reserved: &[(usize, i64, &Charge, Decimal)],
 ) -> DbResult<bool> {
-    let is_own = intent.effect && intent.pass.is_none() && tx.shared.is_own_claim(intent);
-    if !is_own || intent.seen.is_some() || !intent.recall.is_empty() || !intent.carriers.is_empty()
+    let is_own = record.effect && record.pass.is_none() && tx.shared.is_own_claim(record);
+    if !is_own || record.seen.is_some() || !record.recall.is_empty() || !record.carriers.is_empty()
     {
         return Ok(false);
     }
-    let revokes = if intent.revokes.is_empty() {
+    let revokes = if record.revokes.is_empty() {
         None
     } else {
-        Some(serde_json::to_string(&intent.revokes)?)
+        Some(serde_json::to_string(&record.revokes)?)
     };
     let written = tx
         .sql
@@ -47,16 +47,16 @@ pub(crate) fn insert_inflight(
              VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13)",
         )?
         .execute(params![
-            row_id(intent.call),
-            intent.call.as_bytes().as_slice(),
-            &*intent.key.agent,
-            &*intent.key.principal,
-            &*intent.key.session,
-            &*intent.tool,
-            intent.digest.as_bytes().as_slice(),
-            intent.asked.as_bytes().as_slice(),
+            row_id(record.call),
+            record.call.as_bytes().as_slice(),
+            &*record.key.agent,
+            &*record.key.principal,
+            &*record.key.session,
+            &*record.tool,
+            record.digest.as_bytes().as_slice(),
+            record.asked.as_bytes().as_slice(),
             tx.shared.state_dir.term(),
-            to_nanos(intent.lease),
+            to_nanos(record.lease),
             revokes,
             serde_json::to_string(reserved)?,
             draft,
@@ -64,7 +64,7 @@ pub(crate) fn insert_inflight(
     // Another call may have the same id already.
     if written > 0 {
         tx.replace_inflight_charges(
-            intent.call,
+            record.call,
             Some(reserved.iter().map(|(n, at, charge, _)| (*n, *at, (*charge).clone())).collect()),
         );
     }
@@ -75,12 +75,12 @@ pub(crate) fn insert_inflight(
 pub(crate) fn end_inflight(
     tx: &WriteTransaction<'_>,
     call: CallId,
-    settle: ClaimResolution,
+    resolution: ClaimResolution,
     spent: Option<Cost>,
     now: jiff::Timestamp,
 ) -> DbResult<bool> {
     let Some(reserved) = tx.replace_inflight_charges(call, None) else { return Ok(false) };
-    if settle == ClaimResolution::Pending {
+    if resolution == ClaimResolution::Pending {
         move_to_claims(tx, call)?;
         return Ok(false);
     }
@@ -89,7 +89,13 @@ pub(crate) fn end_inflight(
     }
     for (n, at, charge) in reserved {
         let from = compute_charge_start(at, &charge, now);
-        settle_charge(tx.sql, call, (n, at, &charge), settle.final_amount(&charge, spent), from)?;
+        settle_charge(
+            tx.sql,
+            call,
+            (n, at, &charge),
+            resolution.final_amount(&charge, spent),
+            from,
+        )?;
     }
     Ok(true)
 }
@@ -99,7 +105,7 @@ fn delete_inflight(sql: &Connection, call: CallId) -> DbResult<bool> {
     Ok(statement.execute(params![row_id(call), call.as_bytes().as_slice()])? > 0)
 }
 
-/// Returns true if a running call holds this charge.
+/// Returns true if a running call has reserved this charge.
 pub(crate) fn has_reserved_charge(sql: &Connection, call: CallId, n: usize) -> DbResult<bool> {
     let charges: Option<String> = sql
         .prepare_cached("SELECT charges FROM under_way WHERE id = ?1 AND call = ?2")?
@@ -124,7 +130,7 @@ fn read_claim(row: &rusqlite::Row<'_>) -> DbResult<StoredClaim> {
     let (term, lease) = (text(7)?, from_nanos(row.get(8)?));
     let revokes: Option<String> = row.get(9)?;
     let charges: Vec<(usize, i64, Charge, Decimal)> = serde_json::from_str(&text(10)?)?;
-    let intent = ClaimRecord {
+    let record = ClaimRecord {
         call: CallId::from_bytes(row.get(0)?),
         key: SessionKey::new(text(1)?, text(2)?, text(3)?),
         tool: text(4)?.into(),
@@ -146,7 +152,7 @@ fn read_claim(row: &rusqlite::Row<'_>) -> DbResult<StoredClaim> {
         .collect();
     let reserved: Vec<ReservedCharge> =
         charges.into_iter().map(|(n, at, charge, _)| (n, at, charge)).collect();
-    Ok(StoredClaim::new_open(intent, reserved, used, row.get(11)?))
+    Ok(StoredClaim::new_open(record, reserved, used, row.get(11)?))
 }
 
 /// Reads the claims of all processes. A read-only ledger with an older schema has no such table.
@@ -189,7 +195,7 @@ pub(crate) fn move_abandoned_to_claims(
 
 fn move_claim(tx: &WriteTransaction<'_>, claim: &StoredClaim) -> DbResult<()> {
     delete_inflight(tx.sql, claim.call)?;
-    let session = SessionHeader::get_or_create(tx.sql, &claim.intent.key)?;
+    let session = SessionHeader::get_or_create(tx.sql, &claim.record.key)?;
     claim.insert(tx.sql, session.id)
 }
 
@@ -230,7 +236,7 @@ mod tests {
             .map(|n| CallId::from_bytes([1, 2, 3, 4, 5, 6, 7, n, 9, 10, 11, 12, 13, 14, 15, 16]));
         let now = Timestamp::now();
         for call in calls {
-            let intent = ClaimRecord {
+            let record = ClaimRecord {
                 call,
                 key: SessionKey::new("a", "al", "s"),
                 tool: "act".into(),
@@ -246,7 +252,7 @@ mod tests {
                 seen: None,
                 revokes: Vec::new(),
             };
-            crate::tables::claims::store_claim(&tx, &intent, None, &[], &[], now).unwrap();
+            crate::tables::claims::store_claim(&tx, &record, None, &[], &[], now).unwrap();
         }
         let [first, second] = calls;
         assert!(

@@ -234,8 +234,8 @@ fn sign_head(
 }
 
 /// Serializes a value as canonical JSON.
-pub(crate) fn canonical_text(thing: &impl Serialize) -> DbResult<String> {
-    String::from_utf8(serialize_canonical(thing)?).map_err(|e| DbError::Message(e.to_string()))
+pub(crate) fn canonical_text(value: &impl Serialize) -> DbResult<String> {
+    String::from_utf8(serialize_canonical(value)?).map_err(|e| DbError::Message(e.to_string()))
 }
 
 /// Computes the digest over the heads of all sessions that lost rows.
@@ -270,20 +270,20 @@ fn delete_entities(sql: &Connection, first: i64, last: i64) -> DbResult<()> {
         sql.prepare_cached("SELECT seq, body FROM ledger WHERE seq BETWEEN ?1 AND ?2")?;
     let mut delete =
         sql.prepare_cached("DELETE FROM entities WHERE name = ?1 AND value = ?2 AND seq = ?3")?;
-    let (mut rows, mut unread) = (bodies.query([first, last])?, false);
+    let (mut rows, mut has_unreadable) = (bodies.query([first, last])?, false);
     while let Some(row) = rows.next()? {
         let seq: i64 = row.get(0)?;
         match serde_json::from_str::<RowEntities>(row.get_ref(1)?.as_str().unwrap_or_default()) {
-            Ok(about) => {
-                for (name, value) in &about.entities {
+            Ok(row) => {
+                for (name, value) in &row.entities {
                     delete.execute(params![name, entity_index_key(value), seq])?;
                 }
             }
-            Err(_) => unread = true,
+            Err(_) => has_unreadable = true,
         }
     }
     // The entities of an unreadable row are unknown, so scan the whole index.
-    if unread {
+    if has_unreadable {
         sql.execute("DELETE FROM entities WHERE seq <= ?1", [last])?;
     }
     Ok(())
@@ -323,23 +323,23 @@ pub(crate) fn prune_rows(
         [to_nanos(before), first, last],
         |row| row.get(0),
     )?;
-    let last_gone = first_kept.map_or(last, |seq| seq - 1);
+    let last_pruned = first_kept.map_or(last, |seq| seq - 1);
     let chain: Option<Vec<u8>> = tx
         .sql
-        .query_row("SELECT chain FROM ledger WHERE seq = ?1", [last_gone], |row| row.get(0))
+        .query_row("SELECT chain FROM ledger WHERE seq = ?1", [last_pruned], |row| row.get(0))
         .optional()?;
     let Some(chain) = chain else { return Ok(0) };
-    tx.sql.execute(SET_SESSION_ANCHORS_SQL, [last_gone])?;
-    delete_entities(tx.sql, first, last_gone)?;
-    let gone = tx.sql.execute("DELETE FROM ledger WHERE seq <= ?1", [last_gone])?;
-    let kept: Option<i64> = tx
+    tx.sql.execute(SET_SESSION_ANCHORS_SQL, [last_pruned])?;
+    delete_entities(tx.sql, first, last_pruned)?;
+    let pruned = tx.sql.execute("DELETE FROM ledger WHERE seq <= ?1", [last_pruned])?;
+    let first_checkpoint: Option<i64> = tx
         .sql
-        .query_row(FIRST_RETAINED_CHECKPOINT_SQL, [last_gone], |row| row.get(0))
+        .query_row(FIRST_RETAINED_CHECKPOINT_SQL, [last_pruned], |row| row.get(0))
         .optional()?;
-    tx.sql.execute(DELETE_CHECKPOINTS_SQL, [kept.unwrap_or(i64::MAX)])?;
+    tx.sql.execute(DELETE_CHECKPOINTS_SQL, [first_checkpoint.unwrap_or(i64::MAX)])?;
     let body = PruneRecord {
         store: tx.shared.ledger_id.clone(),
-        seq: to_u64(last_gone),
+        seq: to_u64(last_pruned),
         chain: parse_digest(&chain)?,
         anchors: anchors_digest(tx.sql)?,
         at: now,
@@ -350,9 +350,9 @@ pub(crate) fn prune_rows(
     tx.sql.execute("DELETE FROM prunes", [])?;
     tx.sql.execute(
         "INSERT INTO prunes (seq, body, key, signature) VALUES (?1, ?2, ?3, ?4)",
-        params![last_gone, body, &**keys.public_key(), signature],
+        params![last_pruned, body, &**keys.public_key(), signature],
     )?;
-    Ok(gone as u64)
+    Ok(pruned as u64)
 }
 
 #[cfg(test)]

@@ -13,21 +13,14 @@ use toolgate::policy::{DecisionFacts, FactRequest};
 use toolgate::provenance;
 use toolgate::provenance::{ProvenanceFlags, ProvenanceStore as _};
 use toolgate::session::repetition::RepetitionState;
-use toolgate::session::state::{
-    Evidence, EvidenceKey, NamedChange, SessionChanges, SessionEdit, SessionState,
-};
-use toolgate::store::SessionItem;
+use toolgate::session::state::{Evidence, EvidenceKey, SessionState};
 use toolgate_json::Digest;
 
-use crate::error::{DbError, DbResult};
+use crate::error::DbResult;
 use crate::hash_chain;
-use crate::keys::LedgerKeys;
 use crate::tables::ledger::{canonical_text, parse_digest, to_i64, to_nanos, to_u64};
-use crate::tables::provenance::{CarrierTable, ProvenanceTables};
+use crate::tables::provenance::ProvenanceTables;
 use crate::transaction::{SharedStoreState, UncountedCall, WriteTransaction, lock_unpoisoned};
-
-/// What encrypted items are bound to.
-pub(crate) const ITEM_SEAL_CONTEXT: &str = "item";
 
 /// Header of a session, without its evidence, marks, logs and slices.
 pub(crate) struct SessionHeader {
@@ -44,6 +37,7 @@ pub(crate) struct SessionHeader {
 }
 
 impl SessionHeader {
+    /// Reads the header of a session.
     pub(crate) fn find(sql: &Connection, key: &SessionKey) -> DbResult<Option<Self>> {
         let mut statement = sql.prepare_cached(
             "SELECT id, version, stamp, opened, progress, memory, revokes, rows, head FROM sessions
@@ -51,7 +45,7 @@ impl SessionHeader {
         )?;
         let mut rows = statement.query(params![&*key.session, &*key.principal, &*key.agent])?;
         let Some(row) = rows.next()? else { return Ok(None) };
-        let (progress, memory): (Option<String>, Option<String>) = (row.get(4)?, row.get(5)?);
+        let (progress, flags): (Option<String>, Option<String>) = (row.get(4)?, row.get(5)?);
         Ok(Some(Self {
             id: row.get(0)?,
             version: to_u64(row.get(1)?),
@@ -59,7 +53,7 @@ impl SessionHeader {
             opened_at: row.get::<_, Option<i64>>(3)?.map(from_nanos),
             progress: progress
                 .map_or(Ok(RepetitionState::default()), |text| serde_json::from_str(&text))?,
-            provenance_flags: memory
+            provenance_flags: flags
                 .map_or(Ok(ProvenanceFlags::default()), |text| serde_json::from_str(&text))?,
             has_revocations: row.get(6)?,
             rows: to_u64(row.get(7)?),
@@ -67,6 +61,7 @@ impl SessionHeader {
         }))
     }
 
+    /// Reads the header of a session, and creates the session if necessary.
     pub(crate) fn get_or_create(sql: &Connection, key: &SessionKey) -> DbResult<Self> {
         if let Some(session) = Self::find(sql, key)? {
             return Ok(session);
@@ -102,9 +97,9 @@ impl SessionHeader {
         tx: &WriteTransaction<'_>,
         key: &SessionKey,
     ) -> bool {
-        let ahead = tx.replace_uncounted_calls(key, None);
-        self.count_calls(ahead.as_deref().unwrap_or_default());
-        ahead.is_some()
+        let uncounted = tx.replace_uncounted_calls(key, None);
+        self.count_calls(uncounted.as_deref().unwrap_or_default());
+        uncounted.is_some()
     }
 
     fn count_calls(&mut self, calls: &[UncountedCall]) {
@@ -123,18 +118,20 @@ impl SessionHeader {
         call: Option<UncountedCall>,
         now: Timestamp,
     ) -> DbResult<(Self, Timestamp)> {
-        if let Some((session, opened, ahead)) = Self::find_opened(tx.sql, tx.shared, key, call)? {
+        if let Some((session, started_at, uncounted)) =
+            Self::find_opened(tx.sql, tx.shared, key, call)?
+        {
             if call.is_some() {
-                tx.replace_uncounted_calls(key, Some(ahead));
+                tx.replace_uncounted_calls(key, Some(uncounted));
             }
-            return Ok((session, opened));
+            return Ok((session, started_at));
         }
         let mut session = Self::get_or_create(tx.sql, key)?;
         session.count_uncounted_calls(tx, key);
         session.count_calls(call.as_slice());
-        let opened = *session.opened_at.get_or_insert(now);
+        let started_at = *session.opened_at.get_or_insert(now);
         session.save(tx.sql)?;
-        Ok((session, opened))
+        Ok((session, started_at))
     }
 
     /// Reads a session that exists, and its calls that are counted in memory only.
@@ -144,20 +141,20 @@ impl SessionHeader {
         key: &SessionKey,
         call: Option<UncountedCall>,
     ) -> DbResult<Option<(Self, Timestamp, Vec<UncountedCall>)>> {
-        let Some((opened, mut session)) =
+        let Some((started_at, mut session)) =
             Self::find(sql, key)?.and_then(|session| Some((session.opened_at?, session)))
         else {
             return Ok(None);
         };
-        let mut ahead =
+        let mut uncounted =
             lock_unpoisoned(&shared.uncounted_calls).get(key).cloned().unwrap_or_default();
-        ahead.extend(call);
-        session.count_calls(&ahead);
-        Ok(Some((session, opened, ahead)))
+        uncounted.extend(call);
+        session.count_calls(&uncounted);
+        Ok(Some((session, started_at, uncounted)))
     }
 
     pub(crate) fn save(&self, sql: &Connection) -> DbResult<()> {
-        let memory = if self.provenance_flags == ProvenanceFlags::default() {
+        let flags = if self.provenance_flags == ProvenanceFlags::default() {
             None
         } else {
             Some(serde_json::to_string(&self.provenance_flags)?)
@@ -172,7 +169,7 @@ impl SessionHeader {
             to_i64(self.stamp),
             self.opened_at.map(to_nanos),
             serde_json::to_string(&self.progress)?,
-            memory,
+            flags,
             self.has_revocations,
             to_i64(self.rows),
             self.head.as_bytes().as_slice(),
@@ -243,7 +240,11 @@ impl SessionHeader {
     }
 
     /// Reads the latest evidence for a key, even if it was revoked.
-    fn latest_evidence(&self, sql: &Connection, key: &EvidenceKey) -> DbResult<Option<Evidence>> {
+    pub(super) fn latest_evidence(
+        &self,
+        sql: &Connection,
+        key: &EvidenceKey,
+    ) -> DbResult<Option<Evidence>> {
         let found: Option<String> = sql
             .prepare_cached("SELECT proof FROM evidence WHERE session = ?1 AND key = ?2")?
             .query_row(params![self.id, canonical_text(key)?], |row| row.get(0))
@@ -272,167 +273,6 @@ impl SessionHeader {
             }
         }
         Ok(Some(Arc::new(proof)))
-    }
-
-    pub(crate) fn append_logs(
-        &mut self,
-        sql: &Connection,
-        logs: Vec<(Arc<str>, Value)>,
-    ) -> DbResult<()> {
-        self.stamp += 1;
-        for (name, entry) in logs {
-            sql.prepare_cached(
-                "INSERT INTO logs (session, name, n, entry)
-                 VALUES (?1, ?2, (SELECT coalesce(max(n), 0) + 1 FROM logs WHERE session = ?1 AND name = ?2), ?3)",
-            )?
-            .execute(params![self.id, &*name, entry.to_string()])?;
-        }
-        Ok(())
-    }
-
-    pub(crate) fn revoke_evidence(&mut self, sql: &Connection, key: &EvidenceKey) -> DbResult<()> {
-        self.stamp += 1;
-        self.has_revocations = true;
-        sql.prepare_cached(
-            "INSERT OR REPLACE INTO revocations (session, key, stamp) VALUES (?1, ?2, ?3)",
-        )?
-        .execute(params![self.id, canonical_text(key)?, to_i64(self.stamp)])?;
-        Ok(())
-    }
-
-    pub(crate) fn apply_changes(
-        &mut self,
-        sql: &Connection,
-        changes: SessionChanges,
-    ) -> DbResult<()> {
-        self.version += u64::from(changes.can_conflict());
-        self.stamp += 1;
-        self.store_values(sql, "slices", changes.slices)?;
-        self.store_values(sql, "marks", changes.marks)?;
-        if let Some(mut evidence) = changes.evidence {
-            let is_late = evidence.stamp < self.stamp;
-            evidence.stamp = evidence.stamp.min(self.stamp);
-            for key in evidence.keys() {
-                // Do not replace newer evidence.
-                if !is_late
-                    || self
-                        .latest_evidence(sql, &key)?
-                        .is_none_or(|known| known.stamp <= evidence.stamp)
-                {
-                    self.store_evidence(sql, &key, &evidence)?;
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn store_evidence(
-        &self,
-        sql: &Connection,
-        key: &EvidenceKey,
-        evidence: &Evidence,
-    ) -> DbResult<()> {
-        sql.prepare_cached(
-            "INSERT OR REPLACE INTO evidence (session, key, proof) VALUES (?1, ?2, ?3)",
-        )?
-        .execute(params![
-            self.id,
-            canonical_text(key)?,
-            serde_json::to_string(evidence)?
-        ])?;
-        Ok(())
-    }
-
-    fn store_values(
-        &self,
-        sql: &Connection,
-        table: &str,
-        changes: Vec<NamedChange>,
-    ) -> DbResult<()> {
-        for (name, value) in changes {
-            match value {
-                Some(value) => sql
-                    .prepare_cached(&format!(
-                        "INSERT OR REPLACE INTO {table} (session, name, value) VALUES (?1, ?2, ?3)"
-                    ))?
-                    .execute(params![self.id, &*name, value.to_string()])?,
-                None => sql
-                    .prepare_cached(&format!(
-                        "DELETE FROM {table} WHERE session = ?1 AND name = ?2"
-                    ))?
-                    .execute(params![self.id, &*name])?,
-            };
-        }
-        Ok(())
-    }
-
-    pub(crate) fn edit(
-        &mut self,
-        sql: &Connection,
-        key: &[u8; 32],
-        alter: SessionEdit,
-    ) -> DbResult<()> {
-        self.version += 1;
-        self.stamp += 1;
-        match alter {
-            SessionEdit::UserText(words) => {
-                let mut memory = ProvenanceTables::new(sql, key, self);
-                provenance::trust_user_text(&mut memory, &words);
-                self.provenance_flags = memory.finish()?;
-            }
-            SessionEdit::Reset => {
-                self.clear_tables(sql, &["slices", "marks", "evidence", "revocations", "logs"])?;
-                self.has_revocations = false;
-            }
-            SessionEdit::Restore(earlier) => {
-                self.clear_tables(sql, &["slices", "marks", "evidence", "revocations"])?;
-                let all = |map: &toolgate::session::state::SessionSlices| {
-                    map.iter()
-                        .map(|(name, value)| (Arc::clone(name), Some((**value).clone())))
-                        .collect()
-                };
-                self.store_values(sql, "slices", all(&earlier.slices))?;
-                self.store_values(sql, "marks", all(&earlier.marks))?;
-                for (key, evidence) in &earlier.evidence {
-                    self.store_evidence(sql, key, evidence)?;
-                }
-                self.has_revocations = !earlier.revocations.is_empty();
-                for (key, stamp) in &earlier.revocations {
-                    sql.prepare_cached(
-                        "INSERT INTO revocations (session, key, stamp) VALUES (?1, ?2, ?3)",
-                    )?
-                    .execute(params![
-                        self.id,
-                        canonical_text(key)?,
-                        to_i64(*stamp)
-                    ])?;
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn clear_tables(&self, sql: &Connection, tables: &[&str]) -> DbResult<()> {
-        for table in tables {
-            sql.prepare_cached(&format!("DELETE FROM {table} WHERE session = ?1"))?
-                .execute([self.id])?;
-        }
-        Ok(())
-    }
-
-    /// Stores the provenance of values.
-    pub(crate) fn store_provenance(
-        &mut self,
-        sql: &Connection,
-        key: &[u8; 32],
-        seen: provenance::ProvenanceUpdate,
-    ) -> DbResult<()> {
-        self.stamp += 1;
-        let (mut memory, mut carriers) =
-            (ProvenanceTables::new(sql, key, self), CarrierTable::new(sql));
-        provenance::apply_update(&mut memory, seen, &mut carriers);
-        self.provenance_flags = memory.finish()?;
-        carriers.finish()
     }
 }
 
@@ -466,17 +306,17 @@ pub(crate) fn load_facts(
         };
         facts.marks.insert(mark.clone(), session.as_ref().map(find).transpose()?.flatten());
     }
-    for (place, value) in &needs.origins {
+    for (path, value) in &needs.origins {
         let known = match &session {
             Some(session) => {
-                let memory = ProvenanceTables::new(sql, secret, session);
-                let known = provenance::find_provenance(&memory, value);
-                memory.finish()?;
+                let tables = ProvenanceTables::new(sql, secret, session);
+                let known = provenance::find_provenance(&tables, value);
+                tables.finish()?;
                 known
             }
             None => provenance::Provenance::default(),
         };
-        facts.origins.insert(place.clone(), known);
+        facts.origins.insert(path.clone(), known);
     }
     Ok(())
 }
@@ -507,44 +347,4 @@ pub(crate) fn read_meta(sql: &Connection) -> DbResult<BTreeMap<String, String>> 
     let mut statement = sql.prepare("SELECT name, value FROM meta")?;
     let rows = statement.query_map([], |row| Ok((row.get(0)?, row.get(1)?)))?;
     Ok(rows.collect::<Result<_, _>>()?)
-}
-
-/// Appends encrypted items to a session.
-pub(crate) fn append_items(
-    tx: &WriteTransaction<'_>,
-    key: &SessionKey,
-    items: &[Vec<u8>],
-) -> DbResult<()> {
-    if items.is_empty() {
-        return Ok(());
-    }
-    let session = SessionHeader::get_or_create(tx.sql, key)?;
-    let mut statement = tx.sql.prepare_cached(
-        "INSERT INTO items (session, n, body) SELECT ?1, coalesce(max(n), 0) + 1, ?2 FROM items WHERE session = ?1",
-    )?;
-    for item in items {
-        statement.execute(params![session.id, item])?;
-    }
-    Ok(())
-}
-
-/// Reads the items of a session after the first `after`, in order.
-pub(crate) fn read_items(
-    sql: &Connection,
-    keys: &LedgerKeys,
-    key: &SessionKey,
-    after: u64,
-) -> DbResult<Vec<(u64, SessionItem)>> {
-    let Some(session) = SessionHeader::find(sql, key)? else { return Ok(Vec::new()) };
-    let mut statement =
-        sql.prepare_cached("SELECT n, body FROM items WHERE session = ?1 AND n > ?2 ORDER BY n")?;
-    let mut rows = statement.query(params![session.id, to_i64(after)])?;
-    let mut items = Vec::new();
-    while let Some(row) = rows.next()? {
-        let body = keys.unseal(ITEM_SEAL_CONTEXT, &row.get::<_, Vec<u8>>(1)?).ok_or_else(|| {
-            DbError::Message("cannot decrypt an item: another key encrypted it".to_owned())
-        })?;
-        items.push((to_u64(row.get(0)?), SessionItem(body)));
-    }
-    Ok(items)
 }

@@ -1,11 +1,13 @@
 //! Verifies the ledger: every row, every link and every signature. Reports the first problem.
 
 pub(crate) mod report;
+mod rows;
+
 use std::collections::{BTreeSet, HashMap};
 
-use rusqlite::{OptionalExtension, params};
+use rusqlite::OptionalExtension;
 use toolgate::store::StoreError;
-use toolgate::{CallId, Receipt, Row, SessionKey};
+use toolgate::{CallId, Receipt, SessionKey};
 use toolgate_json::Digest;
 
 use crate::error::DbResult;
@@ -14,8 +16,8 @@ use crate::keys::{LedgerKeys, is_valid_signature};
 use crate::reader::Ledger;
 use crate::state_dir::HighWaterMark;
 use crate::tables::ledger;
-use crate::tables::ledger::{Checkpoint, PruneRecord, parse_digest, to_i64, to_nanos, to_u64};
-use crate::verify::report::{LedgerAnchor, TrustRoots, VerificationReport, VerifyError};
+use crate::tables::ledger::{Checkpoint, PruneRecord, parse_digest, to_u64};
+use crate::verify::report::{TrustRoots, VerificationReport, VerifyError};
 
 /// Progress of the verification in the chain of one session.
 struct SessionChainCheck {
@@ -78,7 +80,7 @@ impl Ledger {
         mark: Option<&HighWaterMark>,
         progress: &mut dyn FnMut(u64),
     ) -> Result<VerificationReport, VerifyError> {
-        let (anchor, given) = (trust.anchor, trust.key.is_some());
+        let (anchor, has_given_key) = (trust.anchor, trust.key.is_some());
         let damage: String =
             self.sql.query_row("PRAGMA integrity_check(1)", [], |row| row.get(0))?;
         if damage != "ok" {
@@ -87,10 +89,10 @@ impl Ledger {
         let mut meta = crate::tables::sessions::read_meta(&self.sql)?;
         let (id, key) =
             (meta.remove("id").unwrap_or_default(), meta.remove("key").unwrap_or_default());
-        let believed = self.trusted_keys(keys)?;
-        let pruned = self.read_prune_record(&id, &believed)?;
+        let trusted = self.trusted_keys(keys)?;
+        let pruned = self.read_prune_record(&id, &trusted)?;
         let mut sessions = self.read_session_heads()?;
-        let checkpoints = self.read_checkpoints(&id, &key, &believed, pruned.as_ref())?;
+        let checkpoints = self.read_checkpoints(&id, &key, &trusted, pruned.as_ref())?;
         if let (Some(anchor), Some(pruned)) = (anchor, &pruned)
             && anchor.seq < pruned.seq
         {
@@ -99,7 +101,7 @@ impl Ledger {
                 anchor.seq, pruned.seq
             )));
         }
-        let walked = self.check_rows(
+        let checked = self.check_rows(
             &mut sessions,
             pruned.as_ref(),
             &checkpoints,
@@ -131,9 +133,9 @@ impl Ledger {
                     mark.seq
                 )));
             }
-            if walked.end.seq < mark.seq {
+            if checked.end.seq < mark.seq {
                 return Err(VerifyError::at_row(
-                    walked.end.seq + 1,
+                    checked.end.seq + 1,
                     format!("missing: the ledger had {} rows, but ends here", mark.seq),
                 ));
             }
@@ -144,9 +146,9 @@ impl Ledger {
                 )));
             }
         }
-        if let Some(anchor) = anchor.filter(|anchor| walked.end.seq < anchor.seq) {
+        if let Some(anchor) = anchor.filter(|anchor| checked.end.seq < anchor.seq) {
             return Err(VerifyError::at_row(
-                walked.end.seq + 1,
+                checked.end.seq + 1,
                 format!(
                     "missing: the ledger had {} rows when the anchor was printed, but ends here",
                     anchor.seq
@@ -154,24 +156,24 @@ impl Ledger {
             ));
         }
         // If the state directory has the keys, it should have the mark, too.
-        if mark.is_none() && signed_to > 0 && !given && anchor.is_none() {
+        if mark.is_none() && signed_to > 0 && !has_given_key && anchor.is_none() {
             return Err(VerifyError::new(
                 "the high-water mark is missing, so missing rows cannot be detected; pass a saved anchor",
             ));
         }
-        if signed_to == 0 && walked.rows > 0 && mark.is_none() && anchor.is_none() {
+        if signed_to == 0 && checked.rows > 0 && mark.is_none() && anchor.is_none() {
             return Err(VerifyError::new(
                 "no row is signed, so nothing can be verified; open the ledger once to sign it, or pass an anchor",
             ));
         }
         Ok(VerificationReport {
-            rows: walked.rows,
+            rows: checked.rows,
             sessions: sessions.len() as u64,
             pruned: pruned.map_or(0, |pruned| pruned.seq),
             checkpoints: checkpoints.len() as u64,
             signed_to,
-            anchor: walked.end,
-            keys: believed.into_iter().collect(),
+            anchor: checked.end,
+            keys: trusted.into_iter().collect(),
         })
     }
 
@@ -204,17 +206,17 @@ impl Ledger {
                 );
             }
         }
-        let mut believed: BTreeSet<String> = keys.iter().cloned().collect();
+        let mut trusted: BTreeSet<String> = keys.iter().cloned().collect();
         loop {
-            let more: Vec<String> = vouches
+            let vouched: Vec<String> = vouches
                 .iter()
-                .filter(|(key, other)| believed.contains(key) && !believed.contains(other))
+                .filter(|(key, other)| trusted.contains(key) && !trusted.contains(other))
                 .map(|(_, other)| other.clone())
                 .collect();
-            if more.is_empty() {
-                return Ok(believed);
+            if vouched.is_empty() {
+                return Ok(trusted);
             }
-            believed.extend(more);
+            trusted.extend(vouched);
         }
     }
 
@@ -222,7 +224,7 @@ impl Ledger {
     fn read_prune_record(
         &self,
         id: &str,
-        believed: &BTreeSet<String>,
+        trusted: &BTreeSet<String>,
     ) -> Result<Option<PruneRecord>, VerifyError> {
         let read = |row: &rusqlite::Row<'_>| {
             Ok((row.get::<_, String>(0)?, row.get::<_, String>(1)?, row.get::<_, String>(2)?))
@@ -236,15 +238,16 @@ impl Ledger {
             )
             .optional()?;
         let Some((body, key, signature)) = found else { return Ok(None) };
-        if !believed.contains(&key) {
+        if !trusted.contains(&key) {
             return Err(VerifyError::new(format!(
                 "the record of pruned rows is signed with {key}, which is not a trusted key"
             )));
         }
         let wrong = || VerifyError::new("the record of pruned rows does not match its signature");
         let pruned: PruneRecord = serde_json::from_str(&body).map_err(|_| wrong())?;
-        let holds = is_valid_signature(&key, &ledger::signed_statement("prune", &body), &signature);
-        if !holds || pruned.store != id || ledger::anchors_digest(&self.sql)? != pruned.anchors {
+        let is_valid =
+            is_valid_signature(&key, &ledger::signed_statement("prune", &body), &signature);
+        if !is_valid || pruned.store != id || ledger::anchors_digest(&self.sql)? != pruned.anchors {
             return Err(wrong());
         }
         Ok(Some(pruned))
@@ -270,12 +273,12 @@ impl Ledger {
                 return Ok(None);
             };
             // A call id begins with its creation time in milliseconds.
-            let named = call
+            let created_at_ms = call
                 .as_bytes()
                 .iter()
                 .take(6)
                 .fold(0_i64, |millis, byte| (millis << 8) | i64::from(*byte));
-            Ok((named <= pruned.at.as_millisecond()).then_some(pruned.seq))
+            Ok((created_at_ms <= pruned.at.as_millisecond()).then_some(pruned.seq))
         };
         self.with_path(find())
     }
@@ -298,10 +301,9 @@ impl Ledger {
                 Some(anchor) if pruned > 0 => parse_digest(&anchor)?,
                 _ => hash_chain::session_genesis(&key),
             };
-            let said =
+            let stored =
                 (to_u64(row.get(4)?), parse_digest(row.get_ref(5)?.as_blob().unwrap_or_default())?);
-            sessions
-                .insert(row.get(0)?, SessionChainCheck { key, rows: pruned, head, stored: said });
+            sessions.insert(row.get(0)?, SessionChainCheck { key, rows: pruned, head, stored });
         }
         Ok(sessions)
     }
@@ -310,8 +312,8 @@ impl Ledger {
     fn read_checkpoints(
         &self,
         id: &str,
-        signs: &str,
-        believed: &BTreeSet<String>,
+        next_signer: &str,
+        trusted: &BTreeSet<String>,
         pruned: Option<&PruneRecord>,
     ) -> Result<Vec<(u64, Digest)>, VerifyError> {
         let mut statement =
@@ -319,14 +321,14 @@ impl Ledger {
         let mut rows = statement.query([])?;
         let mut found: Vec<(u64, Digest)> = Vec::new();
         // After a rotation, the old key signs nothing. The first checkpoint left has the first key.
-        let mut in_force: Option<String> = None;
+        let mut current_key: Option<String> = None;
         while let Some(row) = rows.next()? {
             let (body, key, signature): (String, String, String) =
                 (row.get(0)?, row.get(1)?, row.get(2)?);
             let seq = to_u64(row.get(3)?);
             let wrong =
                 |what: &str| VerifyError::new(format!("the checkpoint at row {seq} {what}"));
-            if !believed.contains(&key) {
+            if !trusted.contains(&key) {
                 return Err(wrong(&format!("is signed with {key}, which is not a trusted key")));
             }
             let checkpoint: Checkpoint =
@@ -339,202 +341,22 @@ impl Ledger {
             if checkpoint.store != id {
                 return Err(wrong("belongs to another ledger"));
             }
-            if let Some(in_force) = in_force.filter(|in_force| *in_force != key) {
+            if let Some(current_key) = current_key.filter(|current_key| *current_key != key) {
                 return Err(wrong(&format!(
-                    "is signed with {key}, but {in_force} was current: a key rotation was undone"
+                    "is signed with {key}, but {current_key} was current: a key rotation was undone"
                 )));
             }
-            in_force = Some(checkpoint.next_key.unwrap_or(key));
+            current_key = Some(checkpoint.next_key.unwrap_or(key));
             if pruned.is_none_or(|pruned| seq > pruned.seq) {
                 found.push((seq, checkpoint.chain));
             }
         }
-        if let Some(in_force) = in_force.filter(|in_force| in_force != signs) {
+        if let Some(current_key) = current_key.filter(|current_key| current_key != next_signer) {
             return Err(VerifyError::new(format!(
-                "the next signature would use {signs}, but {in_force} is current: a key rotation was undone"
+                "the next signature would use {next_signer}, but {current_key} is current: a key rotation was undone"
             )));
         }
         Ok(found)
-    }
-
-    fn check_rows(
-        &self,
-        sessions: &mut HashMap<i64, SessionChainCheck>,
-        pruned: Option<&PruneRecord>,
-        checkpoints: &[(u64, Digest)],
-        noted: [Option<(u64, Digest, &str)>; 2],
-        progress: &mut dyn FnMut(u64),
-    ) -> Result<CheckedRows, VerifyError> {
-        let mut due: HashMap<u64, Vec<(Digest, &str)>> = HashMap::new();
-        for (seq, chain) in checkpoints {
-            due.entry(*seq).or_default().push((*chain, "a checkpoint"));
-        }
-        for (seq, chain, who) in noted.into_iter().flatten() {
-            due.entry(seq).or_default().push((chain, who));
-        }
-        let mut tip = LedgerAnchor { seq: 0, chain: hash_chain::genesis() };
-        if let Some(pruned) = pruned {
-            tip = LedgerAnchor { seq: pruned.seq, chain: pruned.chain };
-        }
-        let mut configs = BTreeSet::new();
-        let (mut count, mut about) = (0_u64, 0_u64);
-        let mut statement = self
-            .sql
-            .prepare("SELECT seq, session, n, call, at, tool, decision, gate, code, rule, hash, chain, body FROM ledger ORDER BY seq")?;
-        let mut rows = statement.query([])?;
-        loop {
-            if let Some(claims) = due.remove(&tip.seq) {
-                for (chain, who) in claims {
-                    if chain != tip.chain {
-                        return Err(VerifyError::at_row(
-                            tip.seq,
-                            format!("the rows up to here do not match {who}"),
-                        ));
-                    }
-                }
-            }
-            let Some(row) = rows.next()? else { break };
-            let seq = to_u64(row.get(0)?);
-            if seq != tip.seq + 1 {
-                return Err(VerifyError::at_row(tip.seq + 1, "missing"));
-            }
-            let stored = StoredRow::from_row(row)
-                .map_err(|fault| VerifyError::at_row(seq, fault.to_string()))?;
-            let flaw = |what: &str| VerifyError {
-                seq: Some(seq),
-                call: stored.row.as_ref().map(|row| row.call),
-                session: sessions.get(&stored.session).map(|seen| seen.key.clone()),
-                what: what.to_owned(),
-                unchecked: false,
-            };
-            let Some(seen) = sessions.get(&stored.session) else {
-                return Err(flaw("the session of the row is missing"));
-            };
-            if stored.n != seen.rows + 1 {
-                return Err(flaw("not the next row of its session"));
-            }
-            let link = hash_chain::session_link(&seen.head, stored.n, stored.body.as_bytes());
-            if link != stored.hash {
-                return Err(flaw("the row was changed"));
-            }
-            let chain = hash_chain::ledger_link(&tip.chain, seq, &link);
-            if chain != stored.chain {
-                return Err(flaw("the row was moved"));
-            }
-            let Some(read) = &stored.row else { return Err(flaw("the row cannot be read")) };
-            if !stored.has_matching_columns || read.key != seen.key {
-                return Err(flaw("the search columns do not match the row"));
-            }
-            for (name, value) in ledger::distinct_entities(read) {
-                about += 1;
-                let there = self
-                    .sql
-                    .prepare_cached(
-                        "SELECT 1 FROM entities WHERE name = ?1 AND value = ?2 AND seq = ?3",
-                    )?
-                    .exists(params![name, value, to_i64(seq)])?;
-                if !there {
-                    return Err(flaw(&format!("the entity index has no entry for its `{name}`")));
-                }
-            }
-            configs.insert(read.config);
-            let (n, session) = (stored.n, stored.session);
-            if let Some(seen) = sessions.get_mut(&session) {
-                (seen.rows, seen.head) = (n, link);
-            }
-            tip = LedgerAnchor { seq, chain };
-            count += 1;
-            if count % 1_000 == 0 {
-                progress(count);
-            }
-        }
-        if let Some((seq, _)) =
-            due.iter().filter(|(seq, _)| **seq > tip.seq).min_by_key(|(seq, _)| **seq)
-        {
-            return Err(VerifyError::at_row(
-                tip.seq + 1,
-                format!("missing: row {seq} was signed, but the ledger ends here"),
-            ));
-        }
-        let indexed: i64 =
-            self.sql.query_row("SELECT count(*) FROM entities", [], |row| row.get(0))?;
-        if to_u64(indexed) != about {
-            return Err(VerifyError::new(
-                "the entity index has entries for entities that no row has",
-            ));
-        }
-        self.check_definitions(&configs)?;
-        Ok(CheckedRows { end: tip, rows: count })
-    }
-
-    /// Checks that each agent definition that rows refer to is stored and matches its digest.
-    fn check_definitions(&self, configs: &BTreeSet<Digest>) -> Result<(), VerifyError> {
-        let mut statement = self.sql.prepare("SELECT digest, body FROM configs")?;
-        let mut rows = statement.query([])?;
-        while let Some(row) = rows.next()? {
-            let name = parse_digest(row.get_ref(0)?.as_blob().unwrap_or_default())?;
-            if Digest::of(row.get_ref(1)?.as_bytes().unwrap_or_default()) != name {
-                return Err(VerifyError::new(format!("the configuration {name} was changed")));
-            }
-        }
-        for config in configs.iter().filter(|config| **config != Digest::default()) {
-            if !self
-                .sql
-                .prepare_cached("SELECT 1 FROM configs WHERE digest = ?1")?
-                .exists([config.as_bytes().as_slice()])?
-            {
-                return Err(VerifyError::new(format!(
-                    "the configuration {config} is missing, but rows refer to it"
-                )));
-            }
-        }
-        Ok(())
-    }
-}
-
-struct CheckedRows {
-    end: LedgerAnchor,
-    rows: u64,
-}
-
-/// A stored row with its columns.
-struct StoredRow {
-    session: i64,
-    n: u64,
-    hash: Digest,
-    chain: Digest,
-    body: String,
-    row: Option<Row>,
-    /// Whether the columns match the body.
-    has_matching_columns: bool,
-}
-
-impl StoredRow {
-    fn from_row(stored: &rusqlite::Row<'_>) -> DbResult<Self> {
-        let body: String = stored.get(12)?;
-        let row: Option<Row> = serde_json::from_str(&body).ok();
-        let text = |column: usize| stored.get::<_, Option<String>>(column);
-        let agrees = match &row {
-            Some(row) => {
-                stored.get_ref(3)?.as_blob().is_ok_and(|call| call == row.call.as_bytes())
-                    && stored.get::<_, i64>(4)? == to_nanos(row.at)
-                    && text(5)?.as_deref() == Some(&*row.tool)
-                    && text(6)?.as_deref() == Some(row.decision.name())
-                    && text(7)?.as_deref() == Some(row.gate.name())
-                    && text(8)?.as_deref() == row.code()
-                    && text(9)? == row.rule
-            }
-            None => false,
-        };
-        Ok(Self {
-            session: stored.get(1)?,
-            n: to_u64(stored.get(2)?),
-            hash: parse_digest(stored.get_ref(10)?.as_blob().unwrap_or_default())?,
-            chain: parse_digest(stored.get_ref(11)?.as_blob().unwrap_or_default())?,
-            body,
-            row,
-            has_matching_columns: agrees,
-        })
     }
 }
 

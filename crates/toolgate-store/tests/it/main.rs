@@ -7,6 +7,7 @@
     reason = "tests may fail loudly"
 )]
 
+mod conformance;
 mod crash;
 mod idempotency_after_restart;
 mod io_faults;

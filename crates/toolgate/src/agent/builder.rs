@@ -232,8 +232,8 @@ impl AgentBuilder {
                 Ok(registered) => {
                     tools.insert(name, Arc::new(registered));
                 }
-                Err(wrong) => {
-                    problems.extend(wrong.into_iter().map(|problem| self.with_source_span(problem)))
+                Err(found) => {
+                    problems.extend(found.into_iter().map(|problem| self.with_source_span(problem)))
                 }
             }
         }
@@ -263,16 +263,16 @@ impl AgentBuilder {
                 problems: problems.into_iter().chain(warnings).collect(),
             });
         }
-        let placed = |name: &Arc<str>| {
+        let entry_of = |name: &Arc<str>| {
             Some((sections.get(name).cloned().flatten(), Arc::clone(tools.get(name)?)))
         };
-        let written: Vec<(Option<String>, Arc<ToolEntry>)> =
-            order.iter().filter_map(placed).collect();
+        let entries: Vec<(Option<String>, Arc<ToolEntry>)> =
+            order.iter().filter_map(entry_of).collect();
         let definition = match self.is_prechecked {
             true => String::new(),
             false => {
                 let definition =
-                    serde_json::to_value(self.definition(&written)).unwrap_or_default();
+                    serde_json::to_value(self.definition(&entries)).unwrap_or_default();
                 String::from_utf8(to_canonical_bytes(&definition)).unwrap_or_default()
             }
         };
@@ -290,19 +290,17 @@ impl AgentBuilder {
             definition_digest: config,
             definition: definition.into(),
             tracked_sources: tracked_sources(&self.policies),
-            rules: self.policies.into_iter().map(|written| written.policy).collect(),
+            rules: self.policies.into_iter().map(|rule| rule.policy).collect(),
             warnings,
         })
     }
 
     /// Sets the position of a problem if its rule comes from a file.
     fn with_source_span(&self, mut problem: Diagnostic) -> Diagnostic {
-        let written = self
-            .policies
-            .iter()
-            .find(|written| Some(written.policy.name()) == problem.rule.as_deref());
-        problem.span = written
-            .and_then(|written| written.source_span(&problem.field, problem.field_range.clone()))
+        let rule =
+            self.policies.iter().find(|rule| Some(rule.policy.name()) == problem.rule.as_deref());
+        problem.span = rule
+            .and_then(|rule| rule.source_span(&problem.field, problem.field_range.clone()))
             .or(problem.span);
         problem
     }
@@ -352,22 +350,22 @@ impl AgentBuilder {
         let mut governed_by: Vec<AttachedPolicy> = self
             .policies
             .iter()
-            .filter(|written| written.policy.governs(&spec))
-            .filter_map(|written| {
-                applies(&written.scope)
-                    .map(|level| AttachedPolicy { level, policy: Arc::clone(&written.policy) })
+            .filter(|rule| rule.policy.governs(&spec))
+            .filter_map(|rule| {
+                applies(&rule.scope)
+                    .map(|level| AttachedPolicy { level, policy: Arc::clone(&rule.policy) })
             })
             .collect();
         // Narrowest scope first, then in order of declaration.
         governed_by.sort_by_key(|attached| attached.level);
-        let heard_by = self
+        let observers = self
             .policies
             .iter()
             .filter(|w| {
                 w.policy.observes_all_tools()
                     || (applies(&w.scope).is_some() && w.policy.governs(&spec))
             })
-            .map(|written| Arc::clone(&written.policy))
+            .map(|rule| Arc::clone(&rule.policy))
             .collect();
         let checked = problems.into_iter().chain(check_shell(&spec)).chain(examples);
         let mut problems: Vec<Diagnostic> =
@@ -390,10 +388,10 @@ impl AgentBuilder {
             .with_kind(DiagnosticKind::Ungoverned);
             let problem = problem
                 .with_help("attach a policy, declare `.effect(Effect::Read)`, or call `.open()`");
-            let own = |attached: &&AttachedPolicy| {
+            let is_own = |attached: &&AttachedPolicy| {
                 !attached.policy.name().starts_with(crate::policy::source::BUILT_IN_RULE_PREFIX)
             };
-            problems.push(match governed_by.iter().find(own) {
+            problems.push(match governed_by.iter().find(is_own) {
                 Some(observing) => problem.with_rule(observing.policy.name()),
                 None => problem,
             });
@@ -414,8 +412,8 @@ impl AgentBuilder {
             secrets = vec![Pointer::default()];
         }
         let declares = |path: &Pointer| match path.split_last() {
-            Some((place, name)) => {
-                spec.input.is_none() || crate::schema::has_declared_member(&spec, &place, name)
+            Some((parent, name)) => {
+                spec.input.is_none() || crate::schema::has_declared_member(&spec, &parent, name)
             }
             None => true,
         };
@@ -434,7 +432,7 @@ impl AgentBuilder {
             secrets,
             is_entity_declared: declares_entity,
             governed_by,
-            observers: heard_by,
+            observers,
             hooks,
             definition_digest: definition,
         })

@@ -239,20 +239,19 @@ impl AgentBuilder {
             .map(|(name, text)| DefinitionFile { name: name.to_owned(), text: text.to_owned() })
             .collect();
         let governs = |policy: &Arc<dyn Policy>| {
-            let by = |tool: &&(Option<String>, Arc<ToolEntry>)| {
+            let governs_tool = |tool: &&(Option<String>, Arc<ToolEntry>)| {
                 tool.1.governed_by.iter().any(|attached| Arc::ptr_eq(&attached.policy, policy))
             };
-            tools.iter().filter(by).map(|(_, tool)| Arc::clone(&tool.spec.name)).collect()
+            tools.iter().filter(governs_tool).map(|(_, tool)| Arc::clone(&tool.spec.name)).collect()
         };
-        let in_code =
-            self.policies.iter().filter(|written| !written.is_from_file()).map(|written| {
-                DefinitionCodeRule {
-                    name: written.policy.name().to_owned(),
-                    says: written.policy.definition(),
-                    governs: governs(&written.policy),
-                    mode: written.policy.mode(),
-                }
-            });
+        let in_code = self.policies.iter().filter(|rule| !rule.is_from_file()).map(|rule| {
+            DefinitionCodeRule {
+                name: rule.policy.name().to_owned(),
+                says: rule.policy.definition(),
+                governs: governs(&rule.policy),
+                mode: rule.policy.mode(),
+            }
+        });
         let hooked = |hook: &Arc<dyn Hook>| DefinitionHook {
             name: hook.name().to_owned(),
             tools: tools

@@ -38,7 +38,7 @@ pub struct Agent {
     pub(crate) dialect: ErrorDialect,
     pub(crate) resources: Arc<Resources>,
     pub(crate) definition_digest: Digest,
-    /// The text that `config` is the digest of.
+    /// The text that `definition_digest` is the digest of.
     pub(crate) definition: Arc<str>,
     /// Sources whose values are tracked, if rules check provenance.
     pub(crate) tracked_sources: Option<BTreeSet<String>>,
@@ -80,16 +80,16 @@ impl Agent {
     /// Checks whether a principal may use this agent.
     #[must_use]
     pub fn can_be_used_by(&self, principal: &str) -> bool {
-        self.principals.as_ref().is_none_or(|who| who.contains(principal))
+        self.principals.as_ref().is_none_or(|allowed| allowed.contains(principal))
     }
 
     /// Iterates over the tools that a principal sees, in the order of declaration.
     pub fn tools_for<'a>(&'a self, principal: &'a str) -> impl Iterator<Item = &'a ToolSpec> {
-        let seen = |tool: &&Arc<ToolEntry>| tool.is_visible_to(principal);
+        let is_visible = |tool: &&Arc<ToolEntry>| tool.is_visible_to(principal);
         self.tool_order
             .iter()
             .filter_map(|name| self.tools.get(name))
-            .filter(seen)
+            .filter(is_visible)
             .map(|tool| &tool.spec)
     }
 

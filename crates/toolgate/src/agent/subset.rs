@@ -39,11 +39,11 @@ impl Agent {
     /// Returns an excerpt for each tool without hooks, if no rule was written in Rust.
     #[must_use]
     pub fn tool_subsets(&self) -> Vec<(Arc<str>, AgentSubset)> {
-        let Ok(whole) = AgentDefinition::parse(&self.definition) else { return Vec::new() };
-        if !whole.has_only_file_rules() {
+        let Ok(full) = AgentDefinition::parse(&self.definition) else { return Vec::new() };
+        if !full.has_only_file_rules() {
             return Vec::new();
         }
-        let files = whole.files();
+        let files = full.files();
         let tables: Vec<(String, Map<String, Value>)> =
             crate::policy::source::parse_recorded_tables(&self.name, &files)
                 .into_iter()
@@ -51,7 +51,7 @@ impl Agent {
                 .collect();
         let by_name: HashMap<&str, &Map<String, Value>> =
             tables.iter().map(|(name, table)| (name.as_str(), table)).collect();
-        let one = |name: &Arc<str>| {
+        let subset_of = |name: &Arc<str>| {
             let tool = self.tools.get(name).filter(|tool| tool.hooks.is_empty())?;
             let (tools, rules) = self.collect_dependencies(tool, &by_name)?;
             let text: String = tables
@@ -59,7 +59,7 @@ impl Agent {
                 .filter(|(name, _)| rules.contains(name.as_str()))
                 .map(|(_, table)| rule_to_toml(table, &tools))
                 .collect();
-            let definition = whole.clone().retain_tools(&tools, text);
+            let definition = full.clone().retain_tools(&tools, text);
             Some((
                 Arc::clone(name),
                 AgentSubset {
@@ -69,7 +69,7 @@ impl Agent {
                 },
             ))
         };
-        self.tool_order.iter().filter_map(one).collect()
+        self.tool_order.iter().filter_map(subset_of).collect()
     }
 
     /// Collects the tools and rules that can affect a call of a tool.
@@ -79,13 +79,14 @@ impl Agent {
         tables: &HashMap<&str, &'a Map<String, Value>>,
     ) -> Option<(HashSet<&'a str>, HashSet<&'a str>)> {
         let (mut tools, mut rules) = (HashSet::from([tool.spec.name()]), HashSet::new());
-        let mut todo = vec![tool];
-        while let Some(tool) = todo.pop() {
-            let mut named: Vec<&str> = tool.spec.revokes.iter().map(|(tool, _)| &**tool).collect();
-            let own =
+        let mut pending_tools = vec![tool];
+        while let Some(tool) = pending_tools.pop() {
+            let mut names: Vec<&str> = tool.spec.revokes.iter().map(|(tool, _)| &**tool).collect();
+            let policies =
                 tool.governed_by.iter().map(|attached| &attached.policy).chain(&tool.observers);
-            let mut more: Vec<&str> = own.map(|policy: &Arc<dyn Policy>| policy.name()).collect();
-            while let Some(rule) = more.pop() {
+            let mut pending_rules: Vec<&str> =
+                policies.map(|policy: &Arc<dyn Policy>| policy.name()).collect();
+            while let Some(rule) = pending_rules.pop() {
                 if !rules.insert(rule) {
                     continue;
                 }
@@ -115,20 +116,20 @@ impl Agent {
                     .and_then(Value::as_str)
                     .filter(|when| when.contains("sum_of"));
                 if let Some(when) = when {
-                    more.extend(
+                    pending_rules.extend(
                         self.rules
                             .iter()
                             .map(|rule| rule.name())
                             .filter(|limit| when.contains(limit)),
                     );
                 }
-                named.extend(texts);
+                names.extend(texts);
             }
-            for name in named {
+            for name in names {
                 if let Some((name, tool)) = self.tools.get_key_value(name)
                     && tools.insert(name)
                 {
-                    todo.push(tool);
+                    pending_tools.push(tool);
                 }
             }
         }

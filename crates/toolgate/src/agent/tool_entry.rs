@@ -31,7 +31,7 @@ pub(crate) struct ToolEntry {
 
 impl ToolEntry {
     pub(crate) fn is_visible_to(&self, principal: &str) -> bool {
-        self.spec.visible_to.as_ref().is_none_or(|who| who.contains(principal))
+        self.spec.visible_to.as_ref().is_none_or(|allowed| allowed.contains(principal))
     }
 
     /// Returns the evidence that a call revokes.
@@ -51,12 +51,12 @@ impl ToolEntry {
                 .zip(&self.is_entity_declared)
                 .find(|((name, _), _)| name == entity);
             let Some(((name, path), declared)) = declared else { return Vec::new() };
-            let asked = path.get(arguments).filter(|_| *declared);
-            let said = [asked, result.and_then(|result| path.get(result))]
+            let argument = path.get(arguments).filter(|_| *declared);
+            let values = [argument, result.and_then(|result| path.get(result))]
                 .into_iter()
                 .flatten()
                 .filter(|value| !value.is_null());
-            let mut about: Vec<(Arc<str>, Value)> = said
+            let mut about: Vec<(Arc<str>, Value)> = values
                 .map(|value| {
                     (Arc::clone(name), toolgate_json::with_canonical_numbers(value.clone()))
                 })

@@ -35,17 +35,16 @@ impl AgentBuilder {
         let sections: BTreeSet<&str> =
             self.tools.iter().filter_map(|(section, _)| section.as_deref()).collect();
         let mut names: BTreeMap<&str, &SourcedRule> = BTreeMap::new();
-        for written in &self.policies {
-            let policy = &written.policy;
-            let place = |problem: Diagnostic| {
-                let place = written.source_span(&problem.field, problem.field_range.clone());
-                Diagnostic { span: place, ..problem }.with_rule(policy.name())
+        for rule in &self.policies {
+            let policy = &rule.policy;
+            let locate = |problem: Diagnostic| {
+                let span = rule.source_span(&problem.field, problem.field_range.clone());
+                Diagnostic { span, ..problem }.with_rule(policy.name())
             };
-            if let Some(first) = names.insert(policy.name(), written) {
-                let help = match first
-                    .file()
-                    .filter(|(file, _)| written.file().is_none_or(|(own, _)| own != *file))
-                {
+            if let Some(first) = names.insert(policy.name(), rule) {
+                let help = match first.file().filter(|(file, _)| {
+                    rule.file().is_none_or(|(other_file, _)| other_file != *file)
+                }) {
                     Some((file, _)) => {
                         format!("{file} has a different rule of this name; rename one of them")
                     }
@@ -56,11 +55,11 @@ impl AgentBuilder {
                     format!("two policies have the name `{}`", escape_for_display(policy.name())),
                 )
                 .with_help(help);
-                problems.push(Diagnostic { rule: None, ..place(problem) });
+                problems.push(Diagnostic { rule: None, ..locate(problem) });
             }
-            problems.extend(policy.problems(&specs).into_iter().map(place));
+            problems.extend(policy.problems(&specs).into_iter().map(locate));
             let before = problems.len();
-            match &written.scope {
+            match &rule.scope {
                 PolicyScope::Tools(tools) => {
                     for tool in
                         tools.iter().filter(|tool| !specs.iter().any(|spec| spec.name() == *tool))
@@ -73,7 +72,7 @@ impl AgentBuilder {
                             ),
                         );
                         let problem = problem.with_unknown_tool(tool);
-                        problems.push(place(
+                        problems.push(locate(
                             problem.with_suggestion(tool, specs.iter().map(|spec| spec.name())),
                         ));
                     }
@@ -83,16 +82,16 @@ impl AgentBuilder {
                         "section",
                         format!("no section `{}` with tools", escape_for_display(name)),
                     );
-                    problems.push(place(problem.with_suggestion(name, sections.iter())));
+                    problems.push(locate(problem.with_suggestion(name, sections.iter())));
                 }
                 PolicyScope::Section(_) | PolicyScope::Prompt | PolicyScope::Agent => {}
             }
             // A rule that is attached to a missing tool was reported above.
             if problems.len() == before {
-                problems.extend(self.check_scope(written).map(place));
+                problems.extend(self.check_scope(rule).map(locate));
             }
         }
-        if self.policies.iter().any(|written| written.policy.provenance_sources().is_some())
+        if self.policies.iter().any(|rule| rule.policy.provenance_sources().is_some())
             && specs.iter().any(|spec| spec.name() == USER_SOURCE)
         {
             problems.push(
@@ -105,8 +104,8 @@ impl AgentBuilder {
     }
 
     /// Finds a rule that governs tools outside of its scope, where it never applies.
-    fn check_scope(&self, written: &SourcedRule) -> Option<Diagnostic> {
-        let within = |section: &Option<String>, tool: &ToolSpec| match &written.scope {
+    fn check_scope(&self, rule: &SourcedRule) -> Option<Diagnostic> {
+        let within = |section: &Option<String>, tool: &ToolSpec| match &rule.scope {
             PolicyScope::Tools(names) => names.iter().any(|name| name == tool.name()),
             PolicyScope::Section(name) => section.as_ref() == Some(name),
             PolicyScope::Prompt | PolicyScope::Agent => true,
@@ -115,7 +114,7 @@ impl AgentBuilder {
             self.tools
                 .iter()
                 .map(|(section, tool)| (section, tool.spec()))
-                .filter(|(_, spec)| written.policy.governs(spec))
+                .filter(|(_, spec)| rule.policy.governs(spec))
         };
         let (mut inside, mut outside) = (
             governed().filter(|(section, spec)| within(section, spec)),
@@ -124,11 +123,10 @@ impl AgentBuilder {
         let (_, outside) = outside.next()?;
         // A rule in a file lists its tools, and each must be in scope. A rule in Rust may govern a
         // kind of tool, so one tool in scope is enough.
-        if !written.is_from_file() && inside.next().is_some() {
+        if !rule.is_from_file() && inside.next().is_some() {
             return None;
         }
-        let field =
-            if matches!(written.scope, PolicyScope::Section(_)) { "section" } else { "level" };
+        let field = if matches!(rule.scope, PolicyScope::Section(_)) { "section" } else { "level" };
         let problem = Diagnostic::at_field(
             field,
             format!("the rule governs `{}`, which is outside of its scope", outside.name()),
@@ -167,7 +165,7 @@ impl AgentBuilder {
     /// Rejects duplicate names, because an approval stores the name of the rule or hook that asked.
     pub(crate) fn check_hooks(&self, problems: &mut Vec<Diagnostic>) {
         let mut names: BTreeSet<&str> =
-            self.policies.iter().map(|written| written.policy.name()).collect();
+            self.policies.iter().map(|rule| rule.policy.name()).collect();
         for hook in &self.hooks {
             if !names.insert(hook.name()) {
                 problems.push(Diagnostic::new(format!(
@@ -195,9 +193,9 @@ impl AgentBuilder {
 
 /// Returns the sources that provenance rules refer to, or `None` without such rules.
 pub(crate) fn tracked_sources(policies: &[SourcedRule]) -> Option<BTreeSet<String>> {
-    let asked: Vec<Vec<&str>> =
-        policies.iter().filter_map(|written| written.policy.provenance_sources()).collect();
-    (!asked.is_empty()).then(|| asked.into_iter().flatten().map(str::to_owned).collect())
+    let sources: Vec<Vec<&str>> =
+        policies.iter().filter_map(|rule| rule.policy.provenance_sources()).collect();
+    (!sources.is_empty()).then(|| sources.into_iter().flatten().map(str::to_owned).collect())
 }
 
 pub(crate) fn check_spec(spec: &ToolSpec) -> Vec<Diagnostic> {
@@ -248,10 +246,10 @@ pub(crate) fn check_spec(spec: &ToolSpec) -> Vec<Diagnostic> {
             )));
         }
     }
-    for lacks in
+    for missing in
         spec.normalize.iter().filter_map(crate::normalize::NormalizationRule::missing_setting)
     {
-        problems.push(Diagnostic::new(format!("a normalization rule of `{name}` {lacks}")));
+        problems.push(Diagnostic::new(format!("a normalization rule of `{name}` {missing}")));
     }
     if spec.polling.is_some_and(|polling| polling.max_unchanged == 0) {
         problems.push(Diagnostic::new(format!(
@@ -283,21 +281,21 @@ pub(crate) fn check_spec(spec: &ToolSpec) -> Vec<Diagnostic> {
 /// Rejects a shell command that is absent or not text, because no rule could check it.
 pub(crate) fn check_shell(spec: &ToolSpec) -> Option<Diagnostic> {
     let path = spec.shell.as_ref()?;
-    let told = |what: &str| {
+    let problem = |what: &str| {
         Diagnostic::new(format!(
             "the shell command of `{}` is declared as `{path}`, {what}",
             escape_for_display(&spec.name)
         ))
     };
-    let one = "name one argument, like `shell = \"/command\"`";
+    let help = "name one argument, like `shell = \"/command\"`";
     if path.parts().is_empty() || path.parts().iter().any(|part| part == "*") {
-        return Some(told("which is not exactly one argument").with_help(one));
+        return Some(problem("which is not exactly one argument").with_help(help));
     }
     match lookup_input(spec, path) {
         SchemaLookup::Missing(name, known) => Some(
-            told("but there is no such argument")
+            problem("but there is no such argument")
                 .with_suggestion(&name, known.iter())
-                .with_default_help(one),
+                .with_default_help(help),
         ),
         SchemaLookup::Open => None,
         SchemaLookup::Known(schema) => {
@@ -305,7 +303,7 @@ pub(crate) fn check_shell(spec: &ToolSpec) -> Option<Diagnostic> {
             let is_text = kind == "string"
                 || kind.as_array().is_some_and(|kinds| kinds.iter().any(|kind| kind == "string"));
             (!is_text).then(|| {
-                told("which is never a string").with_help("a command as a list of words is not checked; name an argument that is a string")
+                problem("which is never a string").with_help("a command as a list of words is not checked; name an argument that is a string")
             })
         }
     }

@@ -126,7 +126,7 @@ pub struct ApprovalRef {
 ///
 /// ```
 /// use toolgate::{ToolError, call::error_code};
-/// let error = ToolError::from_code(error_code::UNKNOWN_TOOL, "there is no tool `calculator`");
+/// let error = ToolError::from_code(error_code::UNKNOWN_TOOL, "unknown tool `calculator`");
 /// let json = serde_json::to_value(&error)?;
 /// assert_eq!(json["errorCategory"], "VALIDATION");
 /// assert_eq!(serde_json::from_value::<ToolError>(json)?, error);

@@ -12,8 +12,8 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncRead, AsyncReadExt};
 use tokio::process::Command;
 
+use super::hook_answer::{HookProgramAnswer, describe_invalid_answer, find_misspelled_field};
 use super::{BeforeHookResult, Hook, HookCall, HookDecision, HookDenial, HookError};
-use crate::call::error::ErrorCategory;
 use toolgate_json;
 use toolgate_json::JsonBounds;
 use toolgate_process::process_group;
@@ -155,31 +155,36 @@ impl CommandHook {
 
     async fn run_program(&self, input: &Value) -> Result<HookProgramOutput, HookError> {
         let fault = |why: String| HookError(format!("{} {why}", self.program.display()));
-        let led = self.launcher.is_some();
+        let has_launcher = self.launcher.is_some();
         let mut command = Command::new(self.launcher.as_ref().unwrap_or(&self.program));
-        if led {
+        if has_launcher {
             command
                 .arg(toolgate_process::supervisor::SUPERVISE_UNTIL_EOF_ARG)
                 .arg(std::process::id().to_string())
                 .arg(&self.program);
         }
         command.args(&self.args);
-        process_group::configure_isolation(&mut command, led, &self.inherited_env, &self.set_env);
+        process_group::configure_isolation(
+            &mut command,
+            has_launcher,
+            &self.inherited_env,
+            &self.set_env,
+        );
         let mut program = command.spawn().map_err(|e| fault(format!("cannot be started: {e}")))?;
         // Kills the process group of the hook in every case, also if this future is dropped.
-        let group = process_group::ProcessGroup::new(&program, led);
+        let group = process_group::ProcessGroup::new(&program, has_launcher);
         let (stdin, stdout, stderr) =
             (program.stdin.take(), program.stdout.take(), program.stderr.take());
         let text = toolgate_json::to_canonical_bytes(input);
         let work = async {
-            let said = async {
-                let said = tokio::join!(read_limited(stdout), read_limited(stderr));
+            let output = async {
+                let output = tokio::join!(read_limited(stdout), read_limited(stderr));
                 group.notify_output_drained();
-                said
+                output
             };
             let ((), (stdout, stderr), status) = tokio::join!(
                 process_group::write_stdin(stdin, &text),
-                said,
+                output,
                 group.wait(&mut program)
             );
             let status = status.map_err(|e| fault(format!("cannot be waited for: {e}")))?;
@@ -197,23 +202,23 @@ impl CommandHook {
     /// Combines the exit code and the output into one answer.
     fn read_answer(
         &self,
-        done: &HookProgramOutput,
+        output: &HookProgramOutput,
     ) -> Result<Option<HookProgramAnswer>, HookError> {
         let fault = |why: String| HookError(format!("{} {why}", self.program.display()));
-        let said = crate::redact::remove_values(
+        let message = crate::redact::remove_values(
             &self.secret_values,
-            String::from_utf8_lossy(&done.stderr).trim(),
+            String::from_utf8_lossy(&output.stderr).trim(),
         );
-        match done.status.code() {
+        match output.status.code() {
             Some(0) => {}
             Some(2) => {
-                let reason = if said.is_empty() {
+                let reason = if message.is_empty() {
                     format!("denied by the hook `{}`", self.name)
                 } else {
-                    limit_message(&said)
+                    limit_message(&message)
                 };
                 // A structured answer may add to the exit code but never weaken it.
-                let answer = self.parse_answer(&done.stdout).ok().flatten().unwrap_or_default();
+                let answer = self.parse_answer(&output.stdout).ok().flatten().unwrap_or_default();
                 return Ok(Some(HookProgramAnswer {
                     decision: Some("deny".to_owned()),
                     reason: answer.reason.or(Some(reason)),
@@ -221,11 +226,14 @@ impl CommandHook {
                 }));
             }
             Some(code) => {
-                return Err(fault(format!("ended with exit code {code}{}", message_suffix(&said))));
+                return Err(fault(format!(
+                    "ended with exit code {code}{}",
+                    message_suffix(&message)
+                )));
             }
-            None => return Err(fault(format!("was killed{}", message_suffix(&said)))),
+            None => return Err(fault(format!("was killed{}", message_suffix(&message)))),
         }
-        self.parse_answer(&done.stdout)
+        self.parse_answer(&output.stdout)
     }
 
     fn parse_answer(&self, stdout: &[u8]) -> Result<Option<HookProgramAnswer>, HookError> {
@@ -262,151 +270,10 @@ impl CommandHook {
     }
 }
 
-/// Fields of an answer, at its top level and in `hookSpecificOutput`, and of an event, which a hook
-/// may echo.
-const ANSWER_FIELDS: [&str; 10] = [
-    "decision",
-    "reason",
-    "redirectTool",
-    "category",
-    "code",
-    "tool_input",
-    "updatedInput",
-    "tool_result",
-    "updatedResult",
-    "hookSpecificOutput",
-];
-const SPECIFIC_OUTPUT_FIELDS: [&str; 4] =
-    ["permissionDecision", "permissionDecisionReason", "updatedInput", "updatedToolOutput"];
-const EVENT_FIELDS: [&str; 7] = [
-    "hook_event_name",
-    "session_id",
-    "principal",
-    "agent",
-    "tool_use_id",
-    "tool_name",
-    "latency_ms",
-];
-
-/// Further fields that coding agents define.
-const IGNORED_SPECIFIC_FIELDS: [&str; 3] =
-    ["hookEventName", "additionalContext", "updatedMCPToolOutput"];
-
-/// Finds a misspelled field, because ignoring it could turn a denial into an allowed call.
-fn find_misspelled_field(answer: &Value) -> Option<String> {
-    let bare = |name: &str| name.replace(['_', '-', ' '], "").to_ascii_lowercase();
-    let among = |of: Option<&Value>, known: &[&str], own: &[&str]| {
-        let names = of.and_then(Value::as_object).into_iter().flat_map(|of| of.keys());
-        names
-            .filter(|name| !known.contains(&name.as_str()) && !own.contains(&name.as_str()))
-            .find_map(|name| {
-                let meant = known.iter().find(|known| {
-                    bare(known) == bare(name) || toolgate_text::suggest::is_misspelling(known, name)
-                })?;
-                // If the correct field is present too, this one means something else.
-                of?.get(meant).is_none().then_some(())?;
-                Some(format!(
-                    "unknown field `{}` in the answer; did you mean `{meant}`?",
-                    escape_for_display(name)
-                ))
-            })
-    };
-    let specific = answer.get("hookSpecificOutput");
-    among(Some(answer), &ANSWER_FIELDS, &EVENT_FIELDS)
-        .or_else(|| among(specific, &SPECIFIC_OUTPUT_FIELDS, &IGNORED_SPECIFIC_FIELDS))
-}
-
-/// Describes an invalid answer without its values, which may be secret.
-fn describe_invalid_answer(answer: &Value) -> String {
-    let no_text = |of: &Value, key: &str| {
-        of.get(key).is_some_and(|value| !value.is_string() && !value.is_null())
-    };
-    let specific = answer.get("hookSpecificOutput").unwrap_or(&Value::Null);
-    let plain =
-        ["decision", "reason", "redirectTool", "code"].into_iter().find(|key| no_text(answer, key));
-    let special = ["permissionDecision", "permissionDecisionReason"]
-        .into_iter()
-        .find(|key| no_text(specific, key));
-    if let Some(key) = plain.or(special) {
-        return format!("`{key}` must be a string");
-    }
-    if !specific.is_object() && !specific.is_null() {
-        return "`hookSpecificOutput` must be an object".to_owned();
-    }
-    if answer
-        .get("category")
-        .is_some_and(|category| Option::<ErrorCategory>::deserialize(category).is_err())
-    {
-        return "`category` must be TRANSIENT, VALIDATION, PERMISSION or BUSINESS".to_owned();
-    }
-    "arguments or result are present twice".to_owned()
-}
-
 struct HookProgramOutput {
     status: ExitStatus,
     stdout: Vec<u8>,
     stderr: Vec<u8>,
-}
-
-/// The answer of a hook.
-///
-/// Unknown fields are ignored unless they look misspelled, because a hook may echo the whole event.
-#[derive(Debug, Default, Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct HookProgramAnswer {
-    decision: Option<String>,
-    reason: Option<String>,
-    redirect_tool: Option<String>,
-    category: Option<ErrorCategory>,
-    code: Option<String>,
-    #[serde(rename = "tool_input", alias = "updatedInput")]
-    input: Option<Value>,
-    #[serde(rename = "tool_result", alias = "updatedResult")]
-    result: Option<Value>,
-    /// The answer format of hooks of coding agents.
-    hook_specific_output: Option<CodingAgentHookAnswer>,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct CodingAgentHookAnswer {
-    permission_decision: Option<String>,
-    permission_decision_reason: Option<String>,
-    updated_input: Option<Value>,
-    updated_tool_output: Option<Value>,
-}
-
-impl HookProgramAnswer {
-    /// Merges both formats. The stricter decision counts; an unknown decision is kept so that it is
-    /// rejected.
-    fn merge_formats(mut self) -> Self {
-        let Some(specific) = self.hook_specific_output.take() else { return self };
-        let strictness = |decision: &Option<String>| match decision.as_deref() {
-            None => 0,
-            Some("allow" | "approve") => 1,
-            Some("ask") => 2,
-            Some("deny" | "block") => 4,
-            Some(_) => 3,
-        };
-        if strictness(&specific.permission_decision) > strictness(&self.decision) {
-            self.decision = specific.permission_decision;
-        }
-        self.reason = specific.permission_decision_reason.or(self.reason);
-        self.input = specific.updated_input.or(self.input);
-        self.result = specific.updated_tool_output.or(self.result);
-        self
-    }
-
-    /// Checks for a known field. An object without one is not an answer.
-    fn has_known_field(&self) -> bool {
-        let plain = self.decision.is_some() || self.input.is_some() || self.result.is_some();
-        let specific = |s: &CodingAgentHookAnswer| {
-            s.permission_decision.is_some()
-                || s.updated_input.is_some()
-                || s.updated_tool_output.is_some()
-        };
-        plain || self.hook_specific_output.as_ref().is_some_and(specific)
-    }
 }
 
 async fn read_limited(stream: Option<impl AsyncRead + Unpin>) -> Result<Vec<u8>, String> {
@@ -429,8 +296,8 @@ fn limit_message(text: &str) -> String {
     crate::redact::truncate_chars(text, 2_000)
 }
 
-fn message_suffix(said: &str) -> String {
-    if said.is_empty() { String::new() } else { format!(": {}", escape_for_display(said)) }
+fn message_suffix(message: &str) -> String {
+    if message.is_empty() { String::new() } else { format!(": {}", escape_for_display(message)) }
 }
 
 #[async_trait]
@@ -458,8 +325,10 @@ impl Hook for CommandHook {
             "hook_event_name": "PreToolUse", "session_id": call.key.session, "principal": call.key.principal, "agent": call.key.agent,
             "tool_use_id": call.call, "tool_name": call.tool, "tool_input": call.input,
         });
-        let done = self.run_program(&event).await?;
-        let Some(answer) = self.read_answer(&done)? else { return Ok(BeforeHookResult::default()) };
+        let output = self.run_program(&event).await?;
+        let Some(answer) = self.read_answer(&output)? else {
+            return Ok(BeforeHookResult::default());
+        };
         let reason = answer.reason.map(|reason| limit_message(&reason));
         let decision = match answer.decision.as_deref() {
             None | Some("allow" | "approve") => HookDecision::Allow,
@@ -497,15 +366,15 @@ impl Hook for CommandHook {
             "hook_event_name": "PostToolUse", "session_id": call.key.session, "principal": call.key.principal, "agent": call.key.agent,
             "tool_use_id": call.call, "tool_name": call.tool, "tool_input": call.input, "tool_result": result, "latency_ms": latency_ms,
         });
-        let done = self.run_program(&event).await?;
-        if done.status.code() != Some(0) {
+        let output = self.run_program(&event).await?;
+        if output.status.code() != Some(0) {
             return Err(HookError(format!(
                 "{} failed after the tool: {}",
                 self.program.display(),
-                done.status
+                output.status
             )));
         }
-        Ok(self.read_answer(&done)?.and_then(|answer| answer.result))
+        Ok(self.read_answer(&output)?.and_then(|answer| answer.result))
     }
 }
 

@@ -3,6 +3,7 @@
 //! Hooks may have effects and have a timeout. If a hook fails, the call is denied.
 
 mod command_hook;
+mod hook_answer;
 
 use async_trait::async_trait;
 use serde_json::Value;

@@ -367,13 +367,13 @@ impl Receipt {
     /// # Errors
     /// The value cannot be serialized as JSON.
     pub fn to_signed_bytes(&self) -> Result<Vec<u8>, serde_json::Error> {
-        let said = match self.signature.is_empty() {
+        let statement = match self.signature.is_empty() {
             true => toolgate_json::serialize_canonical(self)?,
             false => toolgate_json::serialize_canonical(&Self {
                 signature: String::new(),
                 ..self.clone()
             })?,
         };
-        Ok([b"toolgate-receipt-v1\0".as_slice(), &said].concat())
+        Ok([b"toolgate-receipt-v1\0".as_slice(), &statement].concat())
     }
 }

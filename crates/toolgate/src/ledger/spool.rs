@@ -52,17 +52,14 @@ pub(crate) struct SpooledRows {
 
 impl Spool {
     pub(crate) fn new(path: PathBuf) -> Self {
-        let waiting = AtomicBool::new(path.exists());
-        let (file, held, taking) =
-            (Mutex::default(), Mutex::default(), tokio::sync::Mutex::default());
         Self {
             shared_directory: None,
+            is_waiting: AtomicBool::new(path.exists()),
             path,
-            file,
-            memory_rows: held,
-            is_waiting: waiting,
+            file: Mutex::default(),
+            memory_rows: Mutex::default(),
             stored_rows: AtomicUsize::new(0),
-            drain_lock: taking,
+            drain_lock: tokio::sync::Mutex::default(),
             drain_attempts: AtomicU64::new(0),
         }
     }
@@ -109,9 +106,9 @@ impl Spool {
         line.extend(serde_json::to_vec(&**row)?);
         line.push(b'\n');
         self.append_lines(&mut crate::lock(&self.file), &line).inspect_err(|_| {
-            let mut held = crate::lock(&self.memory_rows);
-            if held.len() < MAX_MEMORY_ROWS {
-                held.push(Arc::clone(row));
+            let mut memory_rows = crate::lock(&self.memory_rows);
+            if memory_rows.len() < MAX_MEMORY_ROWS {
+                memory_rows.push(Arc::clone(row));
                 self.is_waiting.store(true, Ordering::Release);
             }
         })
@@ -121,9 +118,9 @@ impl Spool {
     ///
     /// Another process may append the row to the ledger, and its own configuration may differ.
     pub(crate) fn save_definition(&self, config: Digest, definition: &str) -> io::Result<()> {
-        // The row is in its file already, so a concurrent `sweep` finds that the definition is
-        // needed.
-        let _together = self.lock_shared()?;
+        // The row is in its file already, so a concurrent `delete_unused_definitions` finds that
+        // the definition is needed.
+        let _lock = self.lock_shared()?;
         let Some(path) = self.definition_path(config).filter(|path| !path.exists()) else {
             return Ok(());
         };
@@ -165,8 +162,8 @@ impl Spool {
     /// be read.
     pub(crate) fn delete_unused_definitions(&self) -> io::Result<()> {
         let Some(directory) = &self.shared_directory else { return Ok(()) };
-        let _alone = DirectoryLock::new(directory, FlockOperation::NonBlockingLockExclusive)?;
-        let (mut kept, mut needed) = (Vec::new(), BTreeSet::new());
+        let _lock = DirectoryLock::new(directory, FlockOperation::NonBlockingLockExclusive)?;
+        let (mut definitions, mut needed) = (Vec::new(), BTreeSet::new());
         needed.extend(
             crate::lock(&self.memory_rows)
                 .iter()
@@ -184,10 +181,10 @@ impl Spool {
                         .extend(self.definition_path(serde_json::from_slice::<Row>(line)?.config));
                 }
             } else if is("definition") {
-                kept.push(path);
+                definitions.push(path);
             }
         }
-        kept.iter().filter(|path| !needed.contains(*path)).try_for_each(std::fs::remove_file)
+        definitions.iter().filter(|path| !needed.contains(*path)).try_for_each(std::fs::remove_file)
     }
 
     fn append_lines(&self, guard: &mut Option<File>, lines: &[u8]) -> io::Result<()> {
@@ -210,8 +207,8 @@ impl Spool {
     /// In a shared directory, the lock is held until the process exits, which shows that the
     /// process is alive. A separate file may be shared, so its lock ends with the returned file.
     fn open_file(&self, guard: &mut Option<File>) -> io::Result<File> {
-        if let Some(own) = guard.as_ref() {
-            return own.try_clone();
+        if let Some(file) = guard.as_ref() {
+            return file.try_clone();
         }
         if self.shared_directory.is_none() {
             loop {
@@ -279,8 +276,8 @@ impl Spool {
     /// Reads no further than that row. Rows of ended processes come after the rows of the own file.
     pub(crate) fn first_unstored_row(&self) -> Option<(Arc<Row>, usize)> {
         let known = self.stored_rows.load(Ordering::Relaxed);
-        let own = File::open(&self.path).ok().and_then(|file| read_nth_row(file, known));
-        let row = own.or_else(|| {
+        let own_row = File::open(&self.path).ok().and_then(|file| read_nth_row(file, known));
+        let row = own_row.or_else(|| {
             self.lock_orphaned_files().ok()?.into_iter().find_map(|(_, file)| read_nth_row(file, 0))
         })?;
         Some((row, known))
@@ -294,33 +291,33 @@ impl Spool {
     /// Reads the waiting rows and takes over those of ended processes. The rows stay on disk until
     /// [`Spool::remove_stored_rows`].
     pub(crate) fn read_rows(&self) -> io::Result<SpooledRows> {
-        let held = crate::lock(&self.memory_rows).clone();
-        match self.read_rows_with(held.clone()) {
+        let memory_rows = crate::lock(&self.memory_rows).clone();
+        match self.read_rows_with(memory_rows.clone()) {
             // Rows in memory must not wait for a file that cannot be read.
-            Err(error) if !held.is_empty() => Ok(SpooledRows {
-                from_memory: held.len(),
-                rows: held,
+            Err(error) if !memory_rows.is_empty() => Ok(SpooledRows {
+                from_memory: memory_rows.len(),
+                rows: memory_rows,
                 end: 0,
                 read_error: Some(error),
             }),
-            taken => taken,
+            result => result,
         }
     }
 
-    fn read_rows_with(&self, held: Vec<Arc<Row>>) -> io::Result<SpooledRows> {
+    fn read_rows_with(&self, memory_rows: Vec<Arc<Row>>) -> io::Result<SpooledRows> {
         let mut guard = crate::lock(&self.file);
-        // Under this lock, `sweep` cannot miss a row that moves between files.
-        let _together = self.lock_shared()?;
+        // Under this lock, `delete_unused_definitions` cannot miss a row that moves between files.
+        let _lock = self.lock_shared()?;
         for (path, mut file) in self.lock_orphaned_files()? {
-            let mut left = Vec::new();
-            file.read_to_end(&mut left)?;
-            self.append_lines(&mut guard, &left)?;
+            let mut lines = Vec::new();
+            file.read_to_end(&mut lines)?;
+            self.append_lines(&mut guard, &lines)?;
             std::fs::remove_file(&path)?;
         }
         if guard.is_none() && !self.path.exists() {
             return Ok(SpooledRows {
-                from_memory: held.len(),
-                rows: held,
+                from_memory: memory_rows.len(),
+                rows: memory_rows,
                 end: 0,
                 read_error: None,
             });
@@ -329,14 +326,14 @@ impl Spool {
         let mut text = Vec::new();
         file.seek(SeekFrom::Start(0))?;
         file.read_to_end(&mut text)?;
-        let (mut rows, mut spoilt): (Vec<Arc<Row>>, bool) = (Vec::new(), false);
+        let (mut rows, mut has_unreadable): (Vec<Arc<Row>>, bool) = (Vec::new(), false);
         for line in text.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()) {
             match serde_json::from_slice::<Row>(line) {
                 Ok(row) => rows.push(Arc::new(row)),
-                Err(_) => spoilt = true,
+                Err(_) => has_unreadable = true,
             }
         }
-        if spoilt {
+        if has_unreadable {
             // Keep a copy for a person. The record may have been truncated by a crash.
             let copy = self.path.with_extension(format!("{}.spoilt", CallId::generate()));
             private_open_options().create_new(true).write(true).open(&copy)?.write_all(&text)?;
@@ -352,19 +349,19 @@ impl Spool {
             text = good;
             tracing::error!(path = %copy.display(), "cannot read a spooled row; its file was copied");
         }
-        let kept = held.len();
-        rows.extend(held);
-        Ok(SpooledRows { rows, end: text.len() as u64, from_memory: kept, read_error: None })
+        let from_memory = memory_rows.len();
+        rows.extend(memory_rows);
+        Ok(SpooledRows { rows, end: text.len() as u64, from_memory, read_error: None })
     }
 
     /// Saves the rows that the store can never accept to separate files.
     pub(crate) fn save_rejected_rows(
         &self,
-        taken: &SpooledRows,
-        unfit: &[RejectedRow],
+        spooled: &SpooledRows,
+        rejected: &[RejectedRow],
     ) -> io::Result<()> {
-        for RejectedRow { call, reason: why } in unfit {
-            let Some(row) = taken.rows.iter().find(|row| row.call == *call) else { continue };
+        for RejectedRow { call, reason: why } in rejected {
+            let Some(row) = spooled.rows.iter().find(|row| row.call == *call) else { continue };
             // Named after the call, so that a row that is read again is saved only once.
             let copy = self.path.with_extension(format!("{call}.spoilt"));
             let mut file =
@@ -380,27 +377,31 @@ impl Spool {
     ///
     /// If the file has grown, it stays, and the next read starts with the same rows, which the
     /// store knows.
-    pub(crate) fn remove_stored_rows(&self, taken: &SpooledRows) -> io::Result<()> {
+    pub(crate) fn remove_stored_rows(&self, spooled: &SpooledRows) -> io::Result<()> {
         let mut guard = crate::lock(&self.file);
         let is_held = {
-            let mut held = crate::lock(&self.memory_rows);
-            let gone = taken.from_memory.min(held.len());
-            held.drain(..gone);
-            !held.is_empty()
+            let mut memory_rows = crate::lock(&self.memory_rows);
+            let count = spooled.from_memory.min(memory_rows.len());
+            memory_rows.drain(..count);
+            !memory_rows.is_empty()
         };
         if self.path.exists() {
             let file = self.open_file(&mut guard)?;
-            if file.metadata()?.len() > taken.end {
-                self.stored_rows
-                    .store(taken.rows.len().saturating_sub(taken.from_memory), Ordering::Relaxed);
+            if file.metadata()?.len() > spooled.end {
+                self.stored_rows.store(
+                    spooled.rows.len().saturating_sub(spooled.from_memory),
+                    Ordering::Relaxed,
+                );
                 return Ok(());
             }
             std::fs::remove_file(&self.path)?;
             *guard = None;
         }
         self.stored_rows.store(0, Ordering::Relaxed);
-        self.is_waiting
-            .store(is_held || taken.read_error.is_some() || self.path.exists(), Ordering::Release);
+        self.is_waiting.store(
+            is_held || spooled.read_error.is_some() || self.path.exists(),
+            Ordering::Release,
+        );
         Ok(())
     }
 }
@@ -418,8 +419,8 @@ fn is_file_at(file: &File, path: &Path) -> bool {
     let inode = |metadata: io::Result<std::fs::Metadata>| {
         metadata.ok().map(|metadata| (metadata.dev(), metadata.ino()))
     };
-    let own = inode(file.metadata());
-    own.is_some() && own == inode(std::fs::metadata(path))
+    let file_inode = inode(file.metadata());
+    file_inode.is_some() && file_inode == inode(std::fs::metadata(path))
 }
 
 fn private_open_options() -> OpenOptions {
@@ -456,22 +457,26 @@ mod tests {
     #[test]
     fn needed_definitions_are_not_deleted() {
         let directory = tempfile::tempdir().unwrap();
-        let (one, two) = (
+        let (first, second) = (
             Spool::open_shared(directory.path(), "one").unwrap(),
             Spool::open_shared(directory.path(), "two").unwrap(),
         );
         let config = Digest::of(b"{}");
-        one.save_definition(config, "{}").unwrap();
-        let together = two.lock_shared().unwrap();
-        assert!(one.delete_unused_definitions().is_err() && two.load_definition(config).is_some());
-        drop(together);
+        first.save_definition(config, "{}").unwrap();
+        let lock = second.lock_shared().unwrap();
+        assert!(
+            first.delete_unused_definitions().is_err() && second.load_definition(config).is_some()
+        );
+        drop(lock);
         // An incomplete line may refer to any definition.
         std::fs::write(directory.path().join("three.jsonl"), "{").unwrap();
-        assert!(one.delete_unused_definitions().is_err() && two.load_definition(config).is_some());
+        assert!(
+            first.delete_unused_definitions().is_err() && second.load_definition(config).is_some()
+        );
         std::fs::remove_file(directory.path().join("three.jsonl")).unwrap();
-        one.delete_unused_definitions().unwrap();
-        assert!(two.load_definition(config).is_none());
-        two.save_definition(config, "{}").unwrap();
-        assert!(one.load_definition(config).is_some());
+        first.delete_unused_definitions().unwrap();
+        assert!(second.load_definition(config).is_none());
+        second.save_definition(config, "{}").unwrap();
+        assert!(first.load_definition(config).is_some());
     }
 }

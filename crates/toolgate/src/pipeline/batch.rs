@@ -36,17 +36,17 @@ impl Toolgate {
     ///
     /// Returns one answer for each call, in order. A failure does not stop the other calls.
     pub async fn batch(&self, key: &SessionKey, mut calls: Vec<Call>) -> Vec<Answer> {
-        let hang_up = CancellationToken::new();
+        let cancel = CancellationToken::new();
         for call in &mut calls {
             call.key = key.clone();
-            call.cancel.get_or_insert_with(|| hang_up.clone());
+            call.cancel.get_or_insert_with(|| cancel.clone());
         }
-        let hang_up = hang_up.drop_guard();
+        let cancel = cancel.drop_guard();
         let calls = Arc::new(calls);
         let (gate, plan, key) = (self.clone(), Arc::clone(&calls), key.clone());
         match tokio::spawn(async move { gate.run_plan(&key, &plan).await }).await {
             Ok(answers) => {
-                hang_up.disarm();
+                cancel.disarm();
                 answers
             }
             Err(_) => {
@@ -61,7 +61,7 @@ impl Toolgate {
 
     async fn run_plan(&self, key: &SessionKey, calls: &[Call]) -> Vec<Answer> {
         let agent = self.0.agents.get(&key.agent).filter(|agent| {
-            agent.principals.as_ref().is_none_or(|who| who.contains(&*key.principal))
+            agent.principals.as_ref().is_none_or(|allowed| allowed.contains(&*key.principal))
         });
         if agent.is_none() {
             // A principal without access must not lock a session.
@@ -72,7 +72,8 @@ impl Toolgate {
                 .and_then(|a| a.tools.get(call.tool.as_str()))
                 .is_some_and(|t| t.spec.effect != Effect::Read)
         };
-        // The last call may have to wait for all the others, so its claim and the lease must last longer.
+        // The last call may have to wait for all the others, so its claim and the lease must last
+        // longer.
         let slack = calls
             .iter()
             .filter_map(|call| agent?.tools.get(call.tool.as_str()))

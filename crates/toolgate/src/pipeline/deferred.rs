@@ -74,7 +74,7 @@ impl DeferredState {
         now: Timestamp,
         call_state: &mut CallState,
     ) -> Result<Vec<u8>, ToolError> {
-        let parked = Self {
+        let state = Self {
             arguments: permit.arguments().value().clone(),
             asked: call_state.requested_digest,
             started: call_state.started,
@@ -91,7 +91,7 @@ impl DeferredState {
                 None,
             ),
         };
-        serde_json::to_vec(&parked).map_err(|_| {
+        serde_json::to_vec(&state).map_err(|_| {
             ToolError::from_code(error_code::INTERNAL_FAULT, "cannot store the deferred call")
         })
     }
@@ -99,12 +99,12 @@ impl DeferredState {
     /// Restores the state of the call as it was at admission. Returns the admitted arguments.
     fn restore_into(
         self,
-        taken: &DeferredClaim,
+        deferred: &DeferredClaim,
         now: Timestamp,
         call_state: &mut CallState,
     ) -> Value {
-        call_state.id = taken.claim.call;
-        call_state.tool = Arc::clone(&taken.claim.tool);
+        call_state.id = deferred.claim.call;
+        call_state.tool = Arc::clone(&deferred.claim.tool);
         call_state.started = self.started;
         call_state.turn = self.turn;
         call_state.stop_reason = self.stop_reason;
@@ -113,7 +113,7 @@ impl DeferredState {
         call_state.evidence_stamp = self.stamp;
         call_state.entities = self.about;
         call_state.facts = self.facts;
-        call_state.facts.claimed.clone_from(&taken.counters_before);
+        call_state.facts.claimed.clone_from(&deferred.counters_before);
         let away = now.duration_since(self.admitted).as_nanos();
         call_state.resume_deferred(self.latency, u64::try_from(away).unwrap_or_default());
         self.arguments
@@ -135,16 +135,16 @@ impl Toolgate {
         call_state.facts.reported = true;
         let call = Arc::new(call);
         let (id, span) = (call_state.id, call_state.span.clone());
-        let (gate, asked) = (self.clone(), Arc::clone(&call));
+        let (gate, shared_call) = (self.clone(), Arc::clone(&call));
         let task = tokio::spawn(
             async move {
-                match gate.run_admission_gates(&asked, &mut call_state, None).await {
+                match gate.run_admission_gates(&shared_call, &mut call_state, None).await {
                     Ok(Admission::Admitted(admitted)) => Ok(DeferredCall {
                         call: call_state.id,
                         arguments: admitted.authorization.arguments().clone(),
                         approval_reason: call_state.approval_reason.take(),
-                        tool: asked.tool.clone(),
-                        client_id: asked.client_id.clone().unwrap_or_default(),
+                        tool: shared_call.tool.clone(),
+                        client_id: shared_call.client_id.clone().unwrap_or_default(),
                     }),
                     Ok(Admission::Replay(outcome)) => {
                         Err(gate.end_replayed(outcome, call_state).await)
@@ -168,9 +168,10 @@ impl Toolgate {
         let call = Arc::new(call);
         let call_state = CallState::start(self, &call, None);
         let (id, span) = (call_state.id, call_state.span.clone());
-        let (gate, told) = (self.clone(), Arc::clone(&call));
+        let (gate, shared_call) = (self.clone(), Arc::clone(&call));
         match tokio::spawn(
-            async move { gate.settle_deferred(&told, result, call_state).await }.instrument(span),
+            async move { gate.settle_deferred(&shared_call, result, call_state).await }
+                .instrument(span),
         )
         .await
         {
@@ -195,76 +196,77 @@ impl Toolgate {
     ) -> Answer {
         call_state.enter_gate(Gate::Settle);
         call_state.facts.reported = true;
-        let told = self.parse_reported_arguments(call, &mut call_state);
+        let reported = self.parse_reported_arguments(call, &mut call_state);
         let ran = Arc::clone(&call_state.arguments);
         let agent = self.0.agents.get(&call.key.agent).map(Arc::clone);
         if let Some(agent) = &agent {
             call_state.config = agent.definition_digest;
         }
         let name = call.client_id.as_deref().unwrap_or_default();
-        let taken = match self.0.store.take_deferred_claim(&call.key, name, &call.tool).await {
-            Ok(taken) => taken,
+        let deferred = match self.0.store.take_deferred_claim(&call.key, name, &call.tool).await {
+            Ok(deferred) => deferred,
             Err(error) => {
-                let otherwise = MismatchedRun::new(told.as_ref(), &result);
+                let mismatch = MismatchedRun::new(reported.as_ref(), &result);
                 return self
                     .reject_unadmitted(
                         unrecorded_report_rejection(&error),
                         call,
-                        &otherwise,
+                        &mismatch,
                         call_state,
                     )
                     .await;
             }
         };
-        let otherwise = || MismatchedRun::new(told.as_ref(), &result);
-        let Some(taken) = taken else {
+        let mismatch = || MismatchedRun::new(reported.as_ref(), &result);
+        let Some(deferred) = deferred else {
             return self
                 .reject_unadmitted(
                     never_admitted_rejection(&call.tool),
                     call,
-                    &otherwise(),
+                    &mismatch(),
                     call_state,
                 )
                 .await;
         };
-        let Ok(parked) = serde_json::from_slice::<DeferredState>(&taken.state) else {
+        let Ok(state) = serde_json::from_slice::<DeferredState>(&deferred.state) else {
             let error = ToolError::from_code(
                 error_code::INTERNAL_FAULT,
                 "cannot read the stored state of the deferred call",
             )
             .with_effects(CallEffects::Unknown);
             return self
-                .reject_unadmitted(Rejection::new(error), call, &otherwise(), call_state)
+                .reject_unadmitted(Rejection::new(error), call, &mismatch(), call_state)
                 .await;
         };
-        let arguments = parked.restore_into(&taken, self.now(), &mut call_state);
-        let arguments = CheckedArguments::new(&taken.claim.tool, arguments)
+        let arguments = state.restore_into(&deferred, self.now(), &mut call_state);
+        let arguments = CheckedArguments::new(&deferred.claim.tool, arguments)
             .with_digest(|digest| self.0.redactor.key_digest(digest));
         call_state.digest = Some(arguments.digest());
-        let as_admitted = told.as_ref().is_some_and(|told| told.digest() == arguments.digest());
+        let as_admitted =
+            reported.as_ref().is_some_and(|reported| reported.digest() == arguments.digest());
         if !as_admitted {
-            call_state.facts.ran = told.as_ref().map(|_| (*ran).clone());
+            call_state.facts.ran = reported.as_ref().map(|_| (*ran).clone());
         }
         let Some((agent, tool)) =
-            agent.as_ref().and_then(|agent| Some((agent, agent.tools.get(&taken.claim.tool)?)))
+            agent.as_ref().and_then(|agent| Some((agent, agent.tools.get(&deferred.claim.tool)?)))
         else {
             // Only the tool declares which arguments are secret, and the tool is gone. Mask all of
             // them.
-            let known = taken.claim.row.as_ref().map(|row| Arc::clone(&row.arguments));
+            let known = deferred.claim.row.as_ref().map(|row| Arc::clone(&row.arguments));
             call_state.arguments =
                 known.unwrap_or_else(|| Arc::new(self.0.redactor.mark(arguments.value())));
             // Without the agent, the reported arguments cannot be parsed and compared.
             let is_other = !as_admitted && agent.is_some();
-            let seen = agent
+            let update = agent
                 .as_ref()
-                .and_then(|agent| provenance::unknown_tool_provenance(agent, &otherwise()));
+                .and_then(|agent| provenance::unknown_tool_provenance(agent, &mismatch()));
             let end = UnknownToolCompletion {
-                error: missing_tool_error(&taken.claim, is_other, &result),
+                error: missing_tool_error(&deferred.claim, is_other, &result),
                 has_run: result.is_ok(),
                 has_other_arguments: !as_admitted,
-                provenance: seen,
+                provenance: update,
             };
-            return self.end_without_tool(end, &taken.claim, call_state).await;
+            return self.end_without_tool(end, &deferred.claim, call_state).await;
         };
         call_state.arguments =
             self.0.redactor.redact_shared(arguments.shared_value(), &tool.secrets);
@@ -274,10 +276,10 @@ impl Toolgate {
             version: 0,
             state: None,
             remaining: RemainingBudget::default(),
-            is_recallable: !taken.claim.recall.is_empty(),
+            is_recallable: !deferred.claim.recall.is_empty(),
             key: call.key.clone(),
             is_reported: true,
-            mismatched_run: (!as_admitted).then(otherwise),
+            mismatched_run: (!as_admitted).then(mismatch),
         };
         let result = if as_admitted { result } else { Err(other_arguments_failure()) };
         self.run_settlement_gates(
@@ -296,25 +298,27 @@ impl Toolgate {
         &self,
         stop: Rejection,
         call: &Call,
-        otherwise: &MismatchedRun,
+        mismatch: &MismatchedRun,
         call_state: Box<CallState>,
     ) -> Answer {
         let agent = self.0.agents.get(&call.key.agent);
-        let (seen, revoked) = match agent
-            .and_then(|agent| Some((agent, agent.tools.get(call.tool.as_str())?)))
-        {
-            Some((agent, tool)) => {
-                let may_act =
-                    agent.principals.as_ref().is_none_or(|who| who.contains(&*call.key.principal));
-                let could = may_act && self.is_reachable(&call.tool, agent, &call.key).await;
-                (
-                    provenance::unadmitted_provenance(agent, tool, otherwise, could),
-                    tool.revoked_evidence(&call_state.arguments, None),
-                )
-            }
-            None => (None, Vec::new()),
-        };
-        self.end_rejected_with(stop, seen, revoked, call_state).await
+        let (update, revoked) =
+            match agent.and_then(|agent| Some((agent, agent.tools.get(call.tool.as_str())?))) {
+                Some((agent, tool)) => {
+                    let may_act = agent
+                        .principals
+                        .as_ref()
+                        .is_none_or(|allowed| allowed.contains(&*call.key.principal));
+                    let could_be_admitted =
+                        may_act && self.is_reachable(&call.tool, agent, &call.key).await;
+                    (
+                        provenance::unadmitted_provenance(agent, tool, mismatch, could_be_admitted),
+                        tool.revoked_evidence(&call_state.arguments, None),
+                    )
+                }
+                None => (None, Vec::new()),
+            };
+        self.end_rejected_with(stop, update, revoked, call_state).await
     }
 
     /// Parses the arguments that the client reports.
@@ -334,19 +338,19 @@ impl Toolgate {
             Arguments::Value(_) => return None,
         };
         toolgate_json::canonicalize_numbers(&mut value, &mut Pointer::default()).ok()?;
-        let told = CheckedArguments::new(&call.tool, value)
+        let reported = CheckedArguments::new(&call.tool, value)
             .with_digest(|digest| self.0.redactor.key_digest(digest));
-        call_state.digest = Some(told.digest());
+        call_state.digest = Some(reported.digest());
         // Undeclared arguments may contain anything, and a misspelled name may carry a secret.
         let known = agent
             .tools
             .get(call.tool.as_str())
-            .filter(|tool| tool.secrets.is_empty() || tool.accepts_arguments(told.value()));
+            .filter(|tool| tool.secrets.is_empty() || tool.accepts_arguments(reported.value()));
         call_state.arguments = match known {
-            Some(tool) => self.0.redactor.redact_shared(told.shared_value(), &tool.secrets),
-            None => Arc::new(self.0.redactor.mark(told.value())),
+            Some(tool) => self.0.redactor.redact_shared(reported.shared_value(), &tool.secrets),
+            None => Arc::new(self.0.redactor.mark(reported.value())),
         };
-        Some(told)
+        Some(reported)
     }
 }
 
@@ -387,7 +391,7 @@ fn other_arguments_failure() -> Failure {
 ///
 /// The run is recorded, with the effects that the client reports.
 fn missing_tool_error(
-    intent: &ClaimRecord,
+    claim: &ClaimRecord,
     is_other: bool,
     result: &Result<Value, Failure>,
 ) -> ToolError {
@@ -396,13 +400,13 @@ fn missing_tool_error(
             .with_effects(CallEffects::Done);
     }
     let effects = match result {
-        _ if !intent.effect => CallEffects::None,
+        _ if !claim.effect => CallEffects::None,
         Ok(_) => CallEffects::Done,
         Err(failure) => failure.declared_effects().unwrap_or(CallEffects::Unknown),
     };
     let message = format!(
         "the tool `{}` was removed after this call was admitted; the run is recorded, but its result is not checked and yields no evidence",
-        intent.tool
+        claim.tool
     );
     ToolError::from_code(error_code::UNKNOWN_TOOL, message).with_effects(effects)
 }

@@ -34,43 +34,43 @@ impl Toolgate {
     pub(crate) async fn end_rejected_with(
         &self,
         stop: Rejection,
-        seen: Option<Box<ProvenanceUpdate>>,
+        update: Option<Box<ProvenanceUpdate>>,
         revoked: Vec<Revocation>,
         call_state: Box<CallState>,
     ) -> Answer {
         let gate = stop.gate.unwrap_or_else(|| call_state.gate());
         let end =
             Completion { decision: Decision::Refused, ..Completion::failed(*stop.error, gate) };
-        self.end_without_changes(end, seen, revoked, false, call_state).await
+        self.end_without_changes(end, update, revoked, false, call_state).await
     }
 
-    /// Ends an admitted call whose tool is no longer known.
+    /// Ends an admitted call whose tool does not exist any more.
     pub(crate) async fn end_without_tool(
         &self,
-        blind: UnknownToolCompletion,
-        intent: &ClaimRecord,
+        completion: UnknownToolCompletion,
+        claim: &ClaimRecord,
         call_state: Box<CallState>,
     ) -> Answer {
-        let mut end = Completion::failed(blind.error, Gate::Run);
+        let mut end = Completion::failed(completion.error, Gate::Run);
         // A read counts as done if the client made it.
-        if blind.has_run {
+        if completion.has_run {
             end.resolution = ClaimResolution::Done;
         }
         let mut revoked = if end.resolution == ClaimResolution::Released {
             Vec::new()
         } else {
-            intent.revokes.clone()
+            claim.revokes.clone()
         };
         // If other arguments ran, the entity is unknown, so evidence about every entity is revoked.
-        if blind.has_other_arguments {
+        if completion.has_other_arguments {
             revoked.iter_mut().for_each(|revoked| revoked.about = None);
         }
         // A read can be repeated, so its outcome need not be replayed.
         self.end_without_changes(
             end,
-            blind.provenance,
+            completion.provenance,
             revoked,
-            intent.effect && !intent.recall.is_empty(),
+            claim.effect && !claim.recall.is_empty(),
             call_state,
         )
         .await
@@ -101,19 +101,19 @@ impl Toolgate {
             .get(&call_state.key.agent)
             .filter(|agent| agent.tracked_sources.is_some());
         let files = agent.is_some_and(|agent| agent.resources.files().is_some());
-        let seen = agent.and_then(|agent| agent.tools.get(&call_state.tool)).map(|tool| {
+        let update = agent.and_then(|agent| agent.tools.get(&call_state.tool)).map(|tool| {
             let entities = tool.spec.entities.iter().flat_map(|(name, path)| {
                 TaintCarrier::entities(name, path.get_all(&call_state.arguments))
             });
-            let mut seen = ProvenanceUpdate::new(&call_state.key.agent);
-            seen.record_reads(entities);
+            let mut update = ProvenanceUpdate::new(&call_state.key.agent);
+            update.record_reads(entities);
             // The original files are unknown, so assume any file.
-            seen.record_reads(files.then_some(TaintCarrier::UnknownFile));
-            seen.record_untrusted(
+            update.record_reads(files.then_some(TaintCarrier::UnknownFile));
+            update.record_untrusted(
                 &provenance::model_visible_text(&outcome, None),
                 tool.spec.untrusted,
             );
-            Box::new(seen)
+            Box::new(update)
         });
         let end = Completion {
             outcome,
@@ -126,7 +126,7 @@ impl Toolgate {
             untruncated: None,
             result: None,
         };
-        self.end_without_changes(end, seen, Vec::new(), false, call_state).await
+        self.end_without_changes(end, update, Vec::new(), false, call_state).await
     }
 
     /// Records an end without state changes. A later call may replay the outcome if it is
@@ -134,7 +134,7 @@ impl Toolgate {
     async fn end_without_changes(
         &self,
         end: Completion,
-        seen: Option<Box<ProvenanceUpdate>>,
+        update: Option<Box<ProvenanceUpdate>>,
         revoked: Vec<Revocation>,
         recallable: bool,
         mut call_state: Box<CallState>,
@@ -147,7 +147,7 @@ impl Toolgate {
         // result.
         let polls = end.gate != Gate::Progress
             && self.registered_tool(&call_state).is_some_and(|tool| tool.spec.polling.is_some());
-        let finish = Box::new(CommitRequest {
+        let request = Box::new(CommitRequest {
             ended: if end.decision == Decision::Replayed {
                 None
             } else {
@@ -157,7 +157,7 @@ impl Toolgate {
             version: 0,
             changes: None,
             revoked,
-            provenance: seen,
+            provenance: update,
             logs: Vec::new(),
             resolution: end.resolution,
             outcome: recallable.then(|| end.outcome.clone()),
@@ -168,6 +168,6 @@ impl Toolgate {
                 .registered_tool(&call_state)
                 .is_none_or(|tool| tool.spec.effect != Effect::Read),
         });
-        self.record_completion(finish, end, row, &call_state).await
+        self.record_completion(request, end, row, &call_state).await
     }
 }

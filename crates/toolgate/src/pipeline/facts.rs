@@ -25,18 +25,18 @@ impl Toolgate {
         for round in 0..2 {
             let mut needs = FactRequest::default();
             for attached in &tool.governed_by {
-                let ask = PolicyInput::new(
+                let input = PolicyInput::new(
                     call_state.id,
                     &call.key,
                     &tool.spec,
                     arguments,
                     &call_state.facts,
                 );
-                let asked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-                    attached.policy.request_facts(&ask, &mut needs)
+                let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                    attached.policy.request_facts(&input, &mut needs)
                 }));
                 // A policy in observe mode records its own failure later.
-                if asked.is_err() && attached.policy.mode() == EnforcementMode::Enforce {
+                if outcome.is_err() && attached.policy.mode() == EnforcementMode::Enforce {
                     call_state.rule = Some(attached.policy.name().to_owned());
                     let message = format!(
                         "the policy `{}` panicked, so the call is denied",

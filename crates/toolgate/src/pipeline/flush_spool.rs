@@ -45,13 +45,13 @@ impl Toolgate {
     /// The store is still unavailable, or the spool cannot be read. The rows stay in the spool.
     pub async fn recover_spool(&self) -> Result<usize, StoreError> {
         let spool = &self.0.spool;
-        let came = spool.drain_attempts.load(Ordering::SeqCst);
+        let attempts_before = spool.drain_attempts.load(Ordering::SeqCst);
         // A concurrent task waits until the rows are appended.
         let mut last = spool.drain_lock.lock().await;
         // An attempt that started later and failed also answers for the tasks that waited for it.
         // Otherwise each waiting task would retry in turn.
         if let Some((began, error)) = &*last
-            && *began > came
+            && *began > attempts_before
         {
             return Err(error.clone());
         }
@@ -78,41 +78,41 @@ impl Toolgate {
         let failed = |error: io::Error| {
             StoreError::unavailable(format!("{}: {error}", self.0.spool.path().display()))
         };
-        let taken = self.0.spool.read_rows().map_err(failed)?;
-        self.register_definitions_of(&taken.rows);
+        let spooled = self.0.spool.read_rows().map_err(failed)?;
+        self.register_definitions_of(&spooled.rows);
         // One transaction for many rows, so that waiting calls do not wait for one disk sync per
         // row.
-        let mut unfit = Vec::new();
-        for (n, rows) in taken.rows.chunks(MAX_ROWS_PER_TRANSACTION).enumerate() {
-            unfit.extend(self.0.store.append_all_spooled(rows).await?);
+        let mut rejected = Vec::new();
+        for (n, rows) in spooled.rows.chunks(MAX_ROWS_PER_TRANSACTION).enumerate() {
+            rejected.extend(self.0.store.append_all_spooled(rows).await?);
             self.0.spool.record_stored_rows(n * MAX_ROWS_PER_TRANSACTION + rows.len());
         }
         // A row that the store can never accept must not block the others.
         self.0
             .spool
-            .save_rejected_rows(&taken, &unfit)
-            .and_then(|()| self.0.spool.remove_stored_rows(&taken))
+            .save_rejected_rows(&spooled, &rejected)
+            .and_then(|()| self.0.spool.remove_stored_rows(&spooled))
             .map_err(failed)?;
         // The rows in memory are appended, but unread files may contain further revocations.
-        if let Some(error) = taken.read_error {
+        if let Some(error) = spooled.read_error {
             return Err(failed(error));
         }
         if let Err(error) = self.0.spool.delete_unused_definitions() {
             tracing::debug!(%error, "cannot delete unused agent definitions in the spool");
         }
-        Ok(taken.rows.len().saturating_sub(unfit.len()))
+        Ok(spooled.rows.len().saturating_sub(rejected.len()))
     }
 
     /// Rows of other processes may refer to other configurations. Register their definitions too.
     fn register_definitions_of(&self, rows: &[Arc<Row>]) {
-        let own = |config: &Digest| {
+        let is_own = |config: &Digest| {
             self.0
                 .agents
                 .values()
                 .any(|agent| agent.definition_digest == *config && !agent.definition.is_empty())
         };
         let others: BTreeSet<Digest> =
-            rows.iter().map(|row| row.config).filter(|config| !own(config)).collect();
+            rows.iter().map(|row| row.config).filter(|config| !is_own(config)).collect();
         for config in others {
             if let Some(definition) = self.0.spool.load_definition(config) {
                 self.0.store.register_definition(config, &definition);

@@ -52,7 +52,7 @@ impl SecretValues {
         error.upstream = error
             .upstream
             .take()
-            .map(|said| clean_document(said, &self.0, remove_values_and_short_words));
+            .map(|upstream| clean_document(upstream, &self.0, remove_values_and_short_words));
     }
 
     /// Removes the secrets from the reason of a signal.

@@ -1,12 +1,18 @@
 //! Searches for the next allowed call: the shortest path that the rules leave open to the denied
 //! call, or a tool to hand over to.
 
+mod assumed_effect;
+mod build_step;
+mod invisible_tools;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use jiff::Timestamp;
 use serde_json::{Map, Value};
 
+use self::assumed_effect::{AssumedEffect, apply_assumptions};
+use self::invisible_tools::hide_invisible_tools;
 use crate::agent::{Agent, ToolEntry};
 use crate::call::error::{NextStep, ToolError};
 use crate::call::{CallId, CheckedArguments, SessionKey};
@@ -18,21 +24,12 @@ use crate::pipeline::rejection::Rejection;
 use crate::policy::{
     DecisionFacts, EnforcementMode, FactRequest, Policy, PolicyInput, Prerequisite,
 };
-use crate::session::state::{Evidence, EvidenceOrigin, NamedChange, Revocation, SessionState};
+use crate::session::state::SessionState;
 use crate::store::SessionRequest;
 
 /// Limits of the search: calls considered in total, and calls in one path.
 const MAX_SEARCH_CALLS: u32 = 200;
 const MAX_STEPS: usize = 12;
-
-/// Assumed effect of a step.
-#[derive(Clone)]
-enum AssumedEffect {
-    /// Evidence, and whether the client runs the tool.
-    AddEvidence(Arc<Evidence>, bool),
-    RevokeEvidence(Revocation),
-    SetMark(NamedChange),
-}
 
 /// A call that the caller could make.
 #[derive(Clone)]
@@ -74,20 +71,20 @@ impl Toolgate {
         state: &SessionState,
         call_state: &mut CallState,
     ) -> Rejection {
-        let PolicyDenial { rule, error, denied_by: by, arguments, observed, .. } = denied;
+        let PolicyDenial { rule, error, denied_by, arguments, observed, .. } = denied;
         call_state.rule = Some(rule);
         call_state.facts.observed = observed;
-        let ask = PolicyInput::new(
+        let input = PolicyInput::new(
             call_state.id,
             &call_state.key,
             &tool.spec,
             &arguments,
             &call_state.facts,
         );
-        let remedies = collect_prerequisites(&ask, by.iter().map(AsRef::as_ref));
+        let remedies = collect_prerequisites(&input, denied_by.iter().map(AsRef::as_ref));
         // The denial of the first rule is shown.
-        let error = match by.first() {
-            Some(rule) => hide_invisible_tools(error, &**rule, &ask, agent),
+        let error = match denied_by.first() {
+            Some(rule) => hide_invisible_tools(error, &**rule, &input, agent),
             None => error,
         };
         self.add_next_step(error, &arguments, remedies, agent, tool, state, call_state).await.into()
@@ -167,35 +164,35 @@ impl Toolgate {
         }
         let mut error = self.strip_unreachable_redirects(error, agent, &call_state.key).await;
         let none = Map::new();
-        let asked = arguments.value().as_object().unwrap_or(&none);
+        let denied_arguments = arguments.value().as_object().unwrap_or(&none);
         let search = NextStepSearch {
             toolgate: self,
             agent,
             key: &call_state.key,
             state,
             facts: &call_state.facts,
-            denied_arguments: asked,
+            denied_arguments,
             call_id: call_state.id,
             now: call_state.started,
             calls_considered: AtomicU32::new(0),
         };
         let target = CandidateStep {
             tool: Arc::clone(tool),
-            arguments: asked.clone(),
+            arguments: denied_arguments.clone(),
             is_incomplete: false,
             assumed_effects: Vec::new(),
         };
         let nothing_helps = remedies.as_ref().is_some_and(Vec::is_empty);
-        let way = search
+        let path = search
             .find_path_by_remedies(&target, remedies.unwrap_or_default(), &[], &mut Vec::new())
             .await;
-        let step = match way.and_then(|steps| steps.into_iter().next()) {
+        let step = match path.and_then(|steps| steps.into_iter().next()) {
             Some(step) => Some(step),
             None => search.find_redirect_step(error.redirect_tool.as_deref()).await,
         };
         // Never suggest the very call that was rejected, even if a limit has free capacity by now.
         let is_it = |name: &str, arguments: &Map<String, Value>| {
-            *name == *tool.spec.name && arguments == asked
+            *name == *tool.spec.name && arguments == denied_arguments
         };
         let step = step.filter(|step| !is_it(&step.tool.spec.name, &step.arguments));
         error.next = error.next.filter(|next| {
@@ -244,11 +241,11 @@ impl NextStepSearch<'_> {
         let mut best: Option<Vec<CandidateStep>> = None;
         for remedy in remedies {
             let Some(step) = self.build_step(&remedy) else { continue };
-            let this = (Arc::clone(&step.tool.spec.name), step.arguments.clone());
-            if stack.len() >= MAX_STEPS || stack.contains(&this) {
+            let candidate = (Arc::clone(&step.tool.spec.name), step.arguments.clone());
+            if stack.len() >= MAX_STEPS || stack.contains(&candidate) {
                 continue;
             }
-            stack.push(this);
+            stack.push(candidate);
             let found = self.find_path_through(target, step, assumed, stack).await;
             stack.pop();
             best = match (best, found) {
@@ -316,12 +313,12 @@ impl NextStepSearch<'_> {
         };
         for round in 0..2 {
             let mut needs = FactRequest::default();
-            let ask = PolicyInput::new(self.call_id, self.key, &tool.spec, &arguments, &facts)
+            let input = PolicyInput::new(self.call_id, self.key, &tool.spec, &arguments, &facts)
                 .with_sketch(step.is_incomplete);
-            let asked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-                enforced().for_each(|policy| policy.request_facts(&ask, &mut needs))
+            let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                enforced().for_each(|policy| policy.request_facts(&input, &mut needs))
             }));
-            asked.ok()?;
+            outcome.ok()?;
             if round > 0 {
                 needs.remove_answered(&facts);
             }
@@ -334,7 +331,7 @@ impl NextStepSearch<'_> {
                 break;
             }
         }
-        let ask = PolicyInput::new(self.call_id, self.key, &tool.spec, &arguments, &facts)
+        let input = PolicyInput::new(self.call_id, self.key, &tool.spec, &arguments, &facts)
             .with_sketch(step.is_incomplete);
         let mut charges: Vec<_> = self
             .agent
@@ -343,25 +340,27 @@ impl NextStepSearch<'_> {
             .into_iter()
             .map(|(charge, _)| charge)
             .collect();
-        let mut by = Vec::new();
+        let mut denied_by = Vec::new();
         for policy in enforced() {
-            match evaluate_rule(&*self.toolgate.0.engine, policy, &ask) {
+            match evaluate_rule(&*self.toolgate.0.engine, policy, &input) {
                 RuleVerdict::Allow(terms) | RuleVerdict::Ask(_, terms) => {
                     charges.extend(terms.charges.into_iter().map(|(charge, _)| charge))
                 }
-                // A rule fails on unknown arguments, which is no reason to exclude the step.
+                // The rule may have failed only because arguments are unknown, so the step stays.
                 RuleVerdict::Fault(_) if step.is_incomplete => {}
-                RuleVerdict::Deny(_) | RuleVerdict::Fault(_) => by.push(policy),
+                RuleVerdict::Deny(_) | RuleVerdict::Fault(_) => denied_by.push(policy),
             }
         }
         let room = store.check_charges(&charges).await.ok()?;
         if room.iter().any(Result::is_err) {
             return Some(StepVerdict::Denied(Vec::new()));
         }
-        Some(if by.is_empty() {
+        Some(if denied_by.is_empty() {
             StepVerdict::Admitted
         } else {
-            StepVerdict::Denied(collect_prerequisites(&ask, by.into_iter()).unwrap_or_default())
+            StepVerdict::Denied(
+                collect_prerequisites(&input, denied_by.into_iter()).unwrap_or_default(),
+            )
         })
     }
 
@@ -370,7 +369,7 @@ impl NextStepSearch<'_> {
     async fn has_earlier_call(&self, tool: &ToolEntry, arguments: &CheckedArguments) -> bool {
         let digest = self.toolgate.0.redactor.key_digest(arguments.digest());
         let recall: Vec<_> = once_key(self.key, tool, digest).into_iter().collect();
-        let look = SessionRequest {
+        let request = SessionRequest {
             key: self.key,
             digest,
             dedup_keys: &recall,
@@ -381,92 +380,9 @@ impl NextStepSearch<'_> {
         self.toolgate
             .0
             .store
-            .inspect_session(look)
+            .inspect_session(request)
             .await
             .map_or(true, |snapshot| snapshot.prior_call.is_some())
-    }
-
-    /// Turns a remedy into a call and fills in the known arguments.
-    fn build_step(&self, remedy: &Prerequisite) -> Option<CandidateStep> {
-        let tool = Arc::clone(self.agent.tools.get(&remedy.tool)?);
-        let schema = tool.spec.input_schema();
-        let properties =
-            schema.and_then(|schema| schema.get("properties")).and_then(Value::as_object);
-        let takes = |name: &str| properties.is_some_and(|properties| properties.contains_key(name));
-        let mut arguments = remedy.arguments.clone();
-        if let Some((entity, value)) = &remedy.about
-            && let Some((_, path)) = tool.spec.entities.iter().find(|(name, _)| name == entity)
-            && let [name] = path.parts()
-            && takes(name)
-        {
-            arguments.insert(name.clone(), value.clone());
-            // The tool does not accept this entity, so it yields no evidence about it.
-            if !accepts_argument(&tool, &arguments, name) {
-                return None;
-            }
-        }
-        let required: Vec<&str> = schema
-            .and_then(|s| s.get("required"))
-            .and_then(Value::as_array)
-            .into_iter()
-            .flatten()
-            .filter_map(Value::as_str)
-            .collect();
-        let entities = tool
-            .spec
-            .entities
-            .iter()
-            .filter_map(|(_, path)| path.parts().first())
-            .map(String::as_str)
-            .filter(|name| takes(name));
-        for name in required.iter().copied().chain(entities) {
-            if arguments.contains_key(name) {
-                continue;
-            }
-            let Some(value) = self.denied_arguments.get(name).or_else(|| self.evidence_value(name))
-            else {
-                continue;
-            };
-            // A value with the right name and the wrong type is another value.
-            let mut with = arguments.clone();
-            with.insert(name.to_owned(), value.clone());
-            if accepts_argument(&tool, &with, name) {
-                arguments = with;
-            }
-        }
-        let sketch = required.iter().any(|name| !arguments.contains_key(*name));
-        let comes_to = assumed_effects_of(remedy, &tool, &arguments, self.now);
-        Some(CandidateStep { tool, arguments, is_incomplete: sketch, assumed_effects: comes_to })
-    }
-
-    /// Returns the value of this name from the known evidence.
-    fn evidence_value(&self, name: &str) -> Option<&Value> {
-        let said: Vec<(&Evidence, &Value)> = self
-            .facts
-            .evidence
-            .iter()
-            .filter_map(|(_, proof)| {
-                let proof = proof.as_deref()?;
-                let entity = proof
-                    .entities
-                    .iter()
-                    .find(|(entity, _)| **entity == *name)
-                    .map(|(_, value)| value);
-                Some((proof, entity.or_else(|| proof.fields.get(format!("/{name}")))?))
-            })
-            .collect();
-        // Evidence about the same entity has precedence. Other evidence counts only if all of it
-        // agrees.
-        let is_about = |proof: &Evidence| {
-            proof
-                .entities
-                .iter()
-                .any(|(entity, value)| self.denied_arguments.get(&**entity) == Some(value))
-        };
-        let about =
-            said.iter().filter(|(proof, _)| is_about(proof)).max_by_key(|(proof, _)| proof.at);
-        let (_, first) = about.or_else(|| said.first())?;
-        (about.is_some() || said.iter().all(|(_, value)| value == first)).then_some(*first)
     }
 
     /// Formats a step for the model, without secrets.
@@ -491,154 +407,18 @@ impl NextStepSearch<'_> {
     }
 }
 
-/// Reports whether the tool accepts the value of this argument. Missing values in it may still be
-/// added.
-fn accepts_argument(tool: &ToolEntry, arguments: &Map<String, Value>, name: &str) -> bool {
-    let Some(schema) = &tool.input else { return true };
-    let Err(invalid) = schema.check(&tool.spec.name, &Value::Object(arguments.clone())) else {
-        return true;
-    };
-    let place = toolgate_json::Pointer::from_parts(vec![name.to_owned()]).to_string();
-    let is_it = |path: &str| {
-        path.strip_prefix(&place).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
-    };
-    !invalid.errors.iter().any(|error| is_it(&error.path) && error.got != "nothing")
-}
-
-/// Returns the tools that a rule requires to succeed first: one of each group.
-fn required_tools(rule: &dyn Policy, ask: &PolicyInput<'_>) -> Vec<Vec<String>> {
-    let groups = || {
-        let after: Vec<Vec<String>> = rule
-            .static_summary(ask.tool)
-            .prerequisites
-            .into_iter()
-            .map(|(_, group)| group.into_iter().map(str::to_owned).collect())
-            .collect();
-        // Requirements of specific calls are not part of the static summary.
-        if after.is_empty() {
-            let remedies = rule.suggest_prerequisites(ask).unwrap_or_default();
-            return vec![remedies.into_iter().map(|remedy| remedy.tool.to_string()).collect()];
-        }
-        after
-    };
-    std::panic::catch_unwind(std::panic::AssertUnwindSafe(groups)).unwrap_or_default()
-}
-
-/// Removes tools that the caller cannot see from a denial that says which tools must come first.
-///
-/// Calling such a tool would fail with `unknown_tool`.
-fn hide_invisible_tools(
-    mut error: ToolError,
-    rule: &dyn Policy,
-    ask: &PolicyInput<'_>,
-    agent: &Agent,
-) -> ToolError {
-    let is_seen = |tool: &String| {
-        agent.tools.get(tool.as_str()).is_none_or(|tool| tool.is_visible_to(&ask.key.principal))
-    };
-    // The names are masked like secrets are: wherever they occur as words, however the message is
-    // worded.
-    let is_name_character = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
-    let names = |message: &str, tool: &str| {
-        message.split(|c| !is_name_character(c)).any(|word| word == tool)
-    };
-    let mut groups = required_tools(rule, ask);
-    groups.retain(|group| group.iter().any(|tool| names(&error.message, tool)));
-    if !groups.iter().flatten().any(|tool| !is_seen(tool) && names(&error.message, tool)) {
-        return error;
-    }
-    groups.iter_mut().for_each(|group| group.retain(is_seen));
-    let one_of = |group: &Vec<String>| {
-        group.iter().map(|tool| format!("`{tool}`")).collect::<Vec<_>>().join(" or ")
-    };
-    error.message = if groups.iter().any(Vec::is_empty) {
-        "a step that this caller cannot take must come first; tell the user".to_owned()
-    } else {
-        format!(
-            "{} must have succeeded first in this session",
-            groups.iter().map(one_of).collect::<Vec<_>>().join(" and ")
-        )
-    };
-    error
-}
-
 /// Returns the remedies for the first denial. Empty if some denial has no remedy, `None` if some
 /// rule does not know.
 fn collect_prerequisites<'p>(
-    ask: &PolicyInput<'_>,
+    input: &PolicyInput<'_>,
     deniers: impl Iterator<Item = &'p dyn Policy>,
 ) -> Option<Vec<Prerequisite>> {
     let remedies = |policy: &dyn Policy| {
-        std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| policy.suggest_prerequisites(ask)))
-            .unwrap_or_default()
+        std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            policy.suggest_prerequisites(input)
+        }))
+        .unwrap_or_default()
     };
     let all: Vec<Vec<Prerequisite>> = deniers.map(remedies).collect::<Option<_>>()?;
     if all.iter().any(Vec::is_empty) { Some(Vec::new()) } else { all.into_iter().next() }
-}
-
-/// Returns the assumed effects of a step that succeeds.
-fn assumed_effects_of(
-    remedy: &Prerequisite,
-    tool: &ToolEntry,
-    arguments: &Map<String, Value>,
-    now: Timestamp,
-) -> Vec<AssumedEffect> {
-    let arguments = Value::Object(arguments.clone());
-    let mut entities: Vec<(Arc<str>, Value)> = remedy.about.iter().cloned().collect();
-    for (name, path) in &tool.spec.entities {
-        if let Some(value) = path.get(&arguments)
-            && !entities.iter().any(|(known, _)| known == name)
-        {
-            entities.push((Arc::clone(name), value.clone()));
-        }
-    }
-    let revoked = tool.spec.revokes.iter().map(|(of, entity)| {
-        let about = entity
-            .as_ref()
-            .and_then(|entity| entities.iter().find(|(name, _)| name == entity).cloned());
-        AssumedEffect::RevokeEvidence(Revocation { tool: Arc::clone(of), about })
-    });
-    let mut all: Vec<AssumedEffect> = revoked.collect();
-    let proof = Evidence {
-        tool: Arc::clone(&tool.spec.name),
-        entities,
-        fields: Value::Null,
-        at: now,
-        origin: EvidenceOrigin::Assumed,
-        stamp: 0,
-    };
-    all.push(AssumedEffect::AddEvidence(Arc::new(proof), tool.spec.is_external()));
-    all.extend(remedy.marks.iter().cloned().map(AssumedEffect::SetMark));
-    all
-}
-
-/// Applies assumed effects to the facts.
-fn apply_assumptions(facts: &mut DecisionFacts, assumed: &[AssumedEffect]) {
-    for assumed in assumed {
-        match assumed {
-            AssumedEffect::AddEvidence(proof, reported) => {
-                let keys: Vec<_> = proof.keys_for_reported(*reported).collect();
-                for (_, found) in facts.evidence.iter_mut().filter(|(key, _)| keys.contains(key)) {
-                    *found = Some(Arc::clone(proof));
-                }
-            }
-            AssumedEffect::RevokeEvidence(revoked) => {
-                for (_, found) in
-                    facts.evidence.iter_mut().filter(|(key, _)| key.tool == revoked.tool)
-                {
-                    let about = |proof: &Arc<Evidence>| {
-                        revoked.about.as_ref().is_none_or(|about| proof.entities.contains(about))
-                    };
-                    if found.as_ref().is_some_and(about) {
-                        *found = None;
-                    }
-                }
-            }
-            AssumedEffect::SetMark((name, value)) => {
-                if let Some(mark) = facts.marks.get_mut(&**name) {
-                    mark.clone_from(value);
-                }
-            }
-        }
-    }
 }

@@ -47,7 +47,7 @@ fn entity_ids<'a>(
 pub(crate) fn intended_writes(
     agent: &Agent,
     spec: &ToolSpec,
-    given: &Value,
+    arguments: &Value,
 ) -> (Option<Box<ProvenanceUpdate>>, Vec<String>) {
     if agent.tracked_sources.is_none() {
         return (None, Vec::new());
@@ -55,13 +55,13 @@ pub(crate) fn intended_writes(
     // An entity that only the result names is recorded at the commit.
     let named = |(name, path): &(Arc<str>, toolgate_json::Pointer)| {
         let values: Vec<&Value> =
-            path.get_all(given).into_iter().filter(|value| !value.is_null()).collect();
+            path.get_all(arguments).into_iter().filter(|value| !value.is_null()).collect();
         if values.is_empty() { Vec::new() } else { TaintCarrier::entities(name, values) }
     };
-    let mut seen = ProvenanceUpdate::new(&agent.name);
-    seen.record_written(given, &|place, name| is_declared(spec, place, name));
+    let mut update = ProvenanceUpdate::new(&agent.name);
+    update.record_written(arguments, &|place, name| is_declared(spec, place, name));
     (
-        Some(Box::new(seen)),
+        Some(Box::new(update)),
         TaintCarrier::collect_write_keys(&agent.name, storing_entities(spec).flat_map(named)),
     )
 }
@@ -76,8 +76,8 @@ pub(crate) struct MismatchedRun {
 
 impl MismatchedRun {
     pub(crate) fn new(ran: Option<&CheckedArguments>, result: &Result<Value, Failure>) -> Self {
-        let said = result.as_ref().map_or_else(Failure::model_visible_text, Value::clone);
-        Self { arguments: ran.map(|ran| ran.value().clone()), result: said }
+        let text = result.as_ref().map_or_else(Failure::model_visible_text, Value::clone);
+        Self { arguments: ran.map(|ran| ran.value().clone()), result: text }
     }
 
     /// Returns the entities that the run has read.
@@ -97,42 +97,44 @@ impl MismatchedRun {
 pub(crate) fn unadmitted_provenance(
     agent: &Agent,
     tool: &ToolEntry,
-    otherwise: &MismatchedRun,
-    could: bool,
+    mismatch: &MismatchedRun,
+    could_be_admitted: bool,
 ) -> Option<Box<ProvenanceUpdate>> {
     agent.tracked_sources.as_ref()?;
-    let mut seen = ProvenanceUpdate::new(&agent.name);
-    seen.record_reads(otherwise.sources(&tool.spec));
-    let ran = otherwise.arguments.as_ref();
+    let mut update = ProvenanceUpdate::new(&agent.name);
+    update.record_reads(mismatch.sources(&tool.spec));
+    let ran = mismatch.arguments.as_ref();
     match ran {
-        Some(ran) => seen.record_written(ran, &|place, name| is_declared(&tool.spec, place, name)),
-        None => seen.mark_incomplete(),
+        Some(ran) => {
+            update.record_written(ran, &|place, name| is_declared(&tool.spec, place, name))
+        }
+        None => update.mark_incomplete(),
     }
-    if tool.spec.untrusted || seen.has_read() {
-        seen.record_untrusted(&otherwise.result, tool.spec.untrusted);
+    if tool.spec.untrusted || update.has_read() {
+        update.record_untrusted(&mismatch.result, tool.spec.untrusted);
     }
-    if could && tool.spec.external {
-        let fits = ran.filter(|ran| tool.accepts_arguments(ran));
-        let named = entity_ids(&tool.spec, fits)
+    if could_be_admitted && tool.spec.external {
+        let valid = ran.filter(|ran| tool.accepts_arguments(ran));
+        let named = entity_ids(&tool.spec, valid)
             .filter_map(|(name, value)| Some(TaintCarrier::entities(name, [value?])));
-        seen.record_carrier_writes(named.flatten(), false);
+        update.record_carrier_writes(named.flatten(), false);
     }
-    Some(Box::new(seen))
+    Some(Box::new(update))
 }
 
 /// Records a reported run of a tool that no longer exists. Its result is untrusted.
 pub(crate) fn unknown_tool_provenance(
     agent: &Agent,
-    otherwise: &MismatchedRun,
+    mismatch: &MismatchedRun,
 ) -> Option<Box<ProvenanceUpdate>> {
     agent.tracked_sources.as_ref()?;
-    let mut seen = ProvenanceUpdate::new(&agent.name);
-    match &otherwise.arguments {
-        Some(ran) => seen.record_written(ran, &|_, _| false),
-        None => seen.mark_incomplete(),
+    let mut update = ProvenanceUpdate::new(&agent.name);
+    match &mismatch.arguments {
+        Some(ran) => update.record_written(ran, &|_, _| false),
+        None => update.mark_incomplete(),
     }
-    seen.record_untrusted(&otherwise.result, true);
-    Some(Box::new(seen))
+    update.record_untrusted(&mismatch.result, true);
+    Some(Box::new(update))
 }
 
 /// Records the values that a call has written and read.
@@ -140,53 +142,56 @@ pub(crate) fn unknown_tool_provenance(
 /// The model also reads the error of an untrusted tool, so errors count.
 pub(crate) fn call_provenance(
     admitted: &AdmittedCall,
-    (outcome, whole): (&Outcome, Option<&Value>),
-    settle: ClaimResolution,
+    (outcome, untruncated): (&Outcome, Option<&Value>),
+    resolution: ClaimResolution,
     txn: &CallTransaction,
 ) -> Option<Box<ProvenanceUpdate>> {
     let sources = admitted.agent.tracked_sources.as_ref()?;
     let spec = &admitted.authorization.tool().spec;
-    let given = admitted.authorization.arguments().value();
+    let arguments = admitted.authorization.arguments().value();
     let declared = |place: &str, name: &str| is_declared(spec, place, name);
-    let mut seen = ProvenanceUpdate::new(&admitted.agent.name);
-    let mut answer = model_visible_text(outcome, whole);
-    let result = whole.or_else(|| outcome.success().map(|output| &output.value));
+    let mut update = ProvenanceUpdate::new(&admitted.agent.name);
+    let mut answer = model_visible_text(outcome, untruncated);
+    let result = untruncated.or_else(|| outcome.success().map(|output| &output.value));
     let entity = |(name, path): &(Arc<str>, toolgate_json::Pointer)| {
-        let given =
-            path.get_all(given).into_iter().filter(|value| !value.is_null()).collect::<Vec<_>>();
-        let named = if given.is_empty() {
+        let arguments = path
+            .get_all(arguments)
+            .into_iter()
+            .filter(|value| !value.is_null())
+            .collect::<Vec<_>>();
+        let named = if arguments.is_empty() {
             result.map(|result| path.get_all(result)).unwrap_or_default()
         } else {
-            given
+            arguments
         };
         TaintCarrier::entities(name, named)
     };
-    let files = |wanted: fn(&FileAccess) -> Option<&String>| {
-        txn.observations.iter().filter_map(wanted).cloned().map(TaintCarrier::File)
+    let files = |path_of: fn(&FileAccess) -> Option<&String>| {
+        txn.observations.iter().filter_map(path_of).cloned().map(TaintCarrier::File)
     };
-    seen.record_reads(files(|seen| {
-        if let FileAccess::Read(path, _) | FileAccess::Listed(path) = seen {
+    update.record_reads(files(|access| {
+        if let FileAccess::Read(path, _) | FileAccess::Listed(path) = access {
             Some(path)
         } else {
             None
         }
     }));
-    seen.record_reads(spec.entities.iter().flat_map(entity));
-    if let Some(otherwise) = &admitted.mismatched_run {
-        seen.record_reads(otherwise.sources(spec));
-        answer = serde_json::json!([answer, otherwise.result]);
+    update.record_reads(spec.entities.iter().flat_map(entity));
+    if let Some(mismatch) = &admitted.mismatched_run {
+        update.record_reads(mismatch.sources(spec));
+        answer = serde_json::json!([answer, mismatch.result]);
     }
     // A call that provably did not run has written nothing.
-    if settle != ClaimResolution::Released {
-        let kept = matches!(outcome, Outcome::Success(_));
-        seen.record_carrier_writes(
-            files(|seen| if let FileAccess::Wrote(path, _) = seen { Some(path) } else { None }),
-            kept,
+    if resolution != ClaimResolution::Released {
+        let is_kept = matches!(outcome, Outcome::Success(_));
+        update.record_carrier_writes(
+            files(|access| if let FileAccess::Wrote(path, _) = access { Some(path) } else { None }),
+            is_kept,
         );
-        seen.record_carrier_writes(storing_entities(spec).flat_map(entity), kept);
+        update.record_carrier_writes(storing_entities(spec).flat_map(entity), is_kept);
     }
-    if spec.untrusted || seen.has_read() {
-        seen.record_untrusted(&answer, spec.untrusted);
+    if spec.untrusted || update.has_read() {
+        update.record_untrusted(&answer, spec.untrusted);
     }
     if sources.contains(spec.name()) && matches!(outcome, Outcome::Success(_)) {
         let source = if admitted.is_reported {
@@ -194,29 +199,29 @@ pub(crate) fn call_provenance(
         } else {
             Arc::clone(&spec.name)
         };
-        seen.record_trusted(source, &answer, given, &declared);
+        update.record_trusted(source, &answer, arguments, &declared);
     }
-    seen.record_written(given, &declared);
+    update.record_written(arguments, &declared);
     if let Some(MismatchedRun { arguments: ran, .. }) = &admitted.mismatched_run {
         // If the target entity is unknown, it may be any of them.
-        seen.record_carrier_writes(
+        update.record_carrier_writes(
             entity_ids(spec, ran.as_ref())
                 .flat_map(|(name, value)| TaintCarrier::entities(name, value)),
             false,
         );
         match ran {
-            Some(ran) => seen.record_written(ran, &declared),
-            None => seen.mark_incomplete(),
+            Some(ran) => update.record_written(ran, &declared),
+            None => update.mark_incomplete(),
         }
     }
-    Some(Box::new(seen))
+    Some(Box::new(update))
 }
 
 /// Returns everything that the model reads of an outcome.
-pub(crate) fn model_visible_text(outcome: &Outcome, whole: Option<&Value>) -> Value {
+pub(crate) fn model_visible_text(outcome: &Outcome, untruncated: Option<&Value>) -> Value {
     match outcome {
         Outcome::Success(output) => {
-            serde_json::json!([whole.unwrap_or(&output.value), output.message])
+            serde_json::json!([untruncated.unwrap_or(&output.value), output.message])
         }
         Outcome::Error(error) => serde_json::json!([error.message, error.upstream, error.errors]),
         Outcome::Signal(signal) => serde_json::json!([signal]),

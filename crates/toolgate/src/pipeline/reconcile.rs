@@ -35,32 +35,32 @@ impl Toolgate {
         self.reconcile_matching(|_| true).await
     }
 
-    /// Reconciles the pending calls for which `wanted` returns true.
+    /// Reconciles the pending calls for which `filter` returns true.
     ///
     /// # Errors
     /// As for [`Toolgate::reconcile`].
     pub async fn reconcile_matching(
         &self,
-        mut wanted: impl FnMut(&ClaimRecord) -> bool,
+        mut filter: impl FnMut(&ClaimRecord) -> bool,
     ) -> Result<Vec<(CallId, ReconcileOutcome)>, StoreError> {
         let mut found = Vec::new();
-        for intent in self.pending_calls().await?.into_iter().filter(|intent| wanted(intent)) {
-            let call = intent.call;
-            found.push((call, self.reconcile_one(intent).await?));
+        for claim in self.pending_calls().await?.into_iter().filter(|claim| filter(claim)) {
+            let call = claim.call;
+            found.push((call, self.reconcile_one(claim).await?));
         }
         Ok(found)
     }
 
-    async fn reconcile_one(&self, intent: ClaimRecord) -> Result<ReconcileOutcome, StoreError> {
+    async fn reconcile_one(&self, claim: ClaimRecord) -> Result<ReconcileOutcome, StoreError> {
         let tool =
-            self.0.agents.get(&intent.key.agent).and_then(|agent| agent.tools.get(&intent.tool));
+            self.0.agents.get(&claim.key.agent).and_then(|agent| agent.tools.get(&claim.tool));
         let Some(reconcile) = tool.and_then(|tool| tool.spec.reconcile.as_ref()) else {
             return Ok(ReconcileOutcome::Unknown(format!(
                 "`{}` declares no `reconcile` tool",
-                intent.tool
+                claim.tool
             )));
         };
-        let Some(arguments) = self.recorded_arguments(&intent).await? else {
+        let Some(arguments) = self.recorded_arguments(&claim).await? else {
             return Ok(ReconcileOutcome::Unknown(
                 "the arguments of the call are not recorded".to_owned(),
             ));
@@ -73,7 +73,7 @@ impl Toolgate {
         // loop.
         let key = SessionKey {
             session: format!("reconcile-{}", CallId::generate()).into(),
-            ..intent.key.clone()
+            ..claim.key.clone()
         };
         let answer = self.call(Call::new(key, reconcile.tool.to_string(), question)).await;
         let result = match answer.outcome {
@@ -92,7 +92,7 @@ impl Toolgate {
             }
         };
         let by = format!("`{}` ({})", reconcile.tool, answer.call);
-        let (happened, said) = match reconcile.interpret_result(&result) {
+        let (happened, outcome) = match reconcile.interpret_result(&result) {
             Some(true) => {
                 let message = format!(
                     "The call had already taken effect, according to `{}`.",
@@ -114,8 +114,8 @@ impl Toolgate {
                 )));
             }
         };
-        match self.settle_pending(intent.call, happened, &by).await? {
-            true => Ok(said),
+        match self.settle_pending(claim.call, happened, &by).await? {
+            true => Ok(outcome),
             false => Ok(ReconcileOutcome::Unknown(
                 "the call was settled by another process in the meantime".to_owned(),
             )),
@@ -125,12 +125,12 @@ impl Toolgate {
     /// Returns the arguments of the call, without its secrets.
     async fn recorded_arguments(
         &self,
-        intent: &ClaimRecord,
+        claim: &ClaimRecord,
     ) -> Result<Option<Arc<Value>>, StoreError> {
-        if let Some(row) = &intent.row {
+        if let Some(row) = &claim.row {
             return Ok(Some(Arc::clone(&row.arguments)));
         }
-        let rows = self.0.store.rows(&intent.key).await?;
-        Ok(rows.iter().find(|row| row.call == intent.call).map(|row| Arc::clone(&row.arguments)))
+        let rows = self.0.store.rows(&claim.key).await?;
+        Ok(rows.iter().find(|row| row.call == claim.call).map(|row| Arc::clone(&row.arguments)))
     }
 }

@@ -44,13 +44,13 @@ impl Toolgate {
         charges: &[Charge],
         call_state: &CallState,
     ) -> Arc<Row> {
-        let (effects, so) = if effect {
+        let (effects, note) = if effect {
             (CallEffects::Unknown, "it may have taken effect")
         } else {
             (CallEffects::None, "it only reads")
         };
         let message = format!(
-            "call abandoned: the process ended or timed out before reporting a result; {so}"
+            "call abandoned: the process ended or timed out before reporting a result; {note}"
         );
         let error = ToolError::from_code(error_code::ABANDONED, message).with_effects(effects);
         let end = (Decision::Failed, Gate::Run, effects);

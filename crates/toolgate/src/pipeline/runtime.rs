@@ -74,10 +74,11 @@ impl Toolgate {
         let call = Arc::new(call);
         let call_state = CallState::start(self, &call, None);
         let (id, span) = (call_state.id, call_state.span.clone());
-        let hang_up = call_state.cancel.clone().drop_guard();
+        let cancel_guard = call_state.cancel.clone().drop_guard();
         let gate = self.clone();
-        let asked = Arc::clone(&call);
-        let path = async move { gate.run_pipeline(&asked, call_state).await }.instrument(span);
+        let shared_call = Arc::clone(&call);
+        let path =
+            async move { gate.run_pipeline(&shared_call, call_state).await }.instrument(span);
         let ended = if self.is_read(&call) {
             SpawnOnDrop::new(path).await
         } else {
@@ -86,7 +87,7 @@ impl Toolgate {
         match ended {
             Some(answer) => {
                 // The caller is still there, so background work that the tool started may continue.
-                hang_up.disarm();
+                cancel_guard.disarm();
                 answer
             }
             None => Box::pin(self.record_internal_error(&call, id)).await,
@@ -184,8 +185,9 @@ impl Toolgate {
         self.0.store.set_pause(target, None).await
     }
 
-    /// Returns the error for a request that is not a call (a prompt, a resource), if the agent,
-    /// principal or session is paused or if the store is unavailable.
+    /// Returns the error for a request that is not a call, such as a prompt or a resource.
+    ///
+    /// Returns `None` if nothing is paused that the request needs, and the store is available.
     pub async fn paused_error(&self, key: &SessionKey) -> Option<ToolError> {
         if !self.0.store.may_be_paused() {
             return None;
@@ -242,22 +244,21 @@ impl Toolgate {
         happened: Option<Outcome>,
         by: &str,
     ) -> Result<bool, StoreError> {
-        let Some(intent) =
-            self.pending_calls().await?.into_iter().find(|intent| intent.call == call)
+        let Some(claim) = self.pending_calls().await?.into_iter().find(|claim| claim.call == call)
         else {
             return Ok(false);
         };
-        let (settle, outcome) = match happened {
+        let (resolution, outcome) = match happened {
             Some(outcome) => (ClaimResolution::Done, outcome),
             None => (ClaimResolution::Released, ClaimResolution::no_effect_outcome()),
         };
         let tool =
-            self.0.agents.get(&intent.key.agent).and_then(|agent| agent.tools.get(&intent.tool));
+            self.0.agents.get(&claim.key.agent).and_then(|agent| agent.tools.get(&claim.tool));
         let shown = self
             .0
             .redactor
             .redact_outcome(outcome.clone(), tool.map(|tool| tool.secrets.as_slice()));
-        self.0.store.settle_claim(call, settle, outcome, shown, by).await
+        self.0.store.settle_claim(call, resolution, outcome, shown, by).await
     }
 
     pub(crate) fn now(&self) -> jiff::Timestamp {
@@ -267,8 +268,8 @@ impl Toolgate {
     pub(crate) fn publish_event(&self, event: &Event) {
         for listener in &self.0.listeners {
             // A panic in a listener must not affect the call.
-            let heard = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| listener(event)));
-            if heard.is_err() {
+            let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| listener(event)));
+            if result.is_err() {
                 tracing::error!("event listener panicked");
             }
         }
@@ -334,8 +335,8 @@ impl ToolgateBuilder {
 
     /// Sets how long an approval can be answered and used. Default: 15 min.
     #[must_use]
-    pub const fn approval_ttl(mut self, life: Duration) -> Self {
-        self.approval_ttl = life;
+    pub const fn approval_ttl(mut self, ttl: Duration) -> Self {
+        self.approval_ttl = ttl;
         self
     }
 

@@ -103,14 +103,14 @@ impl Backtest {
     /// Starts a backtest. For the digest of a configuration, `agents` returns the recorded agent
     /// and the agent under test, or an error.
     pub fn new(agents: impl FnMut(Digest) -> Result<(Agent, Agent), String> + 'static) -> Self {
-        let play = || BacktestRun {
+        let new_run = || BacktestRun {
             store: Arc::new(RecordedStore::with_memory()),
             by_config: HashMap::new(),
             open_calls: HashMap::new(),
         };
         Self {
-            recorded: play(),
-            candidate: play(),
+            recorded: new_run(),
+            candidate: new_run(),
             load_agents: Box::new(agents),
             unknown_configs: HashMap::new(),
             counterfactual: HashSet::new(),
@@ -155,8 +155,8 @@ impl Backtest {
                 }
                 CallBoundary::End(seq) => {
                     let row = fetch(seq)?;
-                    for play in [&mut self.recorded, &mut self.candidate] {
-                        play.end_call(&row).await;
+                    for run in [&mut self.recorded, &mut self.candidate] {
+                        run.end_call(&row).await;
                     }
                 }
             }
@@ -250,11 +250,11 @@ impl Backtest {
 ///
 /// For a call that a person denied, the rules first decide whether a person is asked at all.
 fn backtest_circumstance_of(was: &AdmissionDecision, row: &Row) -> Option<String> {
-    let asked = matches!(was, AdmissionDecision::Refused { gate: Gate::Approval, .. })
+    let is_asked = matches!(was, AdmissionDecision::Refused { gate: Gate::Approval, .. })
         && row.digest.is_some();
     let denied =
         row.facts.approval.as_ref().is_some_and(|approval| approval.state == ApprovalState::Denied);
-    circumstance_of(was, row).filter(|_| !(asked && denied))
+    circumstance_of(was, row).filter(|_| !(is_asked && denied))
 }
 
 /// Returns the key without its session: idempotency keys are shared by all sessions of a principal.
@@ -264,9 +264,9 @@ fn without_session(key: &SessionKey) -> SessionKey {
 
 impl BacktestRun {
     fn add_config(&mut self, config: Digest, agent: Agent) -> Result<(), String> {
-        let theatre = ReplayRuntime::new(std::iter::once(Arc::new(agent)), Arc::clone(&self.store))
+        let runtime = ReplayRuntime::new(std::iter::once(Arc::new(agent)), Arc::clone(&self.store))
             .map_err(|e| e.to_string())?;
-        self.by_config.insert(config, theatre);
+        self.by_config.insert(config, runtime);
         Ok(())
     }
 
@@ -275,7 +275,7 @@ impl BacktestRun {
         row: &Row,
         was: &AdmissionDecision,
     ) -> Result<AdmissionDecision, String> {
-        let Some(theatre) = self.by_config.get(&row.config) else {
+        let Some(runtime) = self.by_config.get(&row.config) else {
             return Err("the configuration is unknown".to_owned());
         };
         // A call with effects locks its session, so an open one belongs to the same batch.
@@ -287,36 +287,36 @@ impl BacktestRun {
                     && !spec.external
                     && spec.effect != Effect::Read
             });
-        let taken = before
+        let revoked = before
             .flat_map(|(admitted, call_state)| {
                 admitted.authorization.tool().revoked_evidence(&call_state.arguments, None)
             })
             .collect();
-        let (ruling, open) = match theatre.replay_gates(row, taken).await {
+        let (ruling, open) = match runtime.replay_gates(row, revoked).await {
             ReplayResult::Decided(ruling, open) => (Ok(ruling), open),
             ReplayResult::Unknown(why, open) => (Err(why), open),
         };
         let Some((admitted, call_state)) = open else {
             // A rejected call still counts as progress or repetition for the next one.
-            if let (Ok(AdmissionDecision::Refused { .. }), Some(asked)) =
+            if let (Ok(AdmissionDecision::Refused { .. }), Some(digest)) =
                 (&ruling, self.store.counted_digest())
             {
-                self.store.record_call_end(row, &CallEnd { digest: asked, ..call_end_of(row) });
+                self.store.record_call_end(row, &CallEnd { digest, ..call_end_of(row) });
             }
             return ruling;
         };
-        let moment = backtest_circumstance_of(was, row).is_some();
-        if ruling.is_err() || moment {
+        let is_circumstance = backtest_circumstance_of(was, row).is_some();
+        if ruling.is_err() || is_circumstance {
             // A call that did not run leaves nothing behind. A call that ran and is undecidable is
             // settled with its recorded effects.
-            let effects = if *was == AdmissionDecision::Admitted && !moment {
+            let effects = if *was == AdmissionDecision::Admitted && !is_circumstance {
                 row.effects
             } else {
                 CallEffects::None
             };
             let failure =
                 Failure::business("not_played", "the call is not replayed").effects(effects);
-            let _ = theatre
+            let _ = runtime
                 .toolgate
                 .run_settlement_gates(
                     admitted,
@@ -357,12 +357,12 @@ impl BacktestRun {
         else {
             return;
         };
-        let Some(theatre) = self.by_config.get(&config) else { return };
+        let Some(runtime) = self.by_config.get(&config) else { return };
         let ran = AdmissionDecision::from_row(row) == AdmissionDecision::Admitted;
         admitted.is_reported = row.facts.reported;
-        let otherwise =
+        let is_mismatched =
             row.outcome.error().is_some_and(|error| error.code == error_code::NOT_AS_ADMITTED);
-        admitted.mismatched_run = otherwise
+        admitted.mismatched_run = is_mismatched
             .then(|| MismatchedRun { arguments: row.facts.ran.clone(), result: Value::Null });
         let mut txn = CallTransaction { cost: row.spent, ..CallTransaction::default() };
         let mut empty = false;
@@ -388,8 +388,8 @@ impl BacktestRun {
                 .effects(CallEffects::Done)),
         };
         call_state.facts.watch = MissingFactTracker::default();
-        theatre.store.set_time(row.ended_at());
-        let _ = theatre
+        runtime.store.set_time(row.ended_at());
+        let _ = runtime
             .toolgate
             .run_settlement_gates(
                 admitted,

@@ -42,7 +42,7 @@ impl Replay {
         if !row.is_call() {
             return None;
         }
-        let _one = self.0.call_lock.lock().await;
+        let _lock = self.0.call_lock.lock().await;
         let (call, mut call_state, _) = self.0.prepare_call(row);
         call_state.explain = Some(Box::default());
         Some(with_recorded_results(
@@ -53,7 +53,7 @@ impl Replay {
 }
 
 /// Replaces the predicted results with the recorded ones.
-fn with_recorded_results(again: Explanation, row: &Row) -> Explanation {
+fn with_recorded_results(explanation: Explanation, row: &Row) -> Explanation {
     let was = AdmissionDecision::from_row(row);
     let error = row.outcome.error();
     let refusal = error.filter(|_| matches!(was, AdmissionDecision::Refused { .. }));
@@ -72,9 +72,9 @@ fn with_recorded_results(again: Explanation, row: &Row) -> Explanation {
         (None, Some(_)) => Some(Gate::Recall),
         (Some(_), _) => None,
     };
-    let gates = again.gates.into_iter().map(|note| {
+    let gates = explanation.gates.into_iter().map(|note| {
         let gate = note.gate;
-        let (said, why) = match (stop, refusal) {
+        let (result, why) = match (stop, refusal) {
             (Some(stop), Some(error)) if gate == stop => (
                 if is_asked { GateResult::Ask } else { GateResult::Deny },
                 Some(error.message.clone()),
@@ -85,10 +85,10 @@ fn with_recorded_results(again: Explanation, row: &Row) -> Explanation {
             (None, _) if gate >= Gate::Run => recorded_result(gate, row, error),
             _ => (GateResult::Pass, pass_details(&note, row)),
         };
-        GateExplanation { gate, said, why }
+        GateExplanation { gate, said: result, why }
     });
     let gates = gates.collect();
-    let mut rules = again.rules;
+    let mut rules = explanation.rules;
     // A rule that was not evaluated has no result.
     if refusal.is_some() && (skipped.is_some() || stop.is_some_and(|stop| stop < Gate::Policy)) {
         for note in rules.iter_mut().filter(|note| note.level.is_some()) {
@@ -129,12 +129,12 @@ fn recorded_result(
 fn pass_details(note: &GateExplanation, row: &Row) -> Option<String> {
     match note.gate {
         Gate::Hooks => {
-            let said = row.facts.hooks.iter().map(|fact| {
+            let decisions = row.facts.hooks.iter().map(|fact| {
                 let rewrote = if fact.rewrote { ", and rewrote the arguments" } else { "" };
                 format!("{}: {}{rewrote}", fact.hook, fact.said)
             });
-            let said: Vec<String> = said.collect();
-            (!said.is_empty()).then(|| said.join("; "))
+            let decisions: Vec<String> = decisions.collect();
+            (!decisions.is_empty()).then(|| decisions.join("; "))
         }
         Gate::Approval => {
             let fact =

@@ -3,7 +3,9 @@
 
 mod backtest;
 mod explain_recorded;
+mod recorded_limits;
 mod recorded_store;
+mod replay_agent;
 
 use std::fmt;
 use std::sync::Arc;
@@ -170,7 +172,7 @@ impl Replay {
         if let Some(why) = circumstance_of(&was, row) {
             return ReplayComparison::Circumstance(why);
         }
-        let _one = self.0.call_lock.lock().await;
+        let _lock = self.0.call_lock.lock().await;
         match self.0.replay_gates(row, Vec::new()).await {
             ReplayResult::Unknown(why, _) => ReplayComparison::Undecidable(why),
             ReplayResult::Decided(now, _) if was.is_equivalent(&now) => ReplayComparison::Same,
@@ -216,17 +218,13 @@ const CIRCUMSTANCE_CODES: [&str; 9] = [
 impl ReplayRuntime {
     fn new(
         agents: impl Iterator<Item = Arc<Agent>>,
-        stage: Arc<RecordedStore>,
+        store: Arc<RecordedStore>,
     ) -> std::io::Result<Self> {
-        let mut builder: ToolgateBuilder = Toolgate::builder().store(stage.clone());
+        let mut builder: ToolgateBuilder = Toolgate::builder().store(store.clone());
         builder.agents = agents
-            .map(|agent| (Arc::clone(&agent.name), Arc::new(agent.for_replay(&stage))))
+            .map(|agent| (Arc::clone(&agent.name), Arc::new(agent.for_replay(&store))))
             .collect();
-        Ok(Self {
-            toolgate: builder.build()?,
-            store: stage,
-            call_lock: tokio::sync::Mutex::new(()),
-        })
+        Ok(Self { toolgate: builder.build()?, store, call_lock: tokio::sync::Mutex::new(()) })
     }
 
     /// Prepares the replay of a recorded call and sets the clock to its time.
@@ -262,9 +260,9 @@ impl ReplayRuntime {
         agent.is_some_and(|agent| agent.tools.keys().any(|name| may_match_name(&row.tool, name)))
     }
 
-    /// Runs the gates before the tool for a recorded call. `taken` is the evidence that earlier
+    /// Runs the gates before the tool for a recorded call. `revoked` is the evidence that earlier
     /// calls of the same batch revoke.
-    async fn replay_gates(&self, row: &Row, taken: Vec<Revocation>) -> ReplayResult {
+    async fn replay_gates(&self, row: &Row, revoked: Vec<Revocation>) -> ReplayResult {
         let (call, mut call_state, watch) = self.prepare_call(row);
         // Unparsable or unread arguments and their size are not recorded.
         let unread = row.arguments.is_null() && row.digest.is_none();
@@ -290,7 +288,7 @@ impl ReplayRuntime {
                 None,
             );
         }
-        let planned = self.store.state_without(&row.key, taken).await;
+        let planned = self.store.state_without(&row.key, revoked).await;
         let admitted =
             Box::pin(self.toolgate.run_admission_gates(&call, &mut call_state, planned.as_ref()))
                 .await;

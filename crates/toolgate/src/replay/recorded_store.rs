@@ -8,18 +8,13 @@ use jiff::{SignedDuration, Timestamp};
 use rust_decimal::Decimal;
 use serde_json::Value;
 
-use crate::agent::{Agent, ToolEntry};
 use crate::call::outcome::{CallOutput, Outcome};
 use crate::call::{CallId, SessionKey};
 use crate::clock::{Clock, ManualClock};
-use crate::files::{FileExpectation, FileSystem, FileTransaction, MemoryFs, Resources};
-use crate::hook::{BeforeHookResult, Hook, HookCall, HookDecision, HookDenial, HookError};
 use crate::ledger::row::{Gate, LazyReceipt, Row};
 use crate::limits::{Charge, ChargeError};
-use crate::policy::{
-    CounterReading, DecisionFacts, DedupKeyKind, FactRequest, FileFact, MissingFactTracker,
-    PriorCallFact,
-};
+use crate::policy::{DecisionFacts, DedupKeyKind, FactRequest, MissingFactTracker, PriorCallFact};
+use crate::replay::recorded_limits::{check_recorded_charges, claim_recorded_charges};
 use crate::session::repetition::CallEnd;
 use crate::session::state::{Revocation, SessionEdit, SessionState};
 use crate::store::{
@@ -75,12 +70,12 @@ impl RecordedStore {
     pub(crate) async fn state_without(
         &self,
         key: &SessionKey,
-        taken: Vec<Revocation>,
+        revoked: Vec<Revocation>,
     ) -> Option<SessionState> {
-        let memory = self.memory.as_ref().filter(|_| !taken.is_empty())?;
+        let memory = self.memory.as_ref().filter(|_| !revoked.is_empty())?;
         let (_, state) = memory.snapshot(key).await.ok()?;
         let mut state = (*state).clone();
-        taken.into_iter().for_each(|revoked| state.revoke(revoked));
+        revoked.into_iter().for_each(|revoked| state.revoke(revoked));
         Some(state)
     }
 
@@ -103,11 +98,11 @@ impl RecordedStore {
     }
 
     /// Settles a call whose outcome was found out later.
-    pub(crate) async fn settle_call(&self, call: CallId, settle: ClaimResolution, row: &Row) {
+    pub(crate) async fn settle_call(&self, call: CallId, resolution: ClaimResolution, row: &Row) {
         self.set_time(row.at);
         if let Some(memory) = &self.memory {
             let _ = memory
-                .settle_claim(call, settle, row.outcome.clone(), row.outcome.clone(), "")
+                .settle_claim(call, resolution, row.outcome.clone(), row.outcome.clone(), "")
                 .await;
         }
     }
@@ -118,7 +113,7 @@ impl RecordedStore {
         *crate::lock(&self.counted_digest) = None;
     }
 
-    fn current_row(&self) -> Result<(Arc<Row>, MissingFactTracker), StoreError> {
+    pub(super) fn current_row(&self) -> Result<(Arc<Row>, MissingFactTracker), StoreError> {
         crate::lock(&self.current_row)
             .clone()
             .ok_or_else(|| StoreError::unavailable("no row is being replayed".to_owned()))
@@ -142,12 +137,6 @@ impl RecordedStore {
             answered_by: fact.answered_by.clone(),
         }))
     }
-}
-
-fn find_usage(used: &[CounterReading], charge: &Charge) -> Option<Decimal> {
-    used.iter()
-        .find(|(counter, window, _)| *counter == charge.counter && *window == charge.window)
-        .map(|(.., used)| *used)
 }
 
 #[async_trait]
@@ -179,7 +168,7 @@ impl Store for RecordedStore {
 
     async fn open_session(
         &self,
-        enter: SessionRequest<'_>,
+        request: SessionRequest<'_>,
     ) -> Result<Option<Box<SessionSnapshot>>, StoreError> {
         let (row, watch) = self.current_row()?;
         let recalled =
@@ -195,7 +184,7 @@ impl Store for RecordedStore {
         if let Some(memory) = &self.memory {
             // If the `once` setting of the tool has changed, the row cannot tell the result of the
             // recall. A client's key is recalled under any configuration.
-            if recalled.is_some() && enter.dedup_keys.is_empty() {
+            if recalled.is_some() && request.dedup_keys.is_empty() {
                 watch.record_missing(|| match row.facts.recalled_by {
                     Some(_) => {
                         "the recorded call was replayed, and its tool is not `once` any more"
@@ -205,7 +194,7 @@ impl Store for RecordedStore {
                         .to_owned(),
                 });
             }
-            for key in enter.dedup_keys.iter().filter(|key| key.kind() == DedupKeyKind::Once) {
+            for key in request.dedup_keys.iter().filter(|key| key.kind() == DedupKeyKind::Once) {
                 let mut remembered = crate::lock(&self.remembered_keys);
                 let again = remembered.contains(key);
                 if row.outcome.success().is_some() {
@@ -219,26 +208,26 @@ impl Store for RecordedStore {
                 }
             }
             let named = row.facts.approval.as_ref().is_some_and(|approval| approval.named);
-            let counts = enter.counts_repetition
+            let counts = request.counts_repetition
                 && !named
                 && !matches!(recalled, Some(PriorCall::Settled(_)));
             // The first replayed row of a session records the state before it.
-            if crate::lock(&self.opened_sessions).insert(enter.key.clone())
+            if crate::lock(&self.opened_sessions).insert(request.key.clone())
                 && let (Some(progress), Some(opened)) = (row.facts.progress, row.facts.opened)
             {
                 memory.seed_session(
-                    enter.key,
-                    progress.state_before(enter.digest, row.digest),
+                    request.key,
+                    progress.state_before(request.digest, row.digest),
                     opened,
                 );
             }
-            *crate::lock(&self.counted_digest) = counts.then_some(enter.digest);
+            *crate::lock(&self.counted_digest) = counts.then_some(request.digest);
             let snapshot = memory
                 .open_session(SessionRequest {
                     dedup_keys: &[],
                     lease: None,
                     counts_repetition: counts,
-                    ..enter
+                    ..request
                 })
                 .await?;
             return Ok(snapshot.map(|snapshot| {
@@ -271,9 +260,9 @@ impl Store for RecordedStore {
     }
     async fn inspect_session(
         &self,
-        enter: SessionRequest<'_>,
+        request: SessionRequest<'_>,
     ) -> Result<Box<SessionSnapshot>, StoreError> {
-        self.open_session(enter)
+        self.open_session(request)
             .await?
             .ok_or_else(|| StoreError::unavailable("the session is locked".to_owned()))
     }
@@ -286,27 +275,33 @@ impl Store for RecordedStore {
         facts: &mut DecisionFacts,
     ) -> Result<(), StoreError> {
         let (row, watch) = self.current_row()?;
-        let then = &row.facts;
+        let recorded = &row.facts;
         match &self.memory {
             Some(memory) => {
-                let own = FactRequest { marks: Vec::new(), origins: Vec::new(), ..needs.clone() };
-                memory.load_facts(key, &own, at, facts).await?;
+                let remaining =
+                    FactRequest { marks: Vec::new(), origins: Vec::new(), ..needs.clone() };
+                memory.load_facts(key, &remaining, at, facts).await?;
             }
             None => {
-                for wanted in &needs.evidence {
-                    let found = then.evidence.iter().find(|(known, _)| known == wanted);
+                for evidence_key in &needs.evidence {
+                    let found = recorded.evidence.iter().find(|(known, _)| known == evidence_key);
                     if found.is_none() {
                         watch.record_missing(|| {
-                            format!("evidence of `{}` is needed, but not recorded", wanted.tool)
+                            format!(
+                                "evidence of `{}` is needed, but not recorded",
+                                evidence_key.tool
+                            )
                         });
                     }
                     facts
                         .evidence
-                        .push((wanted.clone(), found.and_then(|(_, proof)| proof.clone())));
+                        .push((evidence_key.clone(), found.and_then(|(_, proof)| proof.clone())));
                 }
                 for (counter, window) in &needs.counters {
-                    let found =
-                        then.counters.iter().find(|(known, w, _)| known == counter && w == window);
+                    let found = recorded
+                        .counters
+                        .iter()
+                        .find(|(known, w, _)| known == counter && w == window);
                     if found.is_none() {
                         watch.record_missing(|| "a counter is needed, but not recorded".to_owned());
                     }
@@ -320,20 +315,20 @@ impl Store for RecordedStore {
         }
         // Only the record contains past files and the provenance of past values.
         for mark in &needs.marks {
-            if !then.marks.contains_key(mark) {
+            if !recorded.marks.contains_key(mark) {
                 watch.record_missing(|| "a policy mark is needed, but not recorded".to_owned());
             }
-            facts.marks.insert(mark.clone(), then.marks.get(mark).cloned().flatten());
+            facts.marks.insert(mark.clone(), recorded.marks.get(mark).cloned().flatten());
         }
         for (place, _) in &needs.origins {
-            if !then.origins.contains_key(place) {
+            if !recorded.origins.contains_key(place) {
                 watch.record_missing(|| {
                     format!("the provenance of the value at `{place}` is needed, but not recorded")
                 });
             }
             facts
                 .origins
-                .insert(place.clone(), then.origins.get(place).cloned().unwrap_or_default());
+                .insert(place.clone(), recorded.origins.get(place).cloned().unwrap_or_default());
         }
         Ok(())
     }
@@ -346,26 +341,7 @@ impl Store for RecordedStore {
         if let Some(memory) = &self.memory {
             return memory.check_charges(charges).await;
         }
-        let one = |charge: &Charge| {
-            let own = charge.counter.starts_with("budget\u{1f}")
-                || charge.counter.starts_with("rate\u{1f}");
-            // Limits of rules are read at the claim and by `explain`.
-            let used = if own {
-                find_usage(&row.facts.budget, charge)
-            } else {
-                find_usage(&row.facts.claimed, charge)
-            };
-            if used.is_none() && own {
-                watch.record_missing(|| "a budget is needed, but not recorded".to_owned());
-            }
-            let used = used.unwrap_or_default();
-            if charge.fits_within(used) {
-                Ok(used)
-            } else {
-                Err(ChargeError { used, retry_after: None })
-            }
-        };
-        Ok(charges.iter().map(one).collect())
+        Ok(check_recorded_charges(&row, &watch, charges))
     }
 
     async fn claim(
@@ -402,36 +378,15 @@ impl Store for RecordedStore {
                 .claim(ClaimRequest { record, lease_ttl, approval: None, ..request })
                 .await;
         }
-        let charges = request.charges;
-        let mut all = Vec::with_capacity(charges.len());
-        for (index, charge) in charges.iter().enumerate() {
-            // A call may charge the same counter twice. The charges are recorded in order.
-            let known = row.facts.claimed.get(index..).unwrap_or_default();
-            let used = find_usage(known.get(..1).unwrap_or_default(), charge)
-                .or_else(|| find_usage(&row.facts.claimed, charge));
-            if used.is_none() && charge.cap != Decimal::MAX {
-                watch.record_missing(|| "a limit is needed, but not recorded".to_owned());
-            }
-            let used = used.unwrap_or_default();
-            // The recorded usage includes the earlier charges of this call.
-            if !charge.fits_within(used) {
-                return Ok(Err(ClaimError::LimitExceeded {
-                    index,
-                    error: ChargeError { used, retry_after: None },
-                    used: all,
-                }));
-            }
-            all.push(used);
-        }
-        Ok(Ok(all))
+        Ok(claim_recorded_charges(&row, &watch, request.charges))
     }
 
     async fn commit(
         &self,
-        finish: Box<CommitRequest>,
+        request: Box<CommitRequest>,
     ) -> Result<Result<Option<LazyReceipt>, CommitConflictError>, StoreError> {
         match &self.memory {
-            Some(memory) => memory.commit(finish).await,
+            Some(memory) => memory.commit(request).await,
             None => Ok(Ok(None)),
         }
     }
@@ -501,112 +456,5 @@ impl Store for RecordedStore {
     }
     async fn append_spooled(&self, _: Arc<Row>) -> Result<(), StoreError> {
         Ok(())
-    }
-}
-
-/// A hook that repeats its recorded decision.
-struct ReplayHook {
-    name: String,
-    store: Arc<RecordedStore>,
-}
-
-#[async_trait]
-impl Hook for ReplayHook {
-    fn name(&self) -> &str {
-        &self.name
-    }
-
-    async fn before(&self, _: HookCall<'_>) -> Result<BeforeHookResult, HookError> {
-        let (row, watch) = self.store.current_row().map_err(|e| HookError(e.to_string()))?;
-        let decided = row.gate == Gate::Hooks && row.rule.as_deref() == Some(&self.name);
-        let decision = match row
-            .facts
-            .hooks
-            .iter()
-            .find(|fact| fact.hook == self.name)
-            .map(|fact| fact.said.as_str())
-        {
-            Some("deny") => {
-                let error = row.outcome.error();
-                let code = error.map(|error| error.code.to_string());
-                let category = error.map(|error| error.category);
-                HookDecision::Deny(HookDenial {
-                    code,
-                    category,
-                    ..HookDenial::new("recorded denial")
-                })
-            }
-            Some("ask") => HookDecision::Ask("recorded request for approval".to_owned()),
-            Some(_) if !decided => HookDecision::Allow,
-            _ if decided => return Err(HookError("recorded failure".to_owned())),
-            _ => {
-                watch.record_missing(|| {
-                    format!("the decision of the hook `{}` is not recorded", self.name)
-                });
-                HookDecision::Allow
-            }
-        };
-        Ok(BeforeHookResult { decision, input: None })
-    }
-}
-
-/// File system that answers with the recorded file facts.
-struct ReplayFileSystem(Arc<RecordedStore>);
-
-impl FileSystem for ReplayFileSystem {
-    fn fact(&self, path: &str) -> FileFact {
-        let Ok((row, watch)) = self.0.current_row() else { return FileFact::Absent };
-        let known = |(spelt, _): &(&String, &FileFact)| {
-            crate::files::normalize_path(spelt).is_ok_and(|spelt| spelt == path)
-        };
-        match row.facts.files.iter().find(known) {
-            Some((_, fact)) => fact.clone(),
-            None => {
-                watch.record_missing(|| {
-                    format!(
-                        "the state of the file `{}` is not recorded",
-                        toolgate_text::escape_for_display(path)
-                    )
-                });
-                FileFact::Absent
-            }
-        }
-    }
-    fn begin(&self, call: CallId, expects: Vec<FileExpectation>) -> Box<dyn FileTransaction> {
-        MemoryFs::default().begin(call, expects)
-    }
-}
-
-impl Agent {
-    /// Returns the agent for a replay: results and hook decisions come from the record.
-    pub(crate) fn for_replay(&self, stage: &Arc<RecordedStore>) -> Self {
-        let mut resources = Resources::default();
-        if self.resources.files().is_some() {
-            resources.set_files(Arc::new(ReplayFileSystem(Arc::clone(stage))));
-        }
-        let tools = self.tools.iter().map(|(name, tool)| {
-            let mut spec = tool.spec.clone();
-            spec.normalize.clear();
-            spec.max_output = Some(usize::MAX);
-            let hooks = tool.hooks.iter().map(|hook| {
-                let said: Arc<dyn Hook> =
-                    Arc::new(ReplayHook { name: hook.name().to_owned(), store: Arc::clone(stage) });
-                said
-            });
-            let staged = ToolEntry {
-                spec,
-                handler: None,
-                input: tool.input.clone(),
-                output: None,
-                secrets: tool.secrets.clone(),
-                is_entity_declared: tool.is_entity_declared.clone(),
-                governed_by: tool.governed_by.clone(),
-                observers: tool.observers.clone(),
-                hooks: hooks.collect(),
-                definition_digest: tool.definition_digest,
-            };
-            (Arc::clone(name), Arc::new(staged))
-        });
-        self.with_tools(tools.collect(), resources)
     }
 }

@@ -159,7 +159,7 @@ impl Session {
         self.toolgate.explain(&self.prepare(tool, arguments)).await
     }
 
-    async fn edit_state(&self, alter: SessionEdit) -> Result<(), StoreError> {
+    async fn edit_state(&self, edit: SessionEdit) -> Result<(), StoreError> {
         let store = &self.toolgate.0.store;
         let busy = || {
             StoreError::unavailable(
@@ -171,7 +171,7 @@ impl Session {
         let request = LeaseRequest { is_exclusive: true, timeout, term };
         let lease = store.lease_session(&self.key, request).await?.ok_or_else(busy)?;
         let _hold = SessionHold::new(store, lease);
-        store.edit_session(&self.key, alter).await
+        store.edit_session(&self.key, edit).await
     }
 
     /// Charges the budgets from outside a call, for example with the model's own tokens.

@@ -159,8 +159,8 @@ mod tests {
         for _ in 0..2 {
             progress.count_call(Digest::default(), Timestamp::UNIX_EPOCH, Some(&polling));
         }
-        let told =
+        let delay =
             progress.check("poll", Some(&polling)).err().and_then(|error| error.retry_after_ms);
-        assert_eq!(told, Some(u64::MAX));
+        assert_eq!(delay, Some(u64::MAX));
     }
 }

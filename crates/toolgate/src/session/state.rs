@@ -71,9 +71,9 @@ impl SessionState {
     }
 
     /// Changes the state from outside a call. The stamp always increases.
-    pub(crate) fn apply_edit(&mut self, alter: SessionEdit) {
+    pub(crate) fn apply_edit(&mut self, edit: SessionEdit) {
         let stamp = self.stamp + 1;
-        match alter {
+        match edit {
             // Keep the logs and the provenance: the model cannot forget what it has read.
             SessionEdit::Restore(earlier) => {
                 let (logs, values) =

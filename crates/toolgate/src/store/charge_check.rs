@@ -30,19 +30,22 @@ pub fn check_call_charges<E>(
             .iter()
             .take(index)
             .filter(|c| c.counter == charge.counter && c.window == charge.window);
-        let before = same.fold(Decimal::ZERO, |sum, c| sum.saturating_add(c.amount));
-        match fits(&Charge { amount: charge.amount.saturating_add(before), ..charge.clone() })? {
-            Ok(so_far) => used.push(so_far.saturating_add(before)),
-            Err(over) => return Ok(Err(ClaimError::LimitExceeded { index, error: over, used })),
+        let amount_before = same.fold(Decimal::ZERO, |sum, c| sum.saturating_add(c.amount));
+        match fits(&Charge {
+            amount: charge.amount.saturating_add(amount_before),
+            ..charge.clone()
+        })? {
+            Ok(used_so_far) => used.push(used_so_far.saturating_add(amount_before)),
+            Err(error) => return Ok(Err(ClaimError::LimitExceeded { index, error, used })),
         }
     }
     Ok(Ok(used))
 }
 
 /// Returns the error for a call that repeats an earlier one.
-pub(crate) fn prior_call_error(recalled: &PriorCall) -> ToolError {
+pub(crate) fn prior_call_error(prior_call: &PriorCall) -> ToolError {
     use crate::call::error_code;
-    match recalled {
+    match prior_call {
         PriorCall::Settled(_) => ToolError::from_code(
             error_code::DUPLICATE_CALL,
             "this call was made before and took effect; its result is no longer stored; do not repeat the call",
@@ -61,14 +64,14 @@ pub(crate) fn prior_call_error(recalled: &PriorCall) -> ToolError {
 }
 
 /// Adds the used amount and the waiting time to the error of a limit.
-pub(crate) fn with_limit_details(mut error: ToolError, over: &ChargeError) -> ToolError {
-    if let Some(wait) = over.retry_after.filter(|wait| wait.is_positive()) {
+pub(crate) fn with_limit_details(mut error: ToolError, limit: &ChargeError) -> ToolError {
+    if let Some(wait) = limit.retry_after.filter(|wait| wait.is_positive()) {
         error.retry_after_ms = u64::try_from(wait.as_millis()).ok().map(|ms| ms + 1);
         // The identical call may succeed when the window has moved on.
         error.retryable = true;
     }
-    if over.used > Decimal::ZERO {
-        error.message = format!("{} (used: {})", error.message, over.used.normalize());
+    if limit.used > Decimal::ZERO {
+        error.message = format!("{} (used: {})", error.message, limit.used.normalize());
     }
     error
 }

@@ -17,30 +17,30 @@ pub(crate) struct OpenClaims {
 }
 
 impl OpenClaims {
-    pub(crate) fn insert(&mut self, intent: &ClaimRecord) {
-        self.leases.insert((intent.lease, intent.call));
-        if intent.pass.is_some() || intent.is_run_by_client() {
-            self.deferred.entry(intent.key.clone()).or_default().insert(intent.call);
+    pub(crate) fn insert(&mut self, record: &ClaimRecord) {
+        self.leases.insert((record.lease, record.call));
+        if record.pass.is_some() || record.is_run_by_client() {
+            self.deferred.entry(record.key.clone()).or_default().insert(record.call);
         }
     }
 
     /// Removes an ended claim; if the end is pending, a client may still report the outcome.
-    pub(crate) fn remove(&mut self, intent: &ClaimRecord, pending: bool) {
-        self.leases.remove(&(intent.lease, intent.call));
-        if !pending && let Some(calls) = self.deferred.get_mut(&intent.key) {
-            calls.remove(&intent.call);
+    pub(crate) fn remove(&mut self, record: &ClaimRecord, pending: bool) {
+        self.leases.remove(&(record.lease, record.call));
+        if !pending && let Some(calls) = self.deferred.get_mut(&record.key) {
+            calls.remove(&record.call);
             if calls.is_empty() {
-                self.deferred.remove(&intent.key);
+                self.deferred.remove(&record.key);
             }
         }
     }
 
     /// Changes the end of a lease.
-    pub(crate) fn set_lease(&mut self, intent: &mut ClaimRecord, lease: Timestamp) {
-        if self.leases.remove(&(intent.lease, intent.call)) {
-            self.leases.insert((lease, intent.call));
+    pub(crate) fn set_lease(&mut self, record: &mut ClaimRecord, lease: Timestamp) {
+        if self.leases.remove(&(record.lease, record.call)) {
+            self.leases.insert((lease, record.call));
         }
-        intent.lease = lease;
+        record.lease = lease;
     }
 
     /// Returns the deferred calls of a session, newest first.
@@ -65,7 +65,7 @@ mod tests {
         Timestamp::from_second(second).unwrap()
     }
 
-    fn intent(n: u8) -> ClaimRecord {
+    fn record(n: u8) -> ClaimRecord {
         ClaimRecord {
             call: CallId::from_bytes([n; 16]),
             key: SessionKey::new("a", "alice", "s"),
@@ -86,11 +86,11 @@ mod tests {
 
     #[test]
     fn only_open_claims_are_found() {
-        let (mut open, mut all) = (OpenClaims::default(), [1, 2, 3].map(intent));
-        all.iter().for_each(|intent| open.insert(intent));
+        let (mut open, mut all) = (OpenClaims::default(), [1, 2, 3].map(record));
+        all.iter().for_each(|record| open.insert(record));
         let key = all[0].key.clone();
         assert_eq!(open.deferred_calls(&key), [all[2].call, all[1].call, all[0].call]);
-        assert_eq!(open.expired(at(20)), [all[0].call], "a lease holds until its last moment");
+        assert_eq!(open.expired(at(20)), [all[0].call], "a lease is valid until its last moment");
         // The outcome is pending, and the client may still report it.
         open.remove(&all[0], true);
         assert_eq!((open.expired(at(20)).len(), open.deferred_calls(&key).len()), (0, 3));
@@ -98,7 +98,7 @@ mod tests {
         assert_eq!(open.deferred_calls(&key), [all[2].call, all[1].call]);
         open.set_lease(&mut all[2], at(1));
         assert_eq!(open.expired(at(2)), [all[2].call]);
-        all.iter().for_each(|intent| open.remove(intent, false));
+        all.iter().for_each(|record| open.remove(record, false));
         assert!(open.deferred.is_empty() && open.leases.is_empty());
     }
 }

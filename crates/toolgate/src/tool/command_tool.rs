@@ -205,37 +205,38 @@ impl Handler for CommandTool {
         let group = process_group::ProcessGroup::new(&program, true);
         let (stdin, stdout, stderr) =
             (program.stdin.take(), program.stdout.take(), program.stderr.take());
-        let said = async {
-            let said = tokio::join!(drain(stdout, self.max_output_bytes), drain(stderr, 64 << 10));
+        let output = async {
+            let output =
+                tokio::join!(drain(stdout, self.max_output_bytes), drain(stderr, 64 << 10));
             group.notify_output_drained();
-            said
+            output
         };
         let ((), (out, err), status) = tokio::join!(
             process_group::write_stdin(stdin, arguments.bytes()),
-            said,
+            output,
             group.wait(&mut program)
         );
         let status = status.map_err(|error| {
             Failure::business("command_failed", format!("cannot wait for the program: {error}"))
         })?;
-        let said =
+        let message =
             crate::redact::remove_values(&self.secret_values, &String::from_utf8_lossy(&err.0));
-        let said = crate::redact::truncate_chars(said.trim(), 2_000);
+        let message = crate::redact::truncate_chars(message.trim(), 2_000);
         match status.code() {
             Some(0) => {}
             Some(code) => {
                 return Err(Failure::business(
                     "command_failed",
-                    format!("the program ended with exit code {code}: {said}"),
+                    format!("the program ended with exit code {code}: {message}"),
                 ));
             }
             None if status.signal() == Some(NOT_STARTED_SIGNAL.as_raw()) => {
-                return Err(not_begun(said));
+                return Err(not_begun(message));
             }
             None => {
                 return Err(Failure::business(
                     "command_failed",
-                    format!("a signal ended the program ({status}): {said}"),
+                    format!("a signal ended the program ({status}): {message}"),
                 ));
             }
         }
@@ -252,12 +253,12 @@ impl Handler for CommandTool {
     }
 }
 
-/// Reads at most `most` bytes, and reports whether there was more.
-async fn drain(stream: Option<impl AsyncRead + Unpin>, most: u64) -> (Vec<u8>, bool) {
+/// Reads at most `max_bytes` bytes, and reports whether the stream had more.
+async fn drain(stream: Option<impl AsyncRead + Unpin>, max_bytes: u64) -> (Vec<u8>, bool) {
     let mut out = Vec::new();
     let Some(mut stream) = stream else { return (out, false) };
-    let _ = (&mut stream).take(most).read_to_end(&mut out).await;
+    let _ = (&mut stream).take(max_bytes).read_to_end(&mut out).await;
     // Read and discard the rest, so that the program does not block on a full pipe.
-    let more = tokio::io::copy(&mut stream, &mut tokio::io::sink()).await.unwrap_or(0);
-    (out, more > 0)
+    let rest = tokio::io::copy(&mut stream, &mut tokio::io::sink()).await.unwrap_or(0);
+    (out, rest > 0)
 }

@@ -133,12 +133,12 @@ impl ToolContext {
     /// # Errors
     /// The slice has another type.
     pub fn slice<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>, serde_json::Error> {
-        let own = self
+        let changed = self
             .record_change(|txn| {
                 txn.slices.iter().rev().find(|(n, _)| &**n == name).map(|(_, value)| value.clone())
             })
             .flatten();
-        match own {
+        match changed {
             Some(value) => value.map(serde_json::from_value).transpose(),
             None => self.0.state.slice(name).map(T::deserialize).transpose(),
         }
@@ -179,7 +179,7 @@ impl ToolContext {
     /// [`crate::Call::with_extension`].
     #[must_use]
     pub fn extension<T: Any + Send + Sync>(&self) -> Option<Arc<T>> {
-        self.0.extension.as_ref().and_then(|carried| Arc::clone(&carried.0).downcast().ok())
+        self.0.extension.as_ref().and_then(|extension| Arc::clone(&extension.0).downcast().ok())
     }
 
     /// Returns the agent's file system. Changes are rolled back if the call fails.
@@ -331,12 +331,12 @@ impl CallFiles {
         Ok(())
     }
 
-    /// Lists at most `most` files below a directory (`""` for all), sorted.
+    /// Lists at most `max_files` files below a directory (`""` for all), sorted.
     ///
     /// # Errors
     /// The file cannot be read.
-    pub fn list(&self, below: &str, most: usize) -> Result<Vec<String>, FileError> {
-        let names = self.with_transaction(|txn| txn.list(below, most))?;
+    pub fn list(&self, below: &str, max_files: usize) -> Result<Vec<String>, FileError> {
+        let names = self.with_transaction(|txn| txn.list(below, max_files))?;
         for name in &names {
             self.record_observation(FileAccess::Listed(name.clone()));
         }

@@ -70,25 +70,25 @@ impl Failure {
 
     /// Classifies an HTTP status of the service behind the tool.
     ///
-    /// `said` is kept as untrusted text under `upstream`.
+    /// `body` is kept as untrusted text under `upstream`.
     #[must_use]
-    pub fn http(status: u16, said: &str) -> Self {
+    pub fn http(status: u16, body: &str) -> Self {
         let name = classify_status(status);
         let mut error = ToolError::from_code(
             name,
             format!("the service behind the tool answered with status {status}"),
         );
         error.upstream =
-            Some(sanitize_upstream_value(serde_json::json!({ "status": status, "said": said })));
+            Some(sanitize_upstream_value(serde_json::json!({ "status": status, "said": body })));
         Self(Box::new(FailureKind::Error { error, effects: None, status: Some(status) }))
     }
 
     /// Keeps the answer of the service as untrusted text: limited in size, and without
     /// `toolgate/*`.
     #[must_use]
-    pub fn upstream(mut self, said: Value) -> Self {
+    pub fn upstream(mut self, answer: Value) -> Self {
         if let FailureKind::Error { error, .. } = self.0.as_mut() {
-            error.upstream = Some(sanitize_upstream_value(said));
+            error.upstream = Some(sanitize_upstream_value(answer));
         }
         self
     }
@@ -98,9 +98,9 @@ impl Failure {
     /// Only the tool can know them. By default, toolgate assumes the worst that the declared effect
     /// of the tool allows.
     #[must_use]
-    pub fn effects(mut self, left: CallEffects) -> Self {
+    pub fn effects(mut self, remaining: CallEffects) -> Self {
         if let FailureKind::Error { effects, .. } = self.0.as_mut() {
-            *effects = Some(left);
+            *effects = Some(remaining);
         }
         self
     }
@@ -258,9 +258,9 @@ fn join_causes(error: &dyn StdError) -> String {
     let mut message = error.to_string();
     let mut source = error.source();
     while let Some(cause) = source {
-        let said = cause.to_string();
-        if !message.contains(&said) {
-            message = format!("{message}: {said}");
+        let text = cause.to_string();
+        if !message.contains(&text) {
+            message = format!("{message}: {text}");
         }
         source = cause.source();
     }
@@ -301,21 +301,21 @@ pub const fn classify_status(status: u16) -> &'static str {
 /// assert_eq!(strip_reserved_fields(&json!({"isError": false, "rows": []})), None);
 /// ```
 #[must_use]
-pub fn strip_reserved_fields(given: &Value) -> Option<Value> {
-    let fields = given.as_object()?;
+pub fn strip_reserved_fields(value: &Value) -> Option<Value> {
+    let fields = value.as_object()?;
     let is_set = |flag: &str| fields.get(flag).is_some_and(|flag| *flag != Value::Bool(false));
     let standard = is_set("isError") && fields.contains_key("errorCategory");
     let bucket =
         is_set("is_error") && fields.get("error").and_then(|error| error.get("bucket")).is_some();
     if standard || bucket {
-        return Some(json!({"upstream": sanitize_upstream_value(given.clone())}));
+        return Some(json!({"upstream": sanitize_upstream_value(value.clone())}));
     }
     if !fields.keys().any(|name| name.starts_with("toolgate/")) {
         return None;
     }
-    let mut own = fields.clone();
-    own.retain(|name, _| !name.starts_with("toolgate/"));
-    Some(Value::Object(own))
+    let mut cleaned = fields.clone();
+    cleaned.retain(|name, _| !name.starts_with("toolgate/"));
+    Some(Value::Object(cleaned))
 }
 
 fn classify_io(kind: io::ErrorKind) -> &'static str {
@@ -356,19 +356,22 @@ pub(crate) fn sanitize_upstream_value(value: Value) -> Value {
     fn truncate_texts(value: Value) -> Value {
         match value {
             Value::Object(map) => {
-                let own = map.into_iter().filter(|(key, _)| !key.starts_with("toolgate/")).take(64);
-                own.map(|(key, item)| (truncate_chars(&key, 256), truncate_texts(item))).collect()
+                let fields =
+                    map.into_iter().filter(|(key, _)| !key.starts_with("toolgate/")).take(64);
+                fields
+                    .map(|(key, item)| (truncate_chars(&key, 256), truncate_texts(item)))
+                    .collect()
             }
             Value::Array(items) => items.into_iter().take(64).map(truncate_texts).collect(),
             Value::String(text) => Value::String(truncate_chars(&text, MAX_TEXT_CHARS)),
             other => other,
         }
     }
-    let said = truncate_texts(value);
-    let text = said.to_string();
+    let truncated = truncate_texts(value);
+    let text = truncated.to_string();
     if text.len() > MAX_TOTAL_BYTES {
         json!({"said": truncate_chars(&text, MAX_TEXT_CHARS), "cut": true})
     } else {
-        said
+        truncated
     }
 }

@@ -55,7 +55,7 @@ where
         arguments: &CheckedArguments,
     ) -> Result<Value, Failure> {
         // Messages of serde may contain the value.
-        let said = |e: serde_json::Error| {
+        let describe = |e: serde_json::Error| {
             if permit.has_secrets() {
                 "they do not match the type".to_owned()
             } else {
@@ -65,7 +65,7 @@ where
         let typed = A::deserialize(arguments.value()).map_err(|e| {
             Failure::from_code(
                 error_code::INVALID_ARGUMENTS,
-                format!("cannot read the arguments: {}", said(e)),
+                format!("cannot read the arguments: {}", describe(e)),
             )
             .effects(crate::CallEffects::None)
         })?;

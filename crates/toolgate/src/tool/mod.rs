@@ -6,6 +6,7 @@ mod failure;
 mod handler;
 pub mod name;
 mod reconcile;
+mod settings;
 mod spec;
 mod template;
 
@@ -16,8 +17,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use schemars::JsonSchema;
+use serde::Serialize;
 use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 pub use crate::tool::command_tool::CommandTool;
@@ -25,6 +26,7 @@ pub(crate) use failure::FailureKind;
 pub use failure::{Failure, classify_status, strip_reserved_fields};
 pub use handler::Handler;
 pub use reconcile::ReconcileSpec;
+pub use settings::{Effect, ExtraArguments, PollingSettings, RetrySettings, ToolExample};
 pub use spec::ToolSpec;
 pub use template::{FilledPart, Template};
 
@@ -33,69 +35,6 @@ use crate::limits::Cost;
 use crate::normalize::NormalizationRule;
 use crate::tool::context::ToolContext;
 use toolgate_json::Pointer;
-
-/// The effect of a tool on the world.
-#[derive(
-    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize,
-)]
-#[serde(rename_all = "snake_case")]
-pub enum Effect {
-    /// The tool changes nothing.
-    Read,
-    /// The tool makes a change that can be reverted.
-    Write,
-    /// The tool makes a change that cannot be reverted. This is the default.
-    #[default]
-    Destructive,
-}
-
-/// Settings of a tool that is called repeatedly until something has happened.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PollingSettings {
-    /// Minimum time between two identical polls.
-    pub interval: Duration,
-    /// Maximum number of consecutive polls with the same result.
-    pub max_unchanged: u32,
-}
-
-/// Settings of retries. A failed run is retried only if that is safe.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct RetrySettings {
-    /// Maximum number of retries.
-    pub times: u32,
-    /// Delay before the first retry; it doubles each time.
-    pub delay: Duration,
-}
-
-impl Default for RetrySettings {
-    fn default() -> Self {
-        Self { times: 2, delay: Duration::from_millis(100) }
-    }
-}
-
-/// Treatment of arguments that the schema does not declare.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum ExtraArguments {
-    /// Refuse the call.
-    #[default]
-    Refuse,
-    /// Remove them before the call is checked.
-    Drop,
-    /// Let the schema decide.
-    Pass,
-}
-
-/// An example call, shown to the model and checked against the schemas.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct ToolExample {
-    /// Description of at most 200 characters.
-    pub description: String,
-    /// The arguments.
-    pub input: Value,
-    /// The result.
-    pub output: Value,
-}
 
 /// Declares a tool. An agent checks the declaration when it is built.
 ///

@@ -62,9 +62,8 @@ pub fn map_characters(name: &str) -> impl Iterator<Item = char> {
 
 /// Maps a client's name for its own tool to a toolgate name: lower case.
 ///
-/// A name that is too long or has invalid characters gets a digest of the original as suffix, so
-/// that it cannot be mistaken for another. So does a name that only looks as if it had such a
-/// suffix.
+/// A name that is too long or has invalid characters gets a digest of the original as suffix, which
+/// keeps similar names different. A name that only looks as if it had such a suffix gets one too.
 ///
 /// ```
 /// use toolgate::tool::name::tool_name_from_client;

@@ -61,7 +61,7 @@ impl ReconcileSpec {
 
     /// Returns the arguments for the tool, or an error if the call lacks one.
     pub(crate) fn build_arguments(&self, arguments: &Value) -> Result<Value, String> {
-        let mut asked = Map::new();
+        let mut query = Map::new();
         for (name, from) in &self.arguments {
             let value = from
                 .get(arguments)
@@ -73,17 +73,17 @@ impl ReconcileSpec {
                     self.tool
                 ));
             }
-            asked.insert(name.clone(), value.clone());
+            query.insert(name.clone(), value.clone());
         }
-        Ok(Value::Object(asked))
+        Ok(Value::Object(query))
     }
 
     /// Returns whether the call took effect, if the result is conclusive.
     pub(crate) fn interpret_result(&self, result: &Value) -> Option<bool> {
         let plain = |value: &Value| toolgate_json::with_canonical_numbers(value.clone());
-        let all = |wanted: &[(Pointer, Value)]| {
-            !wanted.is_empty()
-                && wanted.iter().all(|(field, is)| {
+        let all = |conditions: &[(Pointer, Value)]| {
+            !conditions.is_empty()
+                && conditions.iter().all(|(field, is)| {
                     field.get(result).is_some_and(|found| plain(found) == plain(is))
                 })
         };

@@ -72,7 +72,7 @@ impl Template {
     /// # Errors
     /// The path of a missing argument.
     pub fn fill<'t>(&'t self, arguments: &Value) -> Result<Vec<FilledPart<'t>>, &'t Pointer> {
-        let one = |part: &'t TemplatePart| match part {
+        let fill_part = |part: &'t TemplatePart| match part {
             TemplatePart::Text(text) => Ok(FilledPart::Text(text)),
             TemplatePart::Argument(path) => match path.get(arguments) {
                 Some(Value::String(text)) => Ok(FilledPart::Argument(path, text.clone())),
@@ -80,6 +80,6 @@ impl Template {
                 Some(other) => Ok(FilledPart::Argument(path, other.to_string())),
             },
         };
-        self.0.iter().map(one).collect()
+        self.0.iter().map(fill_part).collect()
     }
 }

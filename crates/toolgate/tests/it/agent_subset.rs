@@ -94,7 +94,7 @@ fn build_agent(text: &str) -> Agent {
         .remove(0)
 }
 
-fn whole_agent() -> Agent {
+pub(crate) fn whole_agent() -> Agent {
     build_agent(SUPPORT_CONFIG)
 }
 

@@ -30,6 +30,7 @@ mod limits;
 mod match_upstreams;
 mod mcp_servers_json;
 mod next_step;
+mod pinned_formats;
 mod policies;
 mod properties;
 mod provenance_laundering;

@@ -18,9 +18,6 @@ use super::{AuthError, is_url};
 use crate::gateway::lock;
 use crate::server::identity::{AuthMethod, Caller, is_session_name};
 
-#[cfg(test)]
-mod tests;
-
 /// Minimum time between fetches while keys are known, however many tokens use unknown ones.
 const MIN_KEY_FETCH_INTERVAL: Duration = Duration::from_secs(30);
 /// Minimum time between fetches while no key is known.
@@ -354,3 +351,6 @@ fn check_dates(claims: &Value) -> Result<(), AuthError> {
         Some(Some(_)) | None => Ok(()),
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,7 +1,7 @@
 //! Handles stateless HTTP calls of 2026-07-28 without the MCP library.
 //!
 //! Most requests are such calls. The response is one JSON document, or a stream if the call sends
-//! notifications before its answer. The library handles every other request, and reports its errors.
+//! notifications before its answer. The library handles all other requests.
 
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -241,9 +241,10 @@ fn stream_response(
     work: FastPathFuture,
 ) -> HttpResponse {
     let event = |text: &[u8]| Some(Bytes::from([b"data: ", text, b"\n\n"].concat()));
-    let notification_event = move |said: &ServerNotification| {
+    let notification_event = move |notification: &ServerNotification| {
         event(
-            &serde_json::to_vec(&FastPathNotification { jsonrpc: "2.0", said }).unwrap_or_default(),
+            &serde_json::to_vec(&FastPathNotification { jsonrpc: "2.0", said: notification })
+                .unwrap_or_default(),
         )
     };
     let events = stream::unfold(

@@ -283,7 +283,7 @@ mod tests {
         assert_eq!(calc.bearer_auth("ann").send().await.unwrap().status(), 200);
         // A disconnect releases the permits.
         drop(streams);
-        wait_until("there is room again", async || listen("ann").await.status() == 200).await;
+        wait_until("a stream is free again", async || listen("ann").await.status() == 200).await;
         http.gateway.shut_down().await;
     }
 
@@ -323,7 +323,7 @@ mod tests {
         assert!(is_open().await, "a call is running");
         assert_eq!(
             http.sessions.local.session_config.keep_alive, None,
-            "the library does not end it either"
+            "the library must not end the session"
         );
         connection
             .write_all(

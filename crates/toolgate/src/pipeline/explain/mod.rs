@@ -25,8 +25,8 @@ pub(crate) struct ExplainState {
 
 impl ExplainState {
     /// Notes the result of a gate. A gate without a note has passed, if the call went on.
-    pub(crate) fn note_gate(&mut self, gate: Gate, said: GateResult, why: Option<String>) {
-        self.gates.push(GateExplanation { gate, said, why });
+    pub(crate) fn note_gate(&mut self, gate: Gate, result: GateResult, why: Option<String>) {
+        self.gates.push(GateExplanation { gate, said: result, why });
     }
 
     /// Returns the note of a rule.
@@ -85,14 +85,14 @@ impl Toolgate {
             if explain.gates.iter().any(|note| note.gate == gate) {
                 continue;
             }
-            let said = if gate < call_state.gate() {
+            let result = if gate < call_state.gate() {
                 GateResult::Pass
             } else if matches!(would, PredictedOutcome::Run) {
                 GateResult::NotAsked
             } else {
                 GateResult::NotReached
             };
-            explain.note_gate(gate, said, None);
+            explain.note_gate(gate, result, None);
         }
         explain.gates.sort_by_key(|note| note.gate);
         Explanation {
@@ -119,7 +119,7 @@ impl Toolgate {
         })?;
         let governing = tool.governed_by.iter().map(|attached| {
             let trace = RuleTrace::default();
-            let ask = PolicyInput::new(
+            let input = PolicyInput::new(
                 call_state.id,
                 &call.key,
                 &tool.spec,
@@ -127,7 +127,7 @@ impl Toolgate {
                 &call_state.facts,
             )
             .with_trace(&trace);
-            let (said, why) = match evaluate_rule(&*self.0.engine, &*attached.policy, &ask) {
+            let (result, why) = match evaluate_rule(&*self.0.engine, &*attached.policy, &input) {
                 RuleVerdict::Allow(terms) => charged_result(&terms),
                 RuleVerdict::Ask(reason, _) => (GateResult::Ask, Some(reason)),
                 RuleVerdict::Deny(error) => (GateResult::Deny, Some(error.message)),
@@ -138,7 +138,7 @@ impl Toolgate {
                 rule,
                 level: Some(attached.level),
                 mode,
-                said,
+                said: result,
                 why,
                 looked_at: trace.into_checks(),
             }

@@ -126,8 +126,8 @@ impl Explanation {
     #[must_use]
     pub fn format_steps(&self) -> String {
         let reason = self.reason();
-        let line = |head: String, said: GateResult, why: Option<&str>| {
-            let is_no = matches!(said, GateResult::Deny | GateResult::Ask | GateResult::Fault);
+        let line = |head: String, result: GateResult, why: Option<&str>| {
+            let is_no = matches!(result, GateResult::Deny | GateResult::Ask | GateResult::Fault);
             let why = why.filter(|why| !(is_no && reason.contains(*why))).unwrap_or_default();
             let line = format!("{head} {why}");
             format!("{}\n", line.trim_end())
@@ -148,12 +148,12 @@ impl Explanation {
                 note.said,
                 note.why.as_deref(),
             ));
-            for look in &note.looked_at {
+            for check in &note.looked_at {
                 text.push_str(&format!(
                     "            {} {}: {}\n",
-                    if look.holds { "+" } else { "-" },
-                    look.what,
-                    look.found
+                    if check.holds { "+" } else { "-" },
+                    check.what,
+                    check.found
                 ));
             }
         }
@@ -181,14 +181,16 @@ impl fmt::Display for Explanation {
 
 impl RuleExplanation {
     /// Marks the rule as denying because the call exceeds one of its limits.
-    pub(crate) fn mark_exceeded(&mut self, charge: &Charge, over: &ChargeError, why: String) {
+    pub(crate) fn mark_exceeded(&mut self, charge: &Charge, error: &ChargeError, why: String) {
         (self.said, self.why) = (GateResult::Deny, Some(why));
         let limit = format!("at most {}", charge.cap);
-        for look in
-            self.looked_at.iter_mut().filter(|look| look.what == limit && over.used > Decimal::ZERO)
+        for check in self
+            .looked_at
+            .iter_mut()
+            .filter(|check| check.what == limit && error.used > Decimal::ZERO)
         {
-            (look.holds, look.found) =
-                (false, format!("{} used, {}", over.used.normalize(), look.found));
+            (check.holds, check.found) =
+                (false, format!("{} used, {}", error.used.normalize(), check.found));
         }
     }
 }

@@ -38,11 +38,11 @@ pub(crate) async fn run(
         return Err(forbidden_rejection(&call.key));
     }
     // Do not reveal whether a tool is paused to a caller who may not see the tool.
-    let seen = agent
+    let is_visible = agent
         .tools
         .get(call.tool.as_str())
         .is_none_or(|tool| tool.is_visible_to(&call.key.principal));
-    let tool = if seen { Arc::clone(&call_state.tool) } else { Arc::from("") };
+    let tool = if is_visible { Arc::clone(&call_state.tool) } else { Arc::from("") };
     if gate.0.store.may_be_paused()
         && let Some((target, why)) = gate.0.store.find_pause(&call.key, &tool).await?
     {
@@ -50,13 +50,13 @@ pub(crate) async fn run(
         call_state.facts.paused = Some((target, why));
         return Err(error.into());
     }
-    let over = match &call.arguments {
+    let exceeded = match &call.arguments {
         Arguments::Text(text) => toolgate_json::find_exceeded_bound(text, &agent.bounds),
         Arguments::Value(value) => {
             toolgate_json::find_exceeded_bound_of_value(value, &agent.bounds)
         }
     };
-    match over {
+    match exceeded {
         Some(why) => Err(ToolError::from_code(
             error_code::PAYLOAD_TOO_LARGE,
             format!("the arguments are too large: {why}"),

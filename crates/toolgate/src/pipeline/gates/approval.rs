@@ -93,12 +93,12 @@ async fn request_approval(
     call: &Call,
     call_state: &mut CallState,
 ) -> Result<(Permit, Option<(String, Timestamp)>), Rejection> {
-    call_state.rule = decision.approval_requests().first().map(|asked| asked.asked_by.clone());
+    call_state.rule = decision.approval_requests().first().map(|request| request.asked_by.clone());
     let digest = decision.arguments().digest();
     let known = gate.0.store.approval_for(&call.key, digest).await?;
     call_state.facts.approval = known.as_ref().map(Approval::fact);
-    let live = known.filter(|approval| call_state.started <= approval.expires);
-    let (decision, asked) = match live {
+    let current = known.filter(|approval| call_state.started <= approval.expires);
+    let (decision, waiting) = match current {
         Some(approval) if approval.state == ApprovalState::Approved => {
             match decision.into_permit(Some(&approval)) {
                 Ok(permit) => {
@@ -122,7 +122,7 @@ async fn request_approval(
     }
     // The client's own user may answer if no approver is named.
     if call.can_ask_user
-        && decision.approval_requests().iter().all(|asked| asked.approvers.is_empty())
+        && decision.approval_requests().iter().all(|request| request.approvers.is_empty())
     {
         let approval = build_approval(gate, &decision, call, call_state);
         let by = Some(format!("{CLIENT_APPROVER_PREFIX}{}", call.key.principal));
@@ -135,7 +135,7 @@ async fn request_approval(
         }
         return Err(approval_waiting_error(&approval).into());
     }
-    let approval = match asked {
+    let approval = match waiting {
         Some(approval) => approval,
         None => create_approval(gate, &decision, call, call_state).await?,
     };
@@ -161,7 +161,7 @@ fn build_approval(
 ) -> Approval {
     let mut shown = gate.0.redactor.redact(decision.arguments().value(), &decision.tool().secrets);
     gate.0.redactor.scrub(&mut shown);
-    let life = SignedDuration::try_from(gate.0.approval_ttl).unwrap_or(SignedDuration::MAX);
+    let ttl = SignedDuration::try_from(gate.0.approval_ttl).unwrap_or(SignedDuration::MAX);
     Approval {
         id: format!("apr_{}", CallId::generate()),
         key: call.key.clone(),
@@ -169,16 +169,20 @@ fn build_approval(
         digest: decision.arguments().digest(),
         arguments: decision.arguments().value().clone(),
         shown,
-        asked_by: decision.approval_requests().iter().map(|asked| asked.asked_by.clone()).collect(),
+        asked_by: decision
+            .approval_requests()
+            .iter()
+            .map(|request| request.asked_by.clone())
+            .collect(),
         reason: gate.0.redactor.scrub_to_string(&approval_reasons(decision).join(" ")),
         approvers: decision
             .approval_requests()
             .iter()
-            .map(|asked| asked.approvers.clone())
+            .map(|request| request.approvers.clone())
             .filter(|people| !people.is_empty())
             .collect(),
         asked_at: call_state.started,
-        expires: call_state.started.checked_add(life).unwrap_or(Timestamp::MAX),
+        expires: call_state.started.checked_add(ttl).unwrap_or(Timestamp::MAX),
         state: ApprovalState::Waiting,
         answered_by: None,
     }
@@ -196,14 +200,15 @@ impl Toolgate {
             .and_then(|agent| agent.tools.get(&approval.tool))
             .filter(|tool| tool.hooks.is_empty());
         let Some(tool) = tool else { return false };
-        let mut given = arguments.clone();
-        let fits = toolgate_json::canonicalize_numbers(&mut given, &mut Pointer::default()).is_ok()
+        let mut canonical = arguments.clone();
+        let fits = toolgate_json::canonicalize_numbers(&mut canonical, &mut Pointer::default())
+            .is_ok()
             && tool
                 .input
                 .as_ref()
-                .is_none_or(|schema| schema.validate(&tool.spec.name, &mut given).is_ok());
+                .is_none_or(|schema| schema.validate(&tool.spec.name, &mut canonical).is_ok());
         !fits
-            || toolgate_json::to_canonical_bytes(&given)
+            || toolgate_json::to_canonical_bytes(&canonical)
                 != toolgate_json::to_canonical_bytes(&approval.arguments)
     }
 }
@@ -211,9 +216,9 @@ impl Toolgate {
 /// Collects the distinct reasons for the approval.
 fn approval_reasons(decision: &PolicyDecision) -> Vec<&str> {
     let mut reasons = Vec::new();
-    for asked in decision.approval_requests() {
-        if !reasons.contains(&asked.reason.as_str()) {
-            reasons.push(asked.reason.as_str());
+    for request in decision.approval_requests() {
+        if !reasons.contains(&request.reason.as_str()) {
+            reasons.push(request.reason.as_str());
         }
     }
     reasons

@@ -107,26 +107,26 @@ async fn claim_call(
     let intended = agent.map(|agent| {
         crate::pipeline::provenance::intended_writes(agent, &tool.spec, permit.arguments().value())
     });
-    let (seen, carriers) = intended.unwrap_or_default();
-    let takes_away = call_state.is_run_by_client && !tool.spec.revokes.is_empty();
+    let (update, carriers) = intended.unwrap_or_default();
+    let may_revoke = call_state.is_run_by_client && !tool.spec.revokes.is_empty();
     let nothing = recall.is_empty()
         && budget.is_empty()
         && uncharged
         && approval.is_none()
         && call_state.deferred_id.is_none()
-        && seen.is_none();
-    if !effect && nothing && !takes_away {
+        && update.is_none();
+    if !effect && nothing && !may_revoke {
         return Ok(ClaimOutcome::Claimed);
     }
-    let watched = observed_charges(gate, permit, call_state).await?;
-    let own = budget.into_iter().map(|(charge, error)| (charge, (None, error)));
-    let ruled =
+    let observed = observed_charges(gate, permit, call_state).await?;
+    let budget_charges = budget.into_iter().map(|(charge, error)| (charge, (None, error)));
+    let rule_charges =
         permit.charges().iter().cloned().map(|(rule, charge, error)| (charge, (Some(rule), error)));
-    let (mut charges, whose): (Vec<Charge>, Vec<(Option<String>, ToolError)>) =
-        own.chain(ruled).unzip();
-    charges.extend(watched);
-    let kept = call_state.deferred_id.clone();
-    let pass = match kept {
+    let (mut charges, sources): (Vec<Charge>, Vec<(Option<String>, ToolError)>) =
+        budget_charges.chain(rule_charges).unzip();
+    charges.extend(observed);
+    let deferred_id = call_state.deferred_id.clone();
+    let pass = match deferred_id {
         Some(client) => Some((client, DeferredState::capture(permit, gate.now(), call_state)?)),
         None => None,
     };
@@ -137,7 +137,7 @@ async fn claim_call(
     } else {
         tool.spec.timeout.saturating_add(call_state.lease_slack)
     };
-    let intent = Box::new(ClaimRecord {
+    let record = Box::new(ClaimRecord {
         call: call_state.id,
         key: call.key.clone(),
         tool: Arc::clone(&tool.spec.name),
@@ -158,29 +158,31 @@ async fn claim_call(
             .then(|| gate.draft_abandoned_row(effect, &charges, call_state)),
         pass,
         carriers,
-        seen,
+        seen: update,
         revokes: tool.revoked_evidence(&call_state.arguments, None),
     });
     let approval = approval.as_ref().map(|(id, _)| id.as_str());
     let request = ClaimRequest {
-        record: intent,
+        record,
         lease_ttl: lease_duration(time),
         charges: &charges,
         approval,
         items: Vec::new(),
     };
-    let begun = gate.0.store.claim(request).await?;
-    let used = match &begun {
+    let claimed = gate.0.store.claim(request).await?;
+    let used = match &claimed {
         Ok(used) => used.clone(),
         // Includes the amounts that earlier charges of this call take from the same counter.
-        Err(ClaimError::LimitExceeded { index, error: over, used }) => {
+        Err(ClaimError::LimitExceeded { index, error: exceeded, used }) => {
             let (before, full) = charges.split_at((*index).min(charges.len()));
             let same = |c: &&Charge| {
                 full.first()
                     .is_some_and(|full| full.counter == c.counter && full.window == c.window)
             };
-            let reserved =
-                before.iter().filter(same).fold(over.used, |sum, c| sum.saturating_add(c.amount));
+            let reserved = before
+                .iter()
+                .filter(same)
+                .fold(exceeded.used, |sum, c| sum.saturating_add(c.amount));
             used.iter().copied().chain([reserved]).collect()
         }
         Err(_) => Vec::new(),
@@ -190,7 +192,7 @@ async fn claim_call(
         .zip(used)
         .map(|(charge, used)| (charge.counter, charge.window, used))
         .collect();
-    match begun {
+    match claimed {
         Ok(_) => Ok(ClaimOutcome::Claimed),
         Err(ClaimError::PriorCall(recalled, by)) => {
             (call_state.facts.recalled, call_state.facts.recalled_by) =
@@ -200,13 +202,13 @@ async fn claim_call(
                 other => Err(prior_call_error(&other).into()),
             }
         }
-        Err(ClaimError::LimitExceeded { index, error: over, .. }) => {
+        Err(ClaimError::LimitExceeded { index, error: exceeded, .. }) => {
             let full = || {
                 (None, ToolError::from_code(error_code::BUDGET_EXHAUSTED, "a limit is exhausted"))
             };
-            let (rule, error) = whose.into_iter().nth(index).unwrap_or_else(full);
+            let (rule, error) = sources.into_iter().nth(index).unwrap_or_else(full);
             call_state.rule = rule;
-            Err(with_limit_details(error, &over).into())
+            Err(with_limit_details(error, &exceeded).into())
         }
         Err(ClaimError::Paused(target, why)) => {
             let error = paused_target_error(&target, &why);
@@ -229,7 +231,7 @@ async fn observed_charges(
     if permit.observed_charges().is_empty() {
         return Ok(Vec::new());
     }
-    let (mut charges, mut whose) = (Vec::new(), Vec::new());
+    let (mut charges, mut rules) = (Vec::new(), Vec::new());
     for (rule, charge, error) in permit.observed_charges() {
         if charge.amount < Decimal::ZERO {
             let (code, message) =
@@ -243,12 +245,12 @@ async fn observed_charges(
             continue;
         }
         charges.push(charge.clone());
-        whose.push((rule, error));
+        rules.push((rule, error));
     }
     let room = gate.0.store.check_charges(&charges).await?;
-    for (room, (rule, error)) in room.into_iter().zip(whose) {
-        if let Err(over) = room {
-            let error = with_limit_details(error.clone(), &over);
+    for (room, (rule, error)) in room.into_iter().zip(rules) {
+        if let Err(exceeded) = room {
+            let error = with_limit_details(error.clone(), &exceeded);
             let (code, message) = (error.code.into_owned(), error.message);
             call_state.facts.observed.push(ObservedVerdict {
                 rule: rule.clone(),
@@ -271,17 +273,20 @@ async fn predict_claim(
     budget: Vec<(Charge, ToolError)>,
     call_state: &mut CallState,
 ) -> Result<ClaimOutcome, Rejection> {
-    let ruled = permit
+    let rule_charges = permit
         .charges()
         .iter()
         .map(|(rule, charge, error)| (charge.clone(), Some(rule.as_str()), error.clone()));
-    let all: Vec<(Charge, Option<&str>, ToolError)> =
-        budget.into_iter().map(|(charge, error)| (charge, None, error)).chain(ruled).collect();
+    let all: Vec<(Charge, Option<&str>, ToolError)> = budget
+        .into_iter()
+        .map(|(charge, error)| (charge, None, error))
+        .chain(rule_charges)
+        .collect();
     let charges: Vec<Charge> = all.iter().map(|(charge, ..)| charge.clone()).collect();
     let rooms = gate.0.store.check_charges(&charges).await?;
-    let watched: Vec<Charge> =
+    let observed: Vec<Charge> =
         permit.observed_charges().iter().map(|(_, charge, _)| charge.clone()).collect();
-    let watched_rooms = gate.0.store.check_charges(&watched).await?;
+    let observed_rooms = gate.0.store.check_charges(&observed).await?;
     let Some(explain) = &mut call_state.explain else { return Ok(ClaimOutcome::Claimed) };
     let mut used = Vec::new();
     for (room, (charge, rule, error)) in rooms.into_iter().zip(&all) {
@@ -294,16 +299,16 @@ async fn predict_claim(
                 }
                 used.push(text);
             }
-            Err(over) => {
-                let error = with_limit_details(error.clone(), &over);
+            Err(exceeded) => {
+                let error = with_limit_details(error.clone(), &exceeded);
                 if let Some(note) = note {
-                    note.mark_exceeded(charge, &over, error.message.clone());
+                    note.mark_exceeded(charge, &exceeded, error.message.clone());
                 }
                 return Err(error.into());
             }
         }
     }
-    for (room, (rule, charge, error)) in watched_rooms.into_iter().zip(permit.observed_charges()) {
+    for (room, (rule, charge, error)) in observed_rooms.into_iter().zip(permit.observed_charges()) {
         let Some(note) = explain.rule_mut(rule) else { continue };
         match room {
             _ if charge.amount < Decimal::ZERO => {
@@ -313,9 +318,11 @@ async fn predict_claim(
                 (note.said, note.why) = (GateResult::Pass, None);
             }
             Ok(_) => {}
-            Err(over) => {
-                note.mark_exceeded(charge, &over, with_limit_details(error.clone(), &over).message)
-            }
+            Err(exceeded) => note.mark_exceeded(
+                charge,
+                &exceeded,
+                with_limit_details(error.clone(), &exceeded).message,
+            ),
         }
     }
     let reason = (!used.is_empty()).then(|| used.join("; "));
@@ -340,13 +347,13 @@ pub(crate) fn negative_charge_message(rule: &str) -> String {
 pub(crate) fn all_dedup_keys(
     call: &Call,
     tool: &ToolEntry,
-    asked: Option<Digest>,
+    requested: Option<Digest>,
     permit: &Permit,
 ) -> Vec<DedupKey> {
-    let judged = permit.arguments().digest();
-    let mut keys = dedup_keys(call, tool, asked.unwrap_or(judged));
+    let checked = permit.arguments().digest();
+    let mut keys = dedup_keys(call, tool, requested.unwrap_or(checked));
     keys.extend(
-        dedup_keys(call, tool, judged).into_iter().filter(|key| key.kind() == DedupKeyKind::Once),
+        dedup_keys(call, tool, checked).into_iter().filter(|key| key.kind() == DedupKeyKind::Once),
     );
     keys.dedup();
     keys

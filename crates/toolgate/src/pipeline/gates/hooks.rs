@@ -54,7 +54,7 @@ async fn run_all(
     let mut requests = Vec::new();
     for hook in &tool.hooks {
         call_state.rule = Some(hook.name().to_owned());
-        let seen = HookCall {
+        let hook_call = HookCall {
             call: call_state.id,
             key: &call.key,
             tool: &tool.spec.name,
@@ -62,7 +62,7 @@ async fn run_all(
         };
         let work =
             futures_util::FutureExt::catch_unwind(std::panic::AssertUnwindSafe(async move {
-                hook.before(seen).await
+                hook.before(hook_call).await
             }));
         let answer: Result<BeforeHookResult, HookError> = tokio::select! {
             biased;
@@ -83,7 +83,7 @@ async fn run_all(
                 format!("the hook `{}` failed, so the call is denied: {fault}", hook.name()),
             )
         })?;
-        let said = match &before.decision {
+        let verdict = match &before.decision {
             HookDecision::Allow => "allow",
             HookDecision::Deny(_) => "deny",
             HookDecision::Ask(_) => "ask",
@@ -109,7 +109,7 @@ async fn run_all(
         let rewrite = before.input.filter(|input| !is_approved && input != arguments.value());
         let fact = HookFact {
             hook: hook.name().to_owned(),
-            said: said.to_owned(),
+            said: verdict.to_owned(),
             rewrote: rewrite.is_some(),
             no_redirect: None,
         };

@@ -63,14 +63,18 @@ pub(crate) async fn run(
     if charges.is_empty() {
         return Ok(Budget { charges, remaining });
     }
-    let bare: Vec<Charge> = charges.iter().map(|(charge, _)| charge.clone()).collect();
-    let room = gate.0.store.check_charges(&bare).await?;
-    let used =
-        |room: &Result<Decimal, ChargeError>| room.map_or_else(|over| over.used, |used| used);
-    call_state.facts.budget =
-        room.iter().zip(&bare).map(|(room, c)| (c.counter.clone(), c.window, used(room))).collect();
+    let plain_charges: Vec<Charge> = charges.iter().map(|(charge, _)| charge.clone()).collect();
+    let room = gate.0.store.check_charges(&plain_charges).await?;
+    let used = |room: &Result<Decimal, ChargeError>| {
+        room.map_or_else(|exceeded| exceeded.used, |used| used)
+    };
+    call_state.facts.budget = room
+        .iter()
+        .zip(&plain_charges)
+        .map(|(room, c)| (c.counter.clone(), c.window, used(room)))
+        .collect();
     for (room, (charge, error)) in room.iter().zip(&charges) {
-        let used = room.map_err(|over| with_limit_details(error.clone(), &over))?;
+        let used = room.map_err(|exceeded| with_limit_details(error.clone(), &exceeded))?;
         let left = (charge.cap - used).max(Decimal::ZERO);
         match charge.unit {
             ChargeUnit::Tokens => {

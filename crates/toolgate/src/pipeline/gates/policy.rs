@@ -121,13 +121,13 @@ impl PolicyDecision {
     /// Returns the permit if no approval is requested, or if this approval covers every request for
     /// exactly this call.
     pub(crate) fn into_permit(self, approval: Option<&Approval>) -> Result<Permit, Self> {
-        let answered = |asked: &ApprovalRequest| {
+        let answered = |request: &ApprovalRequest| {
             approval.is_some_and(|a| {
-                let by_the_right_person = asked.approvers.is_empty()
-                    || a.answered_by.as_ref().is_some_and(|by| asked.approvers.contains(by));
+                let by_the_right_person = request.approvers.is_empty()
+                    || a.answered_by.as_ref().is_some_and(|name| request.approvers.contains(name));
                 a.state == ApprovalState::Approved
                     && a.digest == self.permit.arguments.digest()
-                    && a.asked_by.contains(&asked.asked_by)
+                    && a.asked_by.contains(&request.asked_by)
                     && by_the_right_person
             })
         };
@@ -168,10 +168,10 @@ impl PolicyEngine for EnforcingEngine {
 pub(crate) fn evaluate_rule(
     engine: &dyn PolicyEngine,
     policy: &dyn Policy,
-    ask: &PolicyInput<'_>,
+    input: &PolicyInput<'_>,
 ) -> RuleVerdict {
     let name = policy.name();
-    match catch_unwind(AssertUnwindSafe(|| engine.check(policy, ask))) {
+    match catch_unwind(AssertUnwindSafe(|| engine.check(policy, input))) {
         Ok(Ok(Verdict::Allow(terms))) => RuleVerdict::Allow(terms),
         Ok(Ok(Verdict::Ask(reason, terms))) => RuleVerdict::Ask(reason, terms),
         Ok(Ok(Verdict::Deny(error))) => RuleVerdict::Deny(*error),
@@ -187,20 +187,23 @@ pub(crate) fn evaluate_rule(
 }
 
 /// Describes what a rule in observe mode would have decided, unless it would have allowed the call.
-pub(crate) fn observed_verdict(policy: &dyn Policy, said: &RuleVerdict) -> Option<ObservedVerdict> {
-    let line = |said: &str, code: &str, message: &str| {
+pub(crate) fn observed_verdict(
+    policy: &dyn Policy,
+    verdict: &RuleVerdict,
+) -> Option<ObservedVerdict> {
+    let record = |decision: &str, code: &str, message: &str| {
         Some(ObservedVerdict {
             rule: policy.name().to_owned(),
-            said: said.to_owned(),
+            said: decision.to_owned(),
             code: code.to_owned(),
             message: message.to_owned(),
         })
     };
-    match said {
+    match verdict {
         RuleVerdict::Allow(_) => None,
-        RuleVerdict::Ask(reason, _) => line("ask", error_code::APPROVAL_REQUIRED, reason),
-        RuleVerdict::Deny(error) => line("deny", &error.code, &error.message),
-        RuleVerdict::Fault(error) => line("fault", &error.code, &error.message),
+        RuleVerdict::Ask(reason, _) => record("ask", error_code::APPROVAL_REQUIRED, reason),
+        RuleVerdict::Deny(error) => record("deny", &error.code, &error.message),
+        RuleVerdict::Fault(error) => record("fault", &error.code, &error.message),
     }
 }
 
@@ -233,25 +236,25 @@ pub(crate) fn evaluate_policies(
     tool: &Arc<ToolEntry>,
     arguments: CheckedArguments,
     facts: &DecisionFacts,
-    mut asked: Vec<ApprovalRequest>,
+    mut requests: Vec<ApprovalRequest>,
 ) -> Result<(PolicyDecision, Vec<ObservedVerdict>), Box<PolicyDenial>> {
-    let (mut charges, mut watched, mut expects, mut taken_down) =
+    let (mut charges, mut observed_charges, mut file_expectations, mut observed) =
         (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-    let mut by: Vec<Arc<dyn Policy>> = Vec::new();
+    let mut denied_by: Vec<Arc<dyn Policy>> = Vec::new();
     let mut denial: Option<(String, ToolError)> = None;
-    let mut forbids: Option<(String, ToolError)> = None;
+    let mut permission_denial: Option<(String, ToolError)> = None;
     // `governed_by` is sorted by precedence, closest attachment first.
     for AttachedPolicy { policy, .. } in &tool.governed_by {
         let name = policy.name();
-        let said = evaluate_rule(
+        let verdict = evaluate_rule(
             engine,
             &**policy,
             &PolicyInput::new(call, key, &tool.spec, &arguments, facts),
         );
         if policy.mode() == EnforcementMode::Observe {
-            taken_down.extend(observed_verdict(&**policy, &said));
-            if let RuleVerdict::Allow(terms) | RuleVerdict::Ask(_, terms) = said {
-                watched.extend(
+            observed.extend(observed_verdict(&**policy, &verdict));
+            if let RuleVerdict::Allow(terms) | RuleVerdict::Ask(_, terms) = verdict {
+                observed_charges.extend(
                     terms
                         .charges
                         .into_iter()
@@ -260,10 +263,10 @@ pub(crate) fn evaluate_policies(
             }
             continue;
         }
-        let terms = match said {
+        let terms = match verdict {
             RuleVerdict::Allow(terms) => terms,
             RuleVerdict::Ask(reason, mut terms) => {
-                asked.push(ApprovalRequest {
+                requests.push(ApprovalRequest {
                     asked_by: name.to_owned(),
                     reason,
                     approvers: std::mem::take(&mut terms.approvers),
@@ -275,29 +278,31 @@ pub(crate) fn evaluate_policies(
                 // A limit that fails to evaluate is not a permission denial: like every limit, it
                 // concerns new calls.
                 let is_untold =
-                    || matches!(said, RuleVerdict::Fault(_)) && is_limit(&**policy, &tool.spec);
-                if forbids.is_none() && error.category == ErrorCategory::Permission && !is_untold()
+                    || matches!(verdict, RuleVerdict::Fault(_)) && is_limit(&**policy, &tool.spec);
+                if permission_denial.is_none()
+                    && error.category == ErrorCategory::Permission
+                    && !is_untold()
                 {
-                    forbids = Some((name.to_owned(), error.clone()));
+                    permission_denial = Some((name.to_owned(), error.clone()));
                 }
                 denial.get_or_insert_with(|| (name.to_owned(), error));
-                by.push(Arc::clone(policy));
+                denied_by.push(Arc::clone(policy));
                 continue;
             }
         };
         charges.extend(
             terms.charges.into_iter().map(|(charge, error)| (name.to_owned(), charge, error)),
         );
-        expects.extend(terms.file_expectations);
+        file_expectations.extend(terms.file_expectations);
     }
     if let Some((rule, error)) = denial {
         return Err(Box::new(PolicyDenial {
             rule,
             error,
-            denied_by: by,
-            permission_denial: forbids,
+            denied_by,
+            permission_denial,
             arguments,
-            observed: taken_down,
+            observed,
         }));
     }
     let definition = tool.definition_digest;
@@ -306,9 +311,9 @@ pub(crate) fn evaluate_policies(
         arguments,
         definition,
         charges,
-        observed_charges: watched,
-        file_expectations: expects,
+        observed_charges,
+        file_expectations,
         tool: ToolRef(Arc::clone(tool)),
     };
-    Ok((PolicyDecision { permit, requests: asked }, taken_down))
+    Ok((PolicyDecision { permit, requests }, observed))
 }

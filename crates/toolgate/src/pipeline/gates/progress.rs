@@ -32,8 +32,8 @@ pub(crate) async fn run(
     };
     // Repeating a call after its approval is not a loop.
     let approved = match call_state.requested_digest {
-        Some(asked) if error.code == error_code::LOOP_DETECTED => {
-            gate.0.store.approval_for(&call.key, asked).await?
+        Some(digest) if error.code == error_code::LOOP_DETECTED => {
+            gate.0.store.approval_for(&call.key, digest).await?
         }
         _ => None,
     };

@@ -78,10 +78,11 @@ async fn open_session(
     let ResolvedCall { call, tool, .. } = resolved;
     call_state.requested_digest = Some(arguments.digest());
     let recall = dedup_keys(call, tool, arguments.digest());
-    let left =
+    let time_left =
         call_state.deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-    let wait = left.map_or(gate.0.busy_timeout, |left| left.min(gate.0.busy_timeout));
-    let enter = SessionRequest {
+    let wait =
+        time_left.map_or(gate.0.busy_timeout, |time_left| time_left.min(gate.0.busy_timeout));
+    let request = SessionRequest {
         key: &call.key,
         digest: arguments.digest(),
         dedup_keys: &recall,
@@ -94,11 +95,11 @@ async fn open_session(
         }),
     };
     if call_state.explain.is_some() {
-        return Ok(gate.0.store.inspect_session(enter).await?);
+        return Ok(gate.0.store.inspect_session(request).await?);
     }
     let snapshot = tokio::select! {
         biased;
-        snapshot = gate.0.store.open_session(enter) => snapshot?,
+        snapshot = gate.0.store.open_session(request) => snapshot?,
         () = call_state.cancel.cancelled() => return Err(Rejection::at_gate(Gate::Claim, ToolError::from_code(error_code::CANCELLED, "the call was cancelled before it began"))),
     };
     let mut snapshot = snapshot.ok_or_else(busy_rejection)?;
@@ -126,7 +127,7 @@ async fn recheck_policies(
     gate.load_facts(resolved, arguments, &snapshot.state, call_state).await?;
     // Business rules limit new actions, and a replay is none. Permission denials apply to
     // replays too, even if a business denial has precedence.
-    let judged = evaluate_policies(
+    let decision = evaluate_policies(
         &*gate.0.engine,
         call_state.id,
         &call.key,
@@ -135,7 +136,7 @@ async fn recheck_policies(
         &call_state.facts,
         Vec::new(),
     );
-    let Some((rule, error)) = judged.err().and_then(|denied| denied.permission_denial) else {
+    let Some((rule, error)) = decision.err().and_then(|denied| denied.permission_denial) else {
         return Ok(());
     };
     call_state.rule = Some(rule);

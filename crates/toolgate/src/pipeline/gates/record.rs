@@ -79,8 +79,8 @@ async fn end_conflicting(
     );
     roll_back(&admitted, &mut end, &mut txn, call_state.id, &row.facts);
     let row = Arc::new(end.rewrite_row(&row));
-    let finish = commit_request(gate, &row, &call_state, &mut end, &admitted, &mut txn);
-    gate.record_completion(finish, end, row, &call_state).await
+    let request = commit_request(gate, &row, &call_state, &mut end, &admitted, &mut txn);
+    gate.record_completion(request, end, row, &call_state).await
 }
 
 fn commit_request(
@@ -137,12 +137,12 @@ impl Toolgate {
     /// Records an end that cannot conflict with another call.
     pub(crate) async fn record_completion(
         &self,
-        finish: Box<CommitRequest>,
+        request: Box<CommitRequest>,
         end: Completion,
         row: Arc<Row>,
         call_state: &CallState,
     ) -> Answer {
-        match self.0.store.commit(finish).await {
+        match self.0.store.commit(request).await {
             Ok(receipt) => {
                 self.try_flush_spool().await;
                 self.finish_answer(end, row, receipt.ok().flatten(), call_state)
@@ -154,7 +154,7 @@ impl Toolgate {
     pub(crate) fn call_end(
         &self,
         row: &Row,
-        asked: Option<toolgate_json::Digest>,
+        requested: Option<toolgate_json::Digest>,
         result: Option<toolgate_json::Digest>,
     ) -> Option<CallEnd> {
         let retry_from = row.outcome.error().filter(|error| error.retryable).map(|error| {
@@ -163,7 +163,7 @@ impl Toolgate {
             );
             self.now().checked_add(wait).unwrap_or(jiff::Timestamp::MAX)
         });
-        asked.map(|digest| CallEnd { digest, retry_from, result })
+        requested.map(|digest| CallEnd { digest, retry_from, result })
     }
 
     /// Writes the row to the spool because the store is unavailable, and tells the caller.
@@ -184,8 +184,8 @@ impl Toolgate {
         {
             tracing::warn!(%error, "cannot save the agent definition of a spooled row next to the spool");
         }
-        let heard = unrecorded_error(error, end.effects);
-        let end = Completion { outcome: heard.into(), gate: Gate::Record, ..end };
+        let client_error = unrecorded_error(error, end.effects);
+        let end = Completion { outcome: client_error.into(), gate: Gate::Record, ..end };
         self.finish_answer(end, row, None, call_state)
     }
 

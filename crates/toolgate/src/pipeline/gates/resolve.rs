@@ -102,10 +102,7 @@ async fn find_named_approval(
             Gate::Approval,
             ToolError::from_code(
                 error_code::APPROVAL_DENIED,
-                format!(
-                    "there is no approval `{}` for this tool in this session",
-                    escape_for_display(id)
-                ),
+                format!("this session has no approval `{}` for this tool", escape_for_display(id)),
             ),
         )),
     }

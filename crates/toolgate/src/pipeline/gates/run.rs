@@ -95,7 +95,7 @@ pub(crate) async fn run(
     if let Some(failure) = failure_before_start(call_state) {
         return RunResult::not_started(failure);
     }
-    let (mut logs, mut spent, mut dirty) = (Vec::new(), None::<Cost>, false);
+    let (mut logs, mut spent, mut had_effects) = (Vec::new(), None::<Cost>, false);
     loop {
         let mut ran = run_once(gate, admitted, call_state, timeout).await;
         logs.append(&mut ran.txn.logs);
@@ -109,8 +109,11 @@ pub(crate) async fn run(
         .flatten();
         // Never retry sooner than the tool asks. For longer delays, tell the model to wait
         // instead.
-        let told = ran.result.as_ref().err().and_then(Failure::retry_after).unwrap_or_default();
-        let delay = delay.filter(|_| told <= MAX_INLINE_RETRY_DELAY).map(|delay| delay.max(told));
+        let requested_delay =
+            ran.result.as_ref().err().and_then(Failure::retry_after).unwrap_or_default();
+        let delay = delay
+            .filter(|_| requested_delay <= MAX_INLINE_RETRY_DELAY)
+            .map(|delay| delay.max(requested_delay));
         let end = earlier_deadline(timeout, call_state.deadline);
         let in_time = |delay: Duration| {
             Instant::now().checked_add(delay).is_some_and(|then| end.is_none_or(|end| then < end))
@@ -121,7 +124,7 @@ pub(crate) async fn run(
             if !ran.is_unclean {
                 tokio::select! {
                     () = Box::pin(tokio::time::sleep(delay)) => {
-                        dirty |= !effects_of_attempt(&ran, admitted).is_clean();
+                        had_effects |= !effects_of_attempt(&ran, admitted).is_clean();
                         call_state.retries += 1;
                         continue;
                     }
@@ -130,7 +133,7 @@ pub(crate) async fn run(
             }
         }
         // A later attempt without effects does not undo the effects of an earlier attempt.
-        ran.is_unclean |= dirty && ran.result.is_err();
+        ran.is_unclean |= had_effects && ran.result.is_err();
         ran.txn.logs = logs;
         ran.txn.cost = spent;
         return ran;
@@ -168,14 +171,15 @@ async fn run_once(
         extension: call_state.extension.clone(),
     });
     // `catch_unwind` also covers the part of the handler before its first await.
-    let own = ctx.clone();
-    let work = AssertUnwindSafe(async move { handler.run(permit, own, permit.arguments()).await })
-        .catch_unwind();
-    let mut over = false;
+    let handler_ctx = ctx.clone();
+    let work =
+        AssertUnwindSafe(async move { handler.run(permit, handler_ctx, permit.arguments()).await })
+            .catch_unwind();
+    let mut has_ended = false;
     let result = tokio::select! {
         biased;
         ended = work => {
-            over = true;
+            has_ended = true;
             ended.unwrap_or_else(|panic| Err(panic_failure(&tool.spec.name, panic.as_ref())))
         }
         () = call_state.cancel.cancelled() => Err(Failure::from_code(error_code::CANCELLED, "the call was cancelled while it ran")),
@@ -184,7 +188,7 @@ async fn run_once(
         every = wait_for_missed_heartbeat(&ctx, tool.spec.heartbeat) => Err(Failure::from_code(error_code::HEARTBEAT_MISSED, format!("`{}` sent no heartbeat for {every:?}", tool.spec.name))),
     };
     // Background work that the tool started must end too.
-    if !over {
+    if !has_ended {
         ctx.cancellation_token().cancel();
     }
     let txn = ctx.finish();
@@ -242,12 +246,12 @@ pub(crate) fn roll_back_files(txn: &mut CallTransaction) -> bool {
 }
 
 pub(crate) fn panic_failure(tool: &str, panic: &(dyn std::any::Any + Send)) -> Failure {
-    let said = panic
+    let message = panic
         .downcast_ref::<&str>()
         .map(|s| (*s).to_owned())
         .or_else(|| panic.downcast_ref::<String>().cloned());
     // The panic message goes to the operator only.
-    tracing::error!(tool, panic = said.as_deref().unwrap_or("?"), "tool panicked");
+    tracing::error!(tool, panic = message.as_deref().unwrap_or("?"), "tool panicked");
     Failure::from_code(
         error_code::TOOL_PANICKED,
         format!("`{tool}` crashed because of a bug; do not repeat the call, tell the user"),

@@ -174,7 +174,7 @@ pub(crate) fn roll_back(
     }
     let tool = admitted.authorization.tool();
     if let Outcome::Error(error) = &end.outcome {
-        let ask = PolicyInput::new(
+        let input = PolicyInput::new(
             call,
             &admitted.key,
             &tool.spec,
@@ -182,7 +182,7 @@ pub(crate) fn roll_back(
             facts,
         );
         for policy in &tool.observers {
-            if catch_unwind(AssertUnwindSafe(|| policy.on_rollback(&ask, error))).is_err() {
+            if catch_unwind(AssertUnwindSafe(|| policy.on_rollback(&input, error))).is_err() {
                 tracing::error!(policy = policy.name(), "policy panicked in `on_rollback`");
             }
         }

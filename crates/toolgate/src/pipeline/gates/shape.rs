@@ -52,7 +52,7 @@ pub(crate) struct ShapedRun {
     pub(crate) has_started: bool,
 }
 
-/// What a run came to.
+/// Result of a run after shaping.
 pub(crate) enum RunOutcome {
     Success(Box<ShapedResult>),
     /// The tool succeeded, but its result may not be returned.
@@ -135,12 +135,12 @@ async fn shape_result(
         empty,
         ..CallOutput::default()
     };
-    let most = tool.spec.max_output.unwrap_or(admitted.agent.max_output);
-    let whole = (admitted.agent.tracked_sources.is_some()
-        && !is_certainly_small(&output.value, most))
+    let max_bytes = tool.spec.max_output.unwrap_or(admitted.agent.max_output);
+    let untruncated = (admitted.agent.tracked_sources.is_some()
+        && !is_certainly_small(&output.value, max_bytes))
     .then(|| output.value.clone());
-    let stored = truncate_output(&mut output, most, &gate.0.redactor);
-    Ok(ShapedResult { output, stored, changes, digest, untruncated: whole })
+    let stored = truncate_output(&mut output, max_bytes, &gate.0.redactor);
+    Ok(ShapedResult { output, stored, changes, digest, untruncated })
 }
 
 async fn run_after_hooks(
@@ -157,9 +157,9 @@ async fn run_after_hooks(
             tool: &tool.spec.name,
             input: admitted.authorization.arguments().value(),
         };
-        let given: &Value = value;
+        let current: &Value = value;
         let work = futures_util::FutureExt::catch_unwind(AssertUnwindSafe(async move {
-            hook.after(call, given, ran_ms).await
+            hook.after(call, current, ran_ms).await
         }));
         let answer = match tokio::time::timeout(hook.timeout(), work).await {
             Ok(Ok(answer)) => answer,
@@ -213,21 +213,21 @@ fn collect_changes(
 ) -> Result<SessionChanges, ToolError> {
     let tool = admitted.authorization.tool();
     let arguments = admitted.authorization.arguments();
-    let ask =
+    let input =
         PolicyInput::new(call_state.id, &admitted.key, &tool.spec, arguments, &call_state.facts);
     let revoked = tool.revoked_evidence(&call_state.arguments, Some(value));
     let mut marks = Vec::new();
     for policy in &tool.observers {
-        let heard = catch_unwind(AssertUnwindSafe(|| {
+        let result = catch_unwind(AssertUnwindSafe(|| {
             policy.on_result(&SuccessfulCall {
-                input: ask,
+                input,
                 value,
                 file_accesses: &txn.observations,
                 revoked: &revoked,
             })
         }));
-        match heard {
-            Ok(Ok(mut more)) => marks.append(&mut more),
+        match result {
+            Ok(Ok(mut new_marks)) => marks.append(&mut new_marks),
             // A failure of a rule in observe mode must not affect the call.
             _ if policy.mode() == EnforcementMode::Observe => {
                 tracing::warn!(
@@ -253,8 +253,8 @@ fn collect_changes(
     }
     let entities = tool.spec.entities.iter().zip(&tool.is_entity_declared).filter_map(
         |((name, path), declared)| {
-            let asked = path.get(&call_state.arguments).filter(|_| *declared);
-            proven_entity(asked, path.get(value)).map(|entity| {
+            let argument = path.get(&call_state.arguments).filter(|_| *declared);
+            proven_entity(argument, path.get(value)).map(|entity| {
                 (Arc::clone(name), toolgate_json::with_canonical_numbers(entity.clone()))
             })
         },
@@ -266,14 +266,14 @@ fn collect_changes(
     // Reported evidence is as old as the call, so evidence that others have revoked since stays
     // revoked. If the tool revokes its own evidence, it did so at admission, after its writes
     // were recorded.
-    let own = if tool.spec.revokes.iter().any(|(of, _)| *of == tool.spec.name) {
+    let own_revocations = if tool.spec.revokes.iter().any(|(of, _)| *of == tool.spec.name) {
         tool.revoked_evidence(&call_state.arguments, None).len()
             + usize::from(admitted.agent.tracked_sources.is_some())
     } else {
         0
     };
     let stamp = if admitted.is_reported {
-        call_state.evidence_stamp.saturating_add(own as u64 + 1)
+        call_state.evidence_stamp.saturating_add(own_revocations as u64 + 1)
     } else {
         u64::MAX
     };
@@ -297,46 +297,46 @@ fn collect_changes(
 /// Stores a result that is too large. The model gets its beginning and a handle.
 fn truncate_output(
     output: &mut CallOutput,
-    most: usize,
+    max_bytes: usize,
     redactor: &Redactor,
 ) -> Option<(String, Arc<str>)> {
-    if output.hidden || is_certainly_small(&output.value, most) {
+    if output.hidden || is_certainly_small(&output.value, max_bytes) {
         return None;
     }
     let text: Arc<str> = match &output.value {
         Value::String(text) => text.as_str().into(),
         value => value.to_string().into(),
     };
-    if text.len() <= most {
+    if text.len() <= max_bytes {
         return None;
     }
     let handle = format!("out_{}", CallId::generate());
-    let mut end = MAX_PREVIEW_BYTES.min(most);
+    let mut end = MAX_PREVIEW_BYTES.min(max_bytes);
     while !text.is_char_boundary(end) {
         end -= 1;
     }
     // Do not cut through a secret, because no pattern would match the rest.
     let end = redactor.find_cut_position(&text, end);
-    let said = format!(
+    let note = format!(
         "The result has {} bytes; this is its beginning. Read on with `read_output`, handle `{handle}`, offset {end}.",
         text.len()
     );
     output.message =
-        Some(output.message.take().map_or(said.clone(), |message| format!("{message}\n{said}")));
+        Some(output.message.take().map_or(note.clone(), |message| format!("{message}\n{note}")));
     output.value = Value::String(text.get(..end).unwrap_or_default().to_owned());
     output.stored = Some(StoredOutputRef { handle: handle.clone(), bytes: text.len() });
     Some((handle, text))
 }
 
 /// Reports whether a value certainly fits, without serializing it.
-fn is_certainly_small(value: &Value, most: usize) -> bool {
+fn is_certainly_small(value: &Value, max_bytes: usize) -> bool {
     match value {
         Value::Null | Value::Bool(_) => true,
-        Value::Number(number) => number.as_str().len() <= most,
-        Value::String(text) => text.len() <= most,
+        Value::Number(number) => number.as_str().len() <= max_bytes,
+        Value::String(text) => text.len() <= max_bytes,
         Value::Array(_) | Value::Object(_) => toolgate_json::find_exceeded_bound_of_value(
             value,
-            &JsonBounds { bytes: most / 8, depth: 128, nodes: most / 8 },
+            &JsonBounds { bytes: max_bytes / 8, depth: 128, nodes: max_bytes / 8 },
         )
         .is_none(),
     }
@@ -345,14 +345,14 @@ fn is_certainly_small(value: &Value, most: usize) -> bool {
 /// Returns the entity that a call is evidence about: from its result, or else from its arguments.
 ///
 /// If both have the same text, the value from the arguments is returned.
-fn proven_entity<'v>(asked: Option<&'v Value>, told: Option<&'v Value>) -> Option<&'v Value> {
-    let [asked, told] = [asked, told].map(|value| value.filter(|value| !value.is_null()));
+fn proven_entity<'v>(argument: Option<&'v Value>, result: Option<&'v Value>) -> Option<&'v Value> {
+    let [argument, result] = [argument, result].map(|value| value.filter(|value| !value.is_null()));
     let spelled = |value: &'v Value| match value {
         Value::String(text) => Cow::Borrowed(text.as_str()),
         other => Cow::Owned(other.to_string()),
     };
-    match (asked, told) {
-        (Some(asked), Some(told)) if spelled(asked) == spelled(told) => Some(asked),
-        (asked, told) => told.or(asked),
+    match (argument, result) {
+        (Some(argument), Some(result)) if spelled(argument) == spelled(result) => Some(argument),
+        (argument, result) => result.or(argument),
     }
 }

@@ -66,14 +66,14 @@ pub(crate) fn check_input_schema(
     // masked.
     if tool.spec.veiled {
         call_state.arguments = Arc::new(gate.0.redactor.mark(&value));
-        let held = || {
+        let quarantined = || {
             ToolError::from_code(
                 error_code::DEFINITION_CHANGED,
                 format!("`{}` is quarantined because its definition changed", tool.spec.name),
             )
             .with_effects(crate::CallEffects::None)
         };
-        return Err(handler_refusal(tool).unwrap_or_else(|| held().into()));
+        return Err(handler_refusal(tool).unwrap_or_else(|| quarantined().into()));
     }
     let checked = match &tool.input {
         Some(schema) => schema.validate(&tool.spec.name, &mut value),
@@ -81,14 +81,15 @@ pub(crate) fn check_input_schema(
     };
     match checked {
         Ok(()) => {
-            let judged = CheckedArguments::new(&tool.spec.name, value);
+            let checked_arguments = CheckedArguments::new(&tool.spec.name, value);
             // The digest is always keyed. Which arguments are secret may change, but a call
             // must keep its digest.
-            let judged = judged.with_digest(|digest| gate.0.redactor.key_digest(digest));
-            call_state.digest = Some(judged.digest());
+            let checked_arguments =
+                checked_arguments.with_digest(|digest| gate.0.redactor.key_digest(digest));
+            call_state.digest = Some(checked_arguments.digest());
             call_state.arguments =
-                gate.0.redactor.redact_shared(judged.shared_value(), &tool.secrets);
-            Ok(judged)
+                gate.0.redactor.redact_shared(checked_arguments.shared_value(), &tool.secrets);
+            Ok(checked_arguments)
         }
         Err(invalid) => {
             // A misspelled argument name may carry a secret. If the tool has secrets, mask all

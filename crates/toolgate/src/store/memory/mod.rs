@@ -1,5 +1,7 @@
 //! Implements [`Store`] in memory, with one lock around all data.
 
+mod claims;
+mod session_lock;
 mod tables;
 
 use std::collections::VecDeque;
@@ -10,13 +12,13 @@ use ahash::HashMap;
 use async_trait::async_trait;
 use jiff::{SignedDuration, Timestamp};
 use rust_decimal::Decimal;
-use tokio::sync::{OwnedRwLockReadGuard, OwnedRwLockWriteGuard, RwLock};
+use tokio::sync::RwLock;
 
+use self::session_lock::SessionGuard;
 use super::{
     Approval, ApprovalState, ClaimError, ClaimRecord, ClaimRequest, ClaimResolution,
     CommitConflictError, CommitRequest, DedupKey, DeferredClaim, LeaseRequest, PauseTarget,
     PriorCall, SessionItem, SessionLease, SessionRequest, SessionSnapshot, Store, StoreError,
-    check_call_charges,
 };
 use crate::call::outcome::Outcome;
 use crate::call::{CallId, SessionKey};
@@ -41,7 +43,7 @@ pub struct MemoryStore {
     max_rows: usize,
     clock: Arc<dyn Clock>,
     /// The locks behind the leases that are not released.
-    held: Mutex<HashMap<u64, SessionGuard>>,
+    lease_locks: Mutex<HashMap<u64, SessionGuard>>,
     lease_count: AtomicU64,
     /// Whether any kill switch is on, readable without the lock.
     any_paused: AtomicBool,
@@ -53,7 +55,7 @@ impl Default for MemoryStore {
             inner: Mutex::default(),
             max_rows: DEFAULT_MAX_ROWS,
             clock: Arc::new(SystemClock),
-            held: Mutex::default(),
+            lease_locks: Mutex::default(),
             lease_count: AtomicU64::new(0),
             any_paused: AtomicBool::new(false),
         }
@@ -78,12 +80,6 @@ struct Inner {
     rows_recorded: u64,
     carriers: MemoryCarrierStore,
     items: HashMap<SessionKey, Vec<SessionItem>>,
-}
-
-#[expect(dead_code, reason = "dropping the value releases the lock")]
-enum SessionGuard {
-    Exclusive(OwnedRwLockWriteGuard<()>),
-    Shared(OwnedRwLockReadGuard<()>),
 }
 
 struct MemorySession {
@@ -151,41 +147,6 @@ impl MemoryStore {
         let session = inner.session_mut(key);
         (session.progress, session.opened) = (progress, Some(opened));
     }
-
-    async fn acquire_lock(&self, key: &SessionKey, request: LeaseRequest) -> Option<SessionGuard> {
-        let lock = Arc::clone(&crate::lock(&self.inner).session_mut(key).lock);
-        // The uncontended case needs no timer.
-        if request.is_exclusive {
-            if let Ok(guard) = Arc::clone(&lock).try_write_owned() {
-                return Some(SessionGuard::Exclusive(guard));
-            }
-            let guard = tokio::time::timeout(request.timeout, lock.write_owned()).await;
-            guard.ok().map(SessionGuard::Exclusive)
-        } else {
-            if let Ok(guard) = Arc::clone(&lock).try_read_owned() {
-                return Some(SessionGuard::Shared(guard));
-            }
-            let guard = tokio::time::timeout(request.timeout, lock.read_owned()).await;
-            guard.ok().map(SessionGuard::Shared)
-        }
-    }
-
-    /// Turns a lock into a lease. The caller returns it without another await.
-    fn register_lease(
-        &self,
-        key: &SessionKey,
-        request: LeaseRequest,
-        guard: SessionGuard,
-    ) -> SessionLease {
-        let id = self.lease_count.fetch_add(1, Ordering::Relaxed);
-        crate::lock(&self.held).insert(id, guard);
-        SessionLease {
-            id,
-            key: key.clone(),
-            is_exclusive: request.is_exclusive,
-            expires: self.now().checked_add(request.term).unwrap_or(Timestamp::MAX),
-        }
-    }
 }
 
 #[async_trait]
@@ -226,68 +187,68 @@ impl Store for MemoryStore {
     }
 
     fn release_session(&self, lease: SessionLease) {
-        let guard = crate::lock(&self.held).remove(&lease.id);
+        let guard = crate::lock(&self.lease_locks).remove(&lease.id);
         drop(guard);
     }
 
     async fn open_session(
         &self,
-        enter: SessionRequest<'_>,
+        request: SessionRequest<'_>,
     ) -> Result<Option<Box<SessionSnapshot>>, StoreError> {
         let now = self.now();
-        let guard = match enter.lease {
-            Some(request) => match self.acquire_lock(enter.key, request).await {
-                Some(guard) => Some((request, guard)),
+        let locked = match request.lease {
+            Some(lease) => match self.acquire_lock(request.key, lease).await {
+                Some(guard) => Some((lease, guard)),
                 None => return Ok(None),
             },
             None => None,
         };
         let mut inner = crate::lock(&self.inner);
-        let (recalled, recalled_by) =
-            inner.find_prior_call(enter.dedup_keys, enter.digest, now).unzip();
-        let rows = inner.rows_recorded;
-        let session = inner.session_mut(enter.key);
-        if enter.counts_repetition && !matches!(recalled, Some(PriorCall::Settled(_))) {
-            session.progress.count_call(enter.digest, now, enter.polling);
+        let (prior_call, dedup_key_kind) =
+            inner.find_prior_call(request.dedup_keys, request.digest, now).unzip();
+        let row_count = inner.rows_recorded;
+        let session = inner.session_mut(request.key);
+        if request.counts_repetition && !matches!(prior_call, Some(PriorCall::Settled(_))) {
+            session.progress.count_call(request.digest, now, request.polling);
         }
         let mut snapshot = Box::new(SessionSnapshot {
             version: session.version,
             started_at: *session.opened.get_or_insert(now),
             state: Arc::clone(&session.state),
-            row_count: rows,
-            prior_call: recalled,
-            dedup_key_kind: recalled_by,
+            row_count,
+            prior_call,
+            dedup_key_kind,
             repetitions: session.progress,
             lease: None,
             now,
         });
         drop(inner);
         snapshot.lease =
-            guard.map(|(request, guard)| self.register_lease(enter.key, request, guard));
+            locked.map(|(lease, guard)| self.register_lease(request.key, lease, guard));
         Ok(Some(snapshot))
     }
 
     async fn inspect_session(
         &self,
-        enter: SessionRequest<'_>,
+        request: SessionRequest<'_>,
     ) -> Result<Box<SessionSnapshot>, StoreError> {
         let now = self.now();
         let inner = crate::lock(&self.inner);
-        let (recalled, recalled_by) =
-            inner.find_prior_call(enter.dedup_keys, enter.digest, now).unzip();
-        let session = inner.sessions.get(enter.key);
-        let mut progress = session.map(|session| session.progress).unwrap_or_default();
-        if enter.counts_repetition {
-            progress.count_call(enter.digest, now, enter.polling);
+        let (prior_call, dedup_key_kind) =
+            inner.find_prior_call(request.dedup_keys, request.digest, now).unzip();
+        let session = inner.sessions.get(request.key);
+        let mut repetitions = session.map(|session| session.progress).unwrap_or_default();
+        if request.counts_repetition {
+            repetitions.count_call(request.digest, now, request.polling);
         }
         Ok(Box::new(SessionSnapshot {
             version: session.map_or(0, |session| session.version),
             started_at: session.and_then(|session| session.opened).unwrap_or(now),
             state: session.map(|session| Arc::clone(&session.state)).unwrap_or_default(),
             row_count: inner.rows_recorded,
-            prior_call: recalled,
-            dedup_key_kind: recalled_by,
-            repetitions: progress,
+            prior_call,
+            dedup_key_kind,
+            repetitions,
             lease: None,
             now,
         }))
@@ -318,13 +279,13 @@ impl Store for MemoryStore {
         }
         drop(inner);
         let FactRequest { evidence, marks, origins, .. } = needs;
-        let mut rest = FactRequest {
+        let mut session_facts = FactRequest {
             evidence: evidence.clone(),
             marks: marks.clone(),
             origins: origins.clone(),
             ..FactRequest::default()
         };
-        facts.load_from_session(&mut rest, at);
+        facts.load_from_session(&mut session_facts, at);
         Ok(())
     }
 
@@ -342,119 +303,18 @@ impl Store for MemoryStore {
         request: ClaimRequest<'_>,
     ) -> Result<Result<Vec<Decimal>, ClaimError>, StoreError> {
         let now = self.now();
-        let ClaimRequest { record: mut intent, lease_ttl, charges, approval, items } = request;
-        intent.lease = now.checked_add(lease_ttl).unwrap_or(Timestamp::MAX);
-        let mut inner = crate::lock(&self.inner);
-        if let Some((target, why)) = inner.find_pause(&intent.key, &intent.tool) {
-            return Ok(Err(ClaimError::Paused(target, why)));
-        }
-        if let Some((recalled, by)) = inner.find_prior_call(&intent.recall, intent.asked, now) {
-            return Ok(Err(ClaimError::PriorCall(recalled, by)));
-        }
-        let used = match check_call_charges(charges, |charge| Ok(inner.check_charge(charge, now)))?
-        {
-            Ok(used) => used,
-            Err(full) => return Ok(Err(full)),
-        };
-        if let Some(id) = approval {
-            match inner.approvals.get_mut(id) {
-                Some(a) if a.is_usable(now) && a.digest == intent.digest && a.key == intent.key => {
-                    a.state = ApprovalState::Used;
-                }
-                _ => return Ok(Err(ClaimError::ApprovalUnavailable)),
-            }
-        }
-        for charge in charges {
-            inner.counters.entry((charge.counter.clone(), charge.window)).or_default().reserve(
-                now,
-                intent.call,
-                charge,
-                intent.effect,
-            );
-        }
-        for key in &intent.recall {
-            inner.dedup_keys.insert(key.clone(), (intent.asked, intent.call));
-        }
-        let call = intent.call;
-        inner.append_items(&intent.key, items);
-        if let Some(seen) = intent.seen.take() {
-            inner.record_provenance(&intent.key, *seen);
-        }
-        if intent.is_run_by_client() {
-            inner.record_carriers(&intent.key, &intent.carriers);
-        }
-        for revoked in intent.revokes.iter().filter(|_| intent.is_run_by_client()) {
-            Arc::make_mut(&mut inner.session_mut(&intent.key).state).revoke(revoked.clone());
-        }
-        let before = charges
-            .iter()
-            .zip(&used)
-            .map(|(charge, used)| (charge.counter.clone(), charge.window, *used))
-            .collect();
-        inner.open_claims.insert(&intent);
-        inner.claims.insert(
-            call,
-            MemoryClaim {
-                record: intent,
-                charges: charges.to_vec(),
-                used: before,
-                outcome: None,
-                pending: false,
-            },
-        );
-        Ok(Ok(used))
+        crate::lock(&self.inner).claim(request, now)
     }
 
     async fn commit(
         &self,
-        finish: Box<CommitRequest>,
+        request: Box<CommitRequest>,
     ) -> Result<Result<Option<LazyReceipt>, CommitConflictError>, StoreError> {
         let mut inner = crate::lock(&self.inner);
-        let session = inner.session_mut(&finish.row.key);
-        if finish.changes.as_ref().is_some_and(|c| c.can_conflict())
-            && session.version != finish.version
-        {
-            return Ok(Err(CommitConflictError));
-        }
-        if !finish.logs.is_empty() {
-            Arc::make_mut(&mut session.state).append_logs(finish.logs);
-        }
-        for revoked in finish.revoked {
-            Arc::make_mut(&mut session.state).revoke(revoked);
-        }
-        if let Some(changes) = finish.changes {
-            session.version += u64::from(changes.can_conflict());
-            Arc::make_mut(&mut session.state).apply_changes(changes);
-        }
-        if let Some(ended) = &finish.ended {
-            session.progress.record_end(ended);
-        }
-        if let Some(seen) = finish.provenance {
-            inner.record_provenance(&finish.row.key, *seen);
-        }
-        inner.resolve_claim(
-            finish.row.call,
-            finish.resolution,
-            finish.spent,
-            finish.outcome,
-            finish.row.ended_at(),
-        );
-        for (handle, text) in finish.outputs {
-            let at = (finish.row.key.clone(), handle);
-            inner.output_order.push_back(at.clone());
-            inner.outputs.insert(at, text);
-            if inner.output_order.len() > MAX_OUTPUTS
-                && let Some(oldest) = inner.output_order.pop_front()
-            {
-                inner.outputs.remove(&oldest);
-            }
-        }
-        inner.append_items(&finish.row.key, finish.items);
-        let oldest = inner.record_row(finish.row, self.max_rows);
-        // Drop the old row outside of the lock.
+        let committed = inner.commit(*request, self.max_rows);
+        // Drop the oldest row outside of the lock.
         drop(inner);
-        drop(oldest);
-        Ok(Ok(None))
+        Ok(committed.map(|_oldest_row| None))
     }
 
     async fn take_deferred_claim(
@@ -463,38 +323,12 @@ impl Store for MemoryStore {
         client: &str,
         tool: &str,
     ) -> Result<Option<DeferredClaim>, StoreError> {
-        let mut inner = crate::lock(&self.inner);
-        for call in inner.open_claims.deferred_calls(key) {
-            let Some(claim) =
-                inner.claims.get_mut(&call).filter(|claim| *claim.record.tool == *tool)
-            else {
-                continue;
-            };
-            if let Some((_, pass)) = claim.record.pass.take_if(|(name, _)| *name == *client) {
-                return Ok(Some(DeferredClaim {
-                    claim: (*claim.record).clone(),
-                    state: pass,
-                    counters_before: claim.used.clone(),
-                }));
-            }
-        }
-        Ok(None)
+        Ok(crate::lock(&self.inner).take_deferred_claim(key, client, tool))
     }
 
     async fn close_client_session(&self, key: &SessionKey) -> Result<(), StoreError> {
         let now = self.now();
-        let mut inner = crate::lock(&self.inner);
-        let Inner { open_claims, claims, .. } = &mut *inner;
-        let over = now.checked_sub(SignedDuration::from_nanos(1)).unwrap_or(Timestamp::MIN);
-        for call in open_claims.deferred_calls(key) {
-            if let Some(claim) =
-                claims.get_mut(&call).filter(|claim| claim.record.is_run_by_client())
-            {
-                claim.record.pass = None;
-                open_claims.set_lease(&mut claim.record, over);
-            }
-        }
-        inner.expire_leases(now);
+        crate::lock(&self.inner).close_client_session(key, now);
         Ok(())
     }
 
@@ -513,11 +347,11 @@ impl Store for MemoryStore {
         Ok(crate::lock(&self.inner).sessions.get(key).map(|s| Arc::clone(&s.state)))
     }
 
-    async fn edit_session(&self, key: &SessionKey, alter: SessionEdit) -> Result<(), StoreError> {
+    async fn edit_session(&self, key: &SessionKey, edit: SessionEdit) -> Result<(), StoreError> {
         let mut inner = crate::lock(&self.inner);
         let session = inner.session_mut(key);
         session.version += 1;
-        Arc::make_mut(&mut session.state).apply_edit(alter);
+        Arc::make_mut(&mut session.state).apply_edit(edit);
         Ok(())
     }
 
@@ -583,14 +417,14 @@ impl Store for MemoryStore {
             .filter(|c| c.is_pending(now))
             .map(|c| c.record.as_ref().clone())
             .collect();
-        pending.sort_unstable_by_key(|intent| intent.call);
+        pending.sort_unstable_by_key(|record| record.call);
         Ok(pending)
     }
 
     async fn settle_claim(
         &self,
         call: CallId,
-        settle: ClaimResolution,
+        resolution: ClaimResolution,
         outcome: Outcome,
         shown: Outcome,
         by: &str,
@@ -601,14 +435,14 @@ impl Store for MemoryStore {
         let Some(claim) = inner
             .claims
             .get(&call)
-            .filter(|claim| claim.is_pending(now) && settle != ClaimResolution::Pending)
+            .filter(|claim| claim.is_pending(now) && resolution != ClaimResolution::Pending)
         else {
             return Ok(false);
         };
         let row =
             inner.rows.iter().rev().find(|row| row.call == call).or(claim.record.row.as_ref());
-        let row = row.map(|row| row.settlement_row(shown.clone(), settle.effects(), by, now));
-        inner.resolve_claim(call, settle, None, Some(outcome), now);
+        let row = row.map(|row| row.settlement_row(shown.clone(), resolution.effects(), by, now));
+        inner.resolve_claim(call, resolution, None, Some(outcome), now);
         if let Some(row) = row {
             inner.record_row(Arc::new(row), self.max_rows);
         }

@@ -51,7 +51,7 @@ impl Inner {
         ];
         targets
             .into_iter()
-            .find_map(|target| self.paused.get(&target).cloned().map(|why| (target, why)))
+            .find_map(|target| self.paused.get(&target).cloned().map(|reason| (target, reason)))
     }
 
     pub(crate) fn find_prior_call(
@@ -70,9 +70,9 @@ impl Inner {
         digest: Digest,
         now: Timestamp,
     ) -> Option<PriorCall> {
-        let (first, call) = self.dedup_keys.get(key)?;
+        let (first_digest, call) = self.dedup_keys.get(key)?;
         // A call of a `once` tool is found by its arguments, as requested or as changed by hooks.
-        if *first != digest && key.kind() == DedupKeyKind::Key {
+        if *first_digest != digest && key.kind() == DedupKeyKind::Key {
             return Some(PriorCall::KeyReused);
         }
         let claim = self.claims.get(call)?;
@@ -101,12 +101,12 @@ impl Inner {
     pub(crate) fn record_provenance(
         &mut self,
         key: &SessionKey,
-        seen: provenance::ProvenanceUpdate,
+        update: provenance::ProvenanceUpdate,
     ) {
         let mut carriers = std::mem::take(&mut self.carriers);
         let state = Arc::make_mut(&mut self.session_mut(key).state);
         state.stamp += 1;
-        provenance::apply_update(&mut state.provenance, seen, &mut carriers);
+        provenance::apply_update(&mut state.provenance, update, &mut carriers);
         self.carriers = carriers;
     }
 
@@ -134,9 +134,10 @@ impl Inner {
     ///
     /// A deferred read is released.
     pub(crate) fn expire_leases(&mut self, now: Timestamp) {
-        let swept = |claim: &MemoryClaim| claim.record.effect || claim.record.is_run_by_client();
+        let must_expire =
+            |claim: &MemoryClaim| claim.record.effect || claim.record.is_run_by_client();
         for call in self.open_claims.expired(now) {
-            if !self.claims.get(&call).is_some_and(swept) {
+            if !self.claims.get(&call).is_some_and(must_expire) {
                 continue;
             }
             self.revoke_evidence_of(call);
@@ -147,7 +148,7 @@ impl Inner {
     pub(crate) fn resolve_claim(
         &mut self,
         call: CallId,
-        settle: ClaimResolution,
+        resolution: ClaimResolution,
         spent: Option<Cost>,
         outcome: Option<Outcome>,
         now: Timestamp,
@@ -157,34 +158,35 @@ impl Inner {
             return false;
         };
         let effect = claim.record.effect;
-        let settle = if effect { settle } else { settle.for_read() };
-        claim.pending |= settle == ClaimResolution::Pending;
-        self.open_claims.remove(&claim.record, settle == ClaimResolution::Pending);
-        let wrote = std::mem::take(&mut claim.record.carriers);
-        let carries = (settle != ClaimResolution::Released && !wrote.is_empty())
+        let resolution = if effect { resolution } else { resolution.for_read() };
+        claim.pending |= resolution == ClaimResolution::Pending;
+        self.open_claims.remove(&claim.record, resolution == ClaimResolution::Pending);
+        let written = std::mem::take(&mut claim.record.carriers);
+        let carrier_session = (resolution != ClaimResolution::Released && !written.is_empty())
             .then(|| claim.record.key.clone());
         // A reported amount is final, even if the effect is unknown.
         let (known, reserved): (Vec<Charge>, Vec<Charge>) =
             std::mem::take(&mut claim.charges).into_iter().partition(|c| {
-                settle != ClaimResolution::Pending
+                resolution != ClaimResolution::Pending
                     || (c.unit.is_known_after_call() && spent.is_some())
             });
         claim.charges = reserved;
-        if let Some(key) = carries {
-            self.record_carriers(&key, &wrote);
+        if let Some(key) = carrier_session {
+            self.record_carriers(&key, &written);
         }
         for charge in known {
-            let actual = settle.final_amount(&charge, spent);
+            let actual = resolution.final_amount(&charge, spent);
             if let Some(counter) = self.counters.get_mut(&(charge.counter.clone(), charge.window)) {
                 counter.settle(now, call, &charge, effect, actual);
             }
         }
-        if settle == ClaimResolution::Pending {
+        if resolution == ClaimResolution::Pending {
             return true;
         }
         let Some(claim) = self.claims.get_mut(&call) else { return true };
         // A call without effect may run again. An outcome without keys is never requested again.
-        match outcome.filter(|_| settle == ClaimResolution::Done && !claim.record.recall.is_empty())
+        match outcome
+            .filter(|_| resolution == ClaimResolution::Done && !claim.record.recall.is_empty())
         {
             Some(outcome) => claim.outcome = Some(outcome),
             None => {
@@ -202,8 +204,8 @@ impl Inner {
     }
 
     /// Records a row, and returns the oldest row if it was dropped.
-    pub(crate) fn record_row(&mut self, row: Arc<Row>, keep: usize) -> Option<Arc<Row>> {
-        let oldest = if self.rows.len() >= keep { self.rows.pop_front() } else { None };
+    pub(crate) fn record_row(&mut self, row: Arc<Row>, max_rows: usize) -> Option<Arc<Row>> {
+        let oldest = if self.rows.len() >= max_rows { self.rows.pop_front() } else { None };
         self.rows.push_back(row);
         self.rows_recorded += 1;
         oldest
