@@ -73,7 +73,7 @@ impl LedgerWriter {
         Self { queue: Arc::new(WriteQueue::new(true, sql, shared, 0)), thread: Mutex::default() }
     }
 
-    /// Reads with the write connection, if there is no writer thread.
+    /// Reads with the write connection, unless the store has a writer thread.
     pub(crate) fn read_if_inline<T, F: FnOnce(&Connection, &SharedStoreState) -> DbResult<T>>(
         &self,
         f: F,

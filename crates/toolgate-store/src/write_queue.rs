@@ -32,7 +32,7 @@ pub(crate) struct WriteJob {
 
 /// Write queue. The writer thread or a caller empties the queue, one at a time.
 pub(crate) struct WriteQueue {
-    /// Whether there is no writer thread, so that callers write everything inline.
+    /// Whether callers write everything inline, without a writer thread.
     pub(crate) is_inline: bool,
     pub(crate) connection: Mutex<WriteConnection>,
     pub(crate) pending: Mutex<PendingJobs>,
@@ -104,7 +104,8 @@ impl WriteQueue {
 
     /// Returns true if a caller found the connection busy and its job is still in the queue.
     ///
-    /// Checked after the connection is released: a caller sets `has_missed` before it tries to lock.
+    /// Call this after the connection is released: a caller sets `has_missed` before it tries to
+    /// lock.
     pub(crate) fn has_missed_jobs(&self) -> bool {
         fence(Ordering::SeqCst);
         self.has_missed.load(Ordering::Relaxed) && !lock_unpoisoned(&self.pending).is_handled()

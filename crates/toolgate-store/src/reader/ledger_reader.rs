@@ -1,4 +1,4 @@
-//! Defines what audit, replay, backtest, lint and doctor read from a ledger, whatever store has it.
+//! Defines the reads of a ledger for audit, replay, backtest, lint and doctor, for any store.
 
 use jiff::Timestamp;
 use toolgate::store::{Approval, ClaimRecord, PauseTarget, StoreError};
@@ -90,7 +90,7 @@ pub trait LedgerReader {
     /// # Errors
     /// The ledger cannot be read.
     fn last_seq(&self) -> Result<u64, StoreError>;
-    /// Checks whether the row of a receipt is unchanged. Returns `None` if there is no such row.
+    /// Checks whether the row of a receipt is unchanged. Returns `None` if the row is missing.
     ///
     /// # Errors
     /// The row cannot be read.

@@ -11,7 +11,7 @@ use crate::tables::ledger::{parse_digest, to_u64};
 use crate::transaction::read_transaction;
 
 impl Ledger {
-    /// Checks whether the row of a receipt is unchanged. Returns `None` if there is no such row.
+    /// Checks whether the row of a receipt is unchanged. Returns `None` if the row is missing.
     ///
     /// # Errors
     /// The row cannot be read.

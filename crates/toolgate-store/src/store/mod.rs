@@ -44,14 +44,14 @@ pub struct SqliteStore {
     writer: LedgerWriter,
     session_locks: Mutex<HashMap<SessionKey, Arc<LocalSessionLock>>>,
     /// The locks behind the leases that are not released.
-    lease_guards: Mutex<HashMap<u64, SessionGuard>>,
+    lease_guards: Mutex<HashMap<u64, SqliteSessionGuard>>,
     lease_count: AtomicU64,
     /// Number of session locks so far. Unused entries of `session_locks` are removed now and then.
     lock_count: AtomicU64,
 }
 
 /// Guards of the locks against other processes, and against other calls of this process.
-type SessionGuard = (ProcessSessionGuard, LocalSessionGuard);
+type SqliteSessionGuard = (ProcessSessionGuard, LocalSessionGuard);
 
 /// Longest pause between two transactions of a pruning, in which other processes can write.
 const MAX_PRUNE_PAUSE: Duration = Duration::from_secs(1);
@@ -344,7 +344,7 @@ impl SqliteStore {
         &self,
         key: &SessionKey,
         request: LeaseRequest,
-    ) -> Result<Option<SessionGuard>, StoreError> {
+    ) -> Result<Option<SqliteSessionGuard>, StoreError> {
         let LeaseRequest { is_exclusive, timeout, .. } = request;
         let deadline = Instant::now().checked_add(timeout);
         let local_lock = {
@@ -391,7 +391,7 @@ impl SqliteStore {
         &self,
         key: &SessionKey,
         request: LeaseRequest,
-        guard: SessionGuard,
+        guard: SqliteSessionGuard,
     ) -> SessionLease {
         let id = self.lease_count.fetch_add(1, Ordering::Relaxed);
         lock_unpoisoned(&self.lease_guards).insert(id, guard);

@@ -97,10 +97,10 @@ fn charge(amount: i64, cap: i64) -> Charge {
 
 fn row(call: CallId, at: Timestamp) -> Arc<Row> {
     let row = json!({
-        "call": call, "at": at, "key": session_key(), "tool": "pay", "arguments": {},
+        "call": call, "at": at, "agent": "desk", "principal": "alice", "session": "s", "tool": "pay", "arguments": {},
         "decision": Decision::Succeeded, "gate": Gate::Run, "effects": CallEffects::Done,
         "facts": {"now": at}, "outcome": Outcome::Success(CallOutput::from_value(json!("paid"))),
-        "latency": [0; 14], "config": Digest::default(),
+        "latency": vec![0; 14], "retries": 0, "config": Digest::default(),
     });
     Arc::new(serde_json::from_value(row).unwrap())
 }

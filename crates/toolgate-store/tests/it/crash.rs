@@ -1,5 +1,4 @@
-//! Killed at any moment: what was acknowledged has its row, nothing is done twice, what nobody
-//! knows is pending.
+//! Tests that a killed process loses no acknowledged row and repeats no effect.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -18,7 +17,7 @@ use crate::ledger_fixture::{
 
 const TASK_COUNT: usize = 6;
 
-/// Only a limit: all calls are let through, and what they add up to is known.
+/// A limit that allows all calls and counts their sum.
 const RULES: &str = r#"
 [[policy]]
 name = "sum"
@@ -40,23 +39,23 @@ fn open(directory: &Path) -> Toolgate {
 
 async fn pay(gate: &Toolgate, directory: &Path, task: usize, name: &str) {
     let session = gate.session("desk", "alice", &format!("task-{task}"));
-    // So that nobody takes a third attempt for a loop.
+    // A different call in between prevents that a third attempt counts as a loop.
     let looked = session.call("look", json!({"customer": name})).await;
     append_line(&directory.join("reads.log"), &looked.call.to_string());
     let arguments =
         json!({"customer": format!("C-{task}"), "amount": 1, "name": name, "slowly": true});
     let answer = gate.call(session.prepare("pay", arguments).idempotency_key(name)).await;
-    let said =
+    let code =
         answer.outcome.error().map_or_else(|| "ok".to_owned(), |error| error.code.to_string());
-    append_line(&directory.join("acks.log"), &format!("{name} {said} {}", answer.call));
+    append_line(&directory.join("acks.log"), &format!("{name} {code} {}", answer.call));
 }
 
-/// Goes on where the process before it was killed.
+/// Settles the calls of the killed process before it, and makes new calls.
 pub(crate) fn run_worker() {
     let directory = worker_directory();
     runtime().block_on(async {
         let gate = open(&directory);
-        // What was tried and never acknowledged either never began, or ended, or is pending.
+        // A call without an acknowledgement was not claimed, or has ended, or is pending.
         let acked: BTreeSet<String> = read_lines(&directory.join("acks.log"))
             .iter()
             .filter_map(|line| line.name_if_code("ok"))
@@ -71,17 +70,16 @@ pub(crate) fn run_worker() {
         let world = read_lines(&directory.join("world.log"));
         let pending = gate.pending_calls().await.unwrap();
         for (name, task) in tried.iter().filter(|(name, _)| !acked.contains(*name)) {
-            let open = pending.iter().find(|intent| {
-                intent.row.as_ref().is_some_and(|row| row.arguments["name"] == **name)
+            let open = pending.iter().find(|record| {
+                record.row.as_ref().is_some_and(|row| row.arguments["name"] == **name)
             });
             let happened = world.contains(name);
-            let Some(intent) = open else {
-                // Settled before it died, or never claimed: made again, it is answered or done for
-                // the first time.
+            let Some(record) = open else {
+                // The call was settled or not claimed, so a repetition is replayed or runs once.
                 pay(&gate, &directory, *task, name).await;
                 continue;
             };
-            // As it is, nobody makes it again.
+            // A pending call does not run again.
             pay(&gate, &directory, *task, name).await;
             assert!(
                 read_lines(&directory.join("acks.log"))
@@ -91,11 +89,11 @@ pub(crate) fn run_worker() {
                 "{name}"
             );
             assert_eq!(read_lines(&directory.join("world.log")).contains(name), happened);
-            // Somebody looks, and says what became of it.
+            // An operator settles the call.
             let outcome = happened.then(|| {
                 Outcome::Success(CallOutput::from_value(json!({"paid": 1, "name": name})))
             });
-            assert!(gate.settle_pending(intent.call, outcome, "an operator").await.unwrap());
+            assert!(gate.settle_pending(record.call, outcome, "an operator").await.unwrap());
             append_line(&directory.join("settled.log"), &format!("{name} {happened}"));
             pay(&gate, &directory, *task, name).await;
         }
@@ -134,49 +132,50 @@ impl RecordedCode for String {
 
 #[test]
 fn killed_process_loses_no_row_and_repeats_no_effect() {
-    let desk = LedgerFixture::new();
-    let directory = desk.directory.path();
-    let mut dice = SeededRng::new(7);
+    let fixture = LedgerFixture::new();
+    let directory = fixture.directory.path();
+    let mut rng = SeededRng::new(7);
     for _ in 0..round_count(15, 320) {
         let mut child = process("crash", directory)
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();
-        // Sometimes while it still cleans up after the one before.
-        if dice.next_below(4) > 0 {
+        // Some processes are killed during their recovery.
+        if rng.next_below(4) > 0 {
             wait_for_ready(&mut child);
         }
-        std::thread::sleep(Duration::from_micros(200 * dice.next_below(150) as u64));
+        std::thread::sleep(Duration::from_micros(200 * rng.next_below(150) as u64));
         child.kill().unwrap();
         let output = child.wait_with_output().unwrap();
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert!(!said.contains("panicked"), "{said}");
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert!(!stderr.contains("panicked"), "{stderr}");
     }
     let last = process("crash", directory).env("TOOLGATE_LAST", "1").output().unwrap();
     assert!(last.status.success(), "{}", String::from_utf8_lossy(&last.stderr));
 
-    let (world, acks) = (read_lines(&desk.world_path()), read_lines(&directory.join("acks.log")));
-    let done: BTreeSet<&String> = world.iter().collect();
-    assert_eq!(done.len(), world.len(), "an effect ran twice");
-    let ledger = desk.ledger();
+    let (world, acks) =
+        (read_lines(&fixture.world_path()), read_lines(&directory.join("acks.log")));
+    let effects: BTreeSet<&String> = world.iter().collect();
+    assert_eq!(effects.len(), world.len(), "an effect ran twice");
+    let ledger = fixture.ledger();
     let rows = ledger.find(&RowFilter::default()).unwrap();
     let by_call: BTreeMap<String, _> =
         rows.iter().map(|entry| (entry.row.call.to_string(), &entry.row)).collect();
-    assert_eq!(by_call.len(), rows.len(), "one row a call");
+    assert_eq!(by_call.len(), rows.len(), "a call has several rows");
     for ack in &acks {
         let parts: Vec<&str> = ack.split(' ').collect();
-        assert!(by_call.contains_key(parts[2]), "{ack} was acknowledged and has no row");
+        assert!(by_call.contains_key(parts[2]), "{ack} was acknowledged but has no row");
         assert!(
-            parts[1] != "ok" || done.contains(&parts[0].to_owned()),
-            "{ack} was acknowledged and never happened"
+            parts[1] != "ok" || effects.contains(&parts[0].to_owned()),
+            "{ack} was acknowledged but had no effect"
         );
     }
-    // What was only read has its row, too, though nobody waited for the disk.
+    // A read has its row, too, although it does not wait for the disk.
     let reads = read_lines(&directory.join("reads.log"));
     assert!(
         reads.len() >= world.len() && reads.iter().all(|call| by_call.contains_key(call)),
-        "a read was acknowledged and has no row"
+        "a read was acknowledged but has no row"
     );
     let tried: BTreeSet<String> = read_lines(&directory.join("tries.log"))
         .iter()
@@ -184,16 +183,16 @@ fn killed_process_loses_no_row_and_repeats_no_effect() {
         .collect();
     let acked: BTreeSet<String> =
         acks.iter().filter_map(|line| line.name_if_code("ok")).map(str::to_owned).collect();
-    assert_eq!(tried, acked, "in the end every call came to its end");
+    assert_eq!(tried, acked, "a call was never acknowledged");
     assert!(ledger.pending_claims(jiff::Timestamp::now()).unwrap().is_empty());
-    assert!(world.len() > 20, "the test did something: {}", world.len());
+    assert!(world.len() > 20, "too few effects: {}", world.len());
     println!(
         "{} effects, {} settled by hand, {} rows",
         world.len(),
         read_lines(&directory.join("settled.log")).len(),
         rows.len()
     );
-    // What was reserved is what was done.
+    // The used amount of the limit equals the effects.
     runtime().block_on(async {
         let gate = open(directory);
         for task in 0..TASK_COUNT {
@@ -201,21 +200,24 @@ fn killed_process_loses_no_row_and_repeats_no_effect() {
                 .iter()
                 .filter(|name| name.split('-').nth(1) == Some(&task.to_string()))
                 .count();
-            let why = gate
+            let explanation = gate
                 .session("desk", "alice", "a new one")
                 .explain("pay", json!({"customer": format!("C-{task}"), "amount": 1}))
                 .await;
-            assert!(why.to_string().contains(&format!("{spent} of 100000 used")), "{spent}: {why}");
+            assert!(
+                explanation.to_string().contains(&format!("{spent} of 100000 used")),
+                "{spent}: {explanation}"
+            );
         }
     });
-    desk.verify();
+    fixture.verify();
 }
 
 fn wait_for_ready(child: &mut std::process::Child) {
     use std::io::BufRead;
-    let mut out = std::io::BufReader::new(child.stdout.take().unwrap());
+    let mut stdout = std::io::BufReader::new(child.stdout.take().unwrap());
     let mut line = String::new();
-    while out.read_line(&mut line).unwrap() > 0 && !line.contains("ready") {
+    while stdout.read_line(&mut line).unwrap() > 0 && !line.contains("ready") {
         line.clear();
     }
 }

@@ -1,5 +1,4 @@
-//! A full disk, a directory that cannot be written to, damage, a clock that goes backwards: a clear
-//! error or correct work.
+//! Tests that faults of disks, files and clocks cause clear errors or no harm.
 
 use std::io::{Seek, SeekFrom, Write};
 use std::os::unix::process::CommandExt;
@@ -29,7 +28,7 @@ async fn record_calls(gate: &Toolgate, session: &str, customers: std::ops::Range
     }
 }
 
-/// Calls until the disk is full, and a little beyond.
+/// Makes calls until the disk is full, and a few more.
 pub(crate) fn run_worker() {
     let directory = worker_directory();
     runtime().block_on(async {
@@ -58,9 +57,9 @@ pub(crate) fn run_worker() {
 
 #[test]
 fn full_disk_is_reported_and_rows_are_added_later() {
-    let desk = LedgerFixture::new();
+    let fixture = LedgerFixture::new();
     let exe = std::env::current_exe().unwrap();
-    // Files may have 512 KiB: the ledger comes to that before anything else does.
+    // Files may have 512 KiB, and the ledger reaches this limit first.
     let script = format!(
         "trap '' XFSZ; ulimit -f 1024; exec '{}' worker --exact --nocapture --test-threads=1",
         exe.display()
@@ -68,23 +67,23 @@ fn full_disk_is_reported_and_rows_are_added_later() {
     let output = Command::new("sh")
         .args(["-c", &script])
         .env("TOOLGATE_WORKER", "fill")
-        .env("TOOLGATE_DIR", desk.directory.path())
+        .env("TOOLGATE_DIR", fixture.directory.path())
         .output()
         .unwrap();
-    let said = String::from_utf8_lossy(&output.stdout);
-    assert!(said.contains("full"), "{said}\n{}", String::from_utf8_lossy(&output.stderr));
-    let acks = read_lines(&desk.directory.path().join("acks.log"));
+    let stdout = String::from_utf8_lossy(&output.stdout);
+    assert!(stdout.contains("full"), "{stdout}\n{}", String::from_utf8_lossy(&output.stderr));
+    let acks = read_lines(&fixture.directory.path().join("acks.log"));
     runtime().block_on(async {
-        let gate = desk.open();
+        let gate = fixture.open();
         gate.recover_spool().await.unwrap();
         let rows = gate.session("desk", "alice", "s").rows().await.unwrap();
         for ack in acks {
             let (call, code) = ack.split_once(' ').unwrap();
             let found = rows.iter().filter(|row| row.call.to_string() == call).count();
-            assert_eq!(found, 1, "{call} heard {code}");
+            assert_eq!(found, 1, "{call} was answered with {code}");
         }
     });
-    desk.verify();
+    fixture.verify();
 }
 
 #[test]
@@ -92,9 +91,9 @@ fn unwritable_directory_is_reported() {
     let missing = SqliteStore::open("/nowhere/at/all/ledger.db").unwrap_err().to_string();
     assert!(missing.contains("/nowhere/at/all"), "{missing}");
     let readable = tempfile::tempdir().unwrap();
-    let desk = LedgerFixture::new();
-    runtime().block_on(async { record_calls(&desk.open(), "s", 0..2).await });
-    copy_all(desk.directory.path(), readable.path());
+    let fixture = LedgerFixture::new();
+    runtime().block_on(async { record_calls(&fixture.open(), "s", 0..2).await });
+    copy_all(fixture.directory.path(), readable.path());
     let open = |path: &std::path::Path| {
         for entry in [
             path.to_owned(),
@@ -107,7 +106,7 @@ fn unwritable_directory_is_reported() {
         }
     };
     open(readable.path());
-    // Root may do everything: then somebody else tries.
+    // Root ignores permissions, so the worker runs as another user.
     if Command::new("true").uid(65_534).status().is_err() {
         use std::os::unix::fs::PermissionsExt;
         for entry in [
@@ -123,11 +122,16 @@ fn unwritable_directory_is_reported() {
         return;
     }
     let exe = readable.path().join("exe");
-    // Another program makes it: what is open for writing here may be so in a child that another
-    // test has just begun, and cannot be run.
-    let own = std::env::current_exe().unwrap();
+    // Another program copies the binary. A file descriptor of this process could be inherited by a
+    // child of another test, and a file that is open for writing cannot be executed.
+    let test_binary = std::env::current_exe().unwrap();
     assert!(
-        Command::new("install").args(["-m", "755"]).args([&own, &exe]).status().unwrap().success()
+        Command::new("install")
+            .args(["-m", "755"])
+            .args([&test_binary, &exe])
+            .status()
+            .unwrap()
+            .success()
     );
     let output = Command::new(&exe)
         .args(["worker", "--exact", "--nocapture"])
@@ -137,21 +141,26 @@ fn unwritable_directory_is_reported() {
         .uid(65_534)
         .output()
         .unwrap();
-    let said = format!(
+    let output_text = format!(
         "{}{}",
         String::from_utf8_lossy(&output.stdout),
         String::from_utf8_lossy(&output.stderr)
     );
-    let clear = said.contains("ermission denied") || said.contains("this user cannot write");
-    assert!(!output.status.success() && said.contains("ledger.db") && clear, "{said}");
+    let is_clear =
+        output_text.contains("ermission denied") || output_text.contains("this user cannot write");
+    assert!(
+        !output.status.success() && output_text.contains("ledger.db") && is_clear,
+        "{output_text}"
+    );
 }
 
-/// What SQLite leaves beside a database, `pages` long before, when it is killed in the middle of a
-/// change.
+/// Writes the hot journal that SQLite leaves if it is killed while it changes a database.
+///
+/// Before the change, the database had `pages` pages.
 fn leave_journal(database: &std::path::Path, pages: u32) {
     let mut journal = vec![0xd9, 0xd5, 0x05, 0xf9, 0x20, 0xa1, 0x63, 0xd7];
-    for figure in [0, 7, pages, 512, 4096] {
-        journal.extend(u32::to_be_bytes(figure));
+    for number in [0, 7, pages, 512, 4096] {
+        journal.extend(u32::to_be_bytes(number));
     }
     journal.resize(512, 0);
     std::fs::write(database.with_extension("db-journal"), journal).unwrap();
@@ -161,7 +170,7 @@ fn leave_journal(database: &std::path::Path, pages: u32) {
 fn ledger_creation_can_be_repeated_after_kill() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("ledger.db");
-    // It is set to WAL first, which is a change of the other kind.
+    // The switch to WAL uses a rollback journal.
     rusqlite::Connection::open(&path)
         .unwrap()
         .query_row("PRAGMA journal_mode = WAL", [], |_| Ok(()))
@@ -170,7 +179,7 @@ fn ledger_creation_can_be_repeated_after_kill() {
     leave_journal(&path, 0);
     drop(SqliteStore::open(&path).unwrap());
     drop(SqliteStore::open(&path).unwrap());
-    // What is somebody else's is left as it is.
+    // A database of another program stays unchanged.
     let other = directory.path().join("other.db");
     rusqlite::Connection::open(&other).unwrap().execute_batch("CREATE TABLE mine (x)").unwrap();
     leave_journal(&other, 2);
@@ -204,28 +213,28 @@ fn file_that_is_no_ledger_is_refused() {
 
 #[test]
 fn missing_or_foreign_keys_are_reported() {
-    let desk = LedgerFixture::new();
-    runtime().block_on(async { record_calls(&desk.open(), "s", 0..2).await });
-    let keys = desk.directory.path().join("ledger.db.state/keys");
-    let aside = desk.directory.path().join("keys");
+    let fixture = LedgerFixture::new();
+    runtime().block_on(async { record_calls(&fixture.open(), "s", 0..2).await });
+    let keys = fixture.directory.path().join("ledger.db.state/keys");
+    let aside = fixture.directory.path().join("keys");
     std::fs::rename(&keys, &aside).unwrap();
-    let error = SqliteStore::open(desk.ledger_path()).unwrap_err().to_string();
+    let error = SqliteStore::open(fixture.ledger_path()).unwrap_err().to_string();
     assert!(error.contains("keys of this ledger are missing"), "{error}");
     std::fs::rename(&aside, &keys).unwrap();
     std::fs::write(keys.join("seal.key"), "11".repeat(32)).unwrap();
-    let error = SqliteStore::open(desk.ledger_path()).unwrap_err().to_string();
+    let error = SqliteStore::open(fixture.ledger_path()).unwrap_err().to_string();
     assert!(error.contains("belong to another ledger"), "{error}");
 }
 
 #[test]
 fn damaged_pages_cause_error_and_never_wrong_row() {
-    let desk = LedgerFixture::new();
-    runtime().block_on(async { record_calls(&desk.open(), "s", 0..40).await });
-    let whole = desk.export();
-    let pages = std::fs::metadata(desk.ledger_path()).unwrap().len() / 4096;
-    let (mut noticed, mut harmless) = (0, 0);
+    let fixture = LedgerFixture::new();
+    runtime().block_on(async { record_calls(&fixture.open(), "s", 0..40).await });
+    let rows_before = fixture.export();
+    let pages = std::fs::metadata(fixture.ledger_path()).unwrap().len() / 4096;
+    let (mut detected, mut harmless) = (0, 0);
     for page in 1..pages {
-        let copy = desk.copy();
+        let copy = fixture.copy();
         let mut file = std::fs::OpenOptions::new().write(true).open(copy.ledger_path()).unwrap();
         file.seek(SeekFrom::Start(page * 4096)).unwrap();
         file.write_all(&[0xa5; 4096]).unwrap();
@@ -237,13 +246,13 @@ fn damaged_pages_cause_error_and_never_wrong_row() {
                 verified.map(|_| crate::ledger_fixture::export(&ledger))
             });
         match verified {
-            Err(_) => noticed += 1,
+            Err(_) => detected += 1,
             Ok(rows) => {
-                assert_eq!(rows, whole, "page {page}");
+                assert_eq!(rows, rows_before, "page {page}");
                 harmless += 1;
             }
         }
-        // Whoever goes on with it hears an error, or goes on correctly.
+        // Later calls fail, or work correctly.
         if let Ok(store) = SqliteStore::open(copy.ledger_path()) {
             runtime().block_on(async {
                 let gate = Toolgate::builder()
@@ -256,28 +265,28 @@ fn damaged_pages_cause_error_and_never_wrong_row() {
                 let answer = session
                     .call("pay", json!({"customer": "C-10", "amount": 200, "name": "again"}))
                     .await;
-                // What is said to have been done has its row, wherever that can be read.
+                // A successful call has its row, if the rows are readable.
                 if let (Outcome::Success(_), Ok(rows)) = (&answer.outcome, session.rows().await) {
                     assert!(rows.iter().any(|row| row.call == answer.call), "page {page}");
                 }
             });
         }
     }
-    assert!(noticed > 10, "{noticed} noticed, {harmless} harmless");
+    assert!(detected > 10, "{detected} detected, {harmless} harmless");
 }
 
 #[test]
 fn truncated_wal_gives_older_state_or_error() {
-    let desk = LedgerFixture::new();
-    let gate = desk.open();
+    let fixture = LedgerFixture::new();
+    let gate = fixture.open();
     runtime().block_on(async { record_calls(&gate, "s", 0..10).await });
-    // As a power cut would leave it: the log is there, and nobody has closed the database.
-    let crashed = desk.copy();
+    // As after a power loss: the WAL exists, and no process has closed the database.
+    let crashed = fixture.copy();
     drop(gate);
     let wal = crashed.directory.path().join("ledger.db-wal");
     let length = std::fs::metadata(&wal).unwrap().len();
     assert!(length > 0);
-    let whole: Vec<String> = desk.export();
+    let all_rows: Vec<String> = fixture.export();
     for part in 0..12 {
         let copy = crashed.copy();
         let file = std::fs::OpenOptions::new()
@@ -290,10 +299,11 @@ fn truncated_wal_gives_older_state_or_error() {
             Ok(store) => {
                 drop(store);
                 let rows = copy.export();
-                let begun: Vec<_> = rows.iter().take_while(|row| whole.contains(*row)).collect();
+                let unchanged: Vec<_> =
+                    rows.iter().take_while(|row| all_rows.contains(*row)).collect();
                 assert!(
-                    rows.len() - begun.len() <= 1,
-                    "what is left is what was written first, and at most one call was abandoned"
+                    rows.len() - unchanged.len() <= 1,
+                    "the remaining rows are the first ones, and at most one row of an abandoned call"
                 );
                 copy.verify();
             }
@@ -308,10 +318,10 @@ fn truncated_wal_gives_older_state_or_error() {
 
 #[test]
 fn clock_set_back_frees_no_limit() {
-    let desk = LedgerFixture::new();
+    let fixture = LedgerFixture::new();
     let clock = Arc::new(ManualClock::at(noon()));
     runtime().block_on(async {
-        let gate = desk.open_at(clock.clone());
+        let gate = fixture.open_at(clock.clone());
         let session = gate.session("desk", "alice", "s");
         session.call("look", json!({"customer": "C-1"})).await;
         let pay = async |name: &str| {
@@ -322,9 +332,9 @@ fn clock_set_back_frees_no_limit() {
         assert_eq!(pay("a").await, "ok");
         clock.advance(SignedDuration::from_hours(-48));
         assert_eq!(pay("b").await, "ok");
-        assert_eq!(pay("c").await, "daily", "two payments stand, whatever the clock says");
+        assert_eq!(pay("c").await, "daily", "both payments count, whatever the clock shows");
         clock.advance(SignedDuration::from_hours(60));
-        assert_eq!(pay("d").await, "ok", "one of them has left the window");
+        assert_eq!(pay("d").await, "ok", "one payment has left the window");
     });
-    assert_eq!(desk.verify().rows, 5);
+    assert_eq!(fixture.verify().rows, 5);
 }

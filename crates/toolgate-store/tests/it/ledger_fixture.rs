@@ -1,4 +1,4 @@
-//! A desk that pays, and a world outside of it that remembers what was really done.
+//! Provides ledgers with a payment agent, and a file that records the real effects.
 
 use std::fs::OpenOptions;
 use std::io::Write;
@@ -15,7 +15,7 @@ use toolgate_store::{Ledger, RowFilter, SqliteStore, TrustRoots, VerificationRep
 
 use toolgate_testkit::replay_check::assert_replay_unchanged;
 
-/// The rules of the desk.
+/// The rules of the agent.
 pub(crate) const RULES: &str = r#"
 [[policy]]
 name = "known"
@@ -41,7 +41,7 @@ per = "/customer"
 within = "24h"
 "#;
 
-/// Random numbers that come out the same for the same seed.
+/// Generates reproducible random numbers from a seed.
 pub(crate) struct SeededRng(u64);
 
 impl SeededRng {
@@ -49,15 +49,15 @@ impl SeededRng {
         Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
     }
 
-    pub(crate) fn next_below(&mut self, sides: usize) -> usize {
+    pub(crate) fn next_below(&mut self, limit: usize) -> usize {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
-        usize::try_from(self.0 >> 16).unwrap() % sides.max(1)
+        usize::try_from(self.0 >> 16).unwrap() % limit.max(1)
     }
 }
 
-/// Whether long versions are wanted.
+/// Returns the number of rounds: `long` in soak tests, otherwise `short`.
 pub(crate) fn round_count(short: u32, long: u32) -> u32 {
     if std::env::var_os("TOOLGATE_SOAK").is_some() { long } else { short }
 }
@@ -81,7 +81,7 @@ fn look_tool() -> Tool {
     .proves("/active")
 }
 
-/// Pays: the world remembers under which name.
+/// Creates a tool that writes the name of each payment to the effects file.
 fn pay_tool(world: &Path) -> Tool {
     let world = world.to_owned();
     let schema = json!({"type": "object", "properties": {
@@ -125,7 +125,7 @@ fn find_tool(world: &Path) -> Tool {
     .effect(Effect::Read)
 }
 
-/// The desk, under other rules.
+/// Creates the agent with other rules.
 pub(crate) fn agent_with_rules(world: &Path, rules: &str) -> Agent {
     let rules = RuleSet::parse("rules.toml", rules);
     let agent = Agent::builder("desk")
@@ -141,14 +141,13 @@ pub(crate) fn default_agent(world: &Path) -> Agent {
     agent_with_rules(world, RULES)
 }
 
-/// A place for one test.
+/// A temporary directory with a ledger, for one test.
 pub(crate) struct LedgerFixture {
     pub(crate) directory: tempfile::TempDir,
     is_copy: bool,
 }
 
-/// What was decided here is decided again when the test has ended. What was copied, somebody wanted
-/// to damage.
+/// Replays the ledger when the test ends, except a copy, which a test may have damaged.
 impl Drop for LedgerFixture {
     fn drop(&mut self) {
         if !self.is_copy && self.ledger_path().exists() {
@@ -191,12 +190,12 @@ impl LedgerFixture {
         self.ledger().verify(&TrustRoots::default(), |_| ()).unwrap_or_else(|flaw| panic!("{flaw}"))
     }
 
-    /// All rows as they are written.
+    /// Returns all rows as JSON.
     pub(crate) fn export(&self) -> Vec<String> {
         export(&self.ledger())
     }
 
-    /// A copy of everything.
+    /// Copies the directory.
     pub(crate) fn copy(&self) -> Self {
         let copy = Self { directory: tempfile::tempdir().unwrap(), is_copy: true };
         copy_all(self.directory.path(), copy.directory.path());
@@ -222,7 +221,7 @@ pub(crate) fn copy_all(from: &Path, to: &Path) {
     }
 }
 
-/// This binary as a process of its own.
+/// Returns the command that runs this test binary as a worker process.
 pub(crate) fn worker_command(kind: &str, directory: &Path) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command

@@ -1,4 +1,4 @@
-//! All integration tests of the crate in one binary.
+//! Contains all integration tests of the crate.
 
 #![expect(
     clippy::unwrap_used,
@@ -18,7 +18,7 @@ mod retention;
 mod spool;
 mod tamper;
 
-/// Not a test of its own: what other tests start as a process that they can kill.
+/// Runs the worker process that other tests start and kill.
 #[test]
 fn worker() {
     match std::env::var("TOOLGATE_WORKER").as_deref() {

@@ -1,4 +1,4 @@
-//! Two processes on one database.
+//! Tests of several processes that share a database.
 
 use std::process::Stdio;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::ledger_fixture::{
 
 const PROCESS_COUNT: usize = 3;
 
-/// Adds one to a number in a file, in two steps: only whoever is alone gets it right.
+/// Creates a tool that increments a number in a file in two steps, which is not atomic.
 fn count_tool(directory: &std::path::Path) -> Tool {
     let path = directory.join("number");
     Tool::dynamic(
@@ -53,8 +53,7 @@ pub(crate) fn run_worker() {
             .rules(rules)
             .build()
             .unwrap();
-        // Nobody stands in a queue: on a slow disk it may take long until one finds the session
-        // free.
+        // Processes poll the session lock, so a process may wait for long on a slow disk.
         let gate = Toolgate::builder()
             .agent(agent)
             .store(store)
@@ -73,11 +72,11 @@ pub(crate) fn run_worker() {
 
 #[test]
 fn processes_share_limits_sessions_and_the_ledger() {
-    let desk = LedgerFixture::new();
-    // All of them begin at once, and none of them has made the database yet.
+    let fixture = LedgerFixture::new();
+    // All processes start at once, before the database exists.
     let children: Vec<_> = (0..PROCESS_COUNT)
         .map(|_| {
-            process("share", desk.directory.path())
+            process("share", fixture.directory.path())
                 .stdout(Stdio::null())
                 .stderr(Stdio::piped())
                 .spawn()
@@ -88,21 +87,21 @@ fn processes_share_limits_sessions_and_the_ledger() {
         let output = child.wait_with_output().unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     }
-    let acks = read_lines(&desk.directory.path().join("acks.log"));
-    let of = |code: &str| acks.iter().filter(|ack| *ack == code).count();
+    let acks = read_lines(&fixture.directory.path().join("acks.log"));
+    let count_of = |code: &str| acks.iter().filter(|ack| *ack == code).count();
     assert_eq!(
-        (acks.len(), of("ok"), of("few")),
+        (acks.len(), count_of("ok"), count_of("few")),
         (PROCESS_COUNT * 30, 40, PROCESS_COUNT * 30 - 40),
-        "the limit holds over all of them"
+        "all processes share the limit"
     );
-    let number = std::fs::read_to_string(desk.directory.path().join("number")).unwrap();
-    assert_eq!(number, "40", "each was alone with its session");
-    assert_eq!(desk.verify().rows, PROCESS_COUNT as u64 * 30);
+    let number = std::fs::read_to_string(fixture.directory.path().join("number")).unwrap();
+    assert_eq!(number, "40", "the session lock excludes other processes");
+    assert_eq!(fixture.verify().rows, PROCESS_COUNT as u64 * 30);
 }
 
 #[test]
 fn session_is_read_from_one_snapshot() {
-    let desk = LedgerFixture::new();
+    let fixture = LedgerFixture::new();
     runtime().block_on(async {
         let schema = json!({"type": "object", "properties": {"n": {"type": "integer"}}});
         let step = Tool::dynamic(
@@ -117,7 +116,7 @@ fn session_is_read_from_one_snapshot() {
         );
         let agent =
             toolgate::Agent::builder("desk").tool(step.effect(Effect::Read)).build().unwrap();
-        let store = Arc::new(SqliteStore::open(desk.ledger_path()).unwrap());
+        let store = Arc::new(SqliteStore::open(fixture.ledger_path()).unwrap());
         let gate = Toolgate::builder().agent(agent).store(store).build().unwrap();
         let session = gate.session("desk", "alice", "s");
         let steps = gate.session("desk", "alice", "s");
@@ -129,7 +128,7 @@ fn session_is_read_from_one_snapshot() {
         while !stepping.is_finished() {
             let state = session.state().await.unwrap();
             let last = state.slice("n").and_then(Value::as_u64).unwrap_or(0);
-            assert_eq!(state.log("steps").count() as u64, last, "both are written at once");
+            assert_eq!(state.log("steps").count() as u64, last, "slice and log differ");
         }
         stepping.await.unwrap();
     });
@@ -137,14 +136,14 @@ fn session_is_read_from_one_snapshot() {
 
 #[test]
 fn wal_stays_short_with_many_single_call_processes() {
-    let desk = LedgerFixture::new();
-    let path = desk.directory.path().join("ledger.db");
+    let fixture = LedgerFixture::new();
+    let path = fixture.directory.path().join("ledger.db");
     drop(SqliteStore::open(&path).unwrap());
-    let log = path.with_extension("db-wal");
+    let wal = path.with_extension("db-wal");
     let mut longest = 0;
     runtime().block_on(async {
         for n in 0..200 {
-            // As a hook does that lets a call through: one small transaction, and gone.
+            // Each process makes one small transaction, like a hook that allows a call.
             let store = SqliteStore::open_for_one_call(&path).unwrap().unwrap();
             let key = toolgate::SessionKey::new("desk", "alice", format!("s{}", n % 3));
             toolgate::store::Store::edit_session(
@@ -155,9 +154,9 @@ fn wal_stays_short_with_many_single_call_processes() {
             .await
             .unwrap();
             drop(store);
-            longest = longest.max(std::fs::metadata(&log).map_or(0, |log| log.len()));
+            longest = longest.max(std::fs::metadata(&wal).map_or(0, |wal| wal.len()));
         }
     });
-    // Whoever comes next reads all of it.
-    assert!(longest < 400 << 10, "the log has grown to {longest} bytes");
+    // The next process reads the whole WAL.
+    assert!(longest < 400 << 10, "the WAL has {longest} bytes");
 }

@@ -1,4 +1,4 @@
-//! A restart in the middle of a conversation changes no decision.
+//! Tests that a restart in the middle of a conversation changes no decision.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use toolgate::{Call, ManualClock, MemoryStore, Session, Toolgate};
 
 use crate::ledger_fixture::{LedgerFixture, SeededRng, default_agent, noon, round_count, runtime};
 
-/// What is done next.
+/// A random step of the test.
 enum RestartStep {
     Call(usize, &'static str, Value, Option<String>),
     Wait(i64),
@@ -16,14 +16,14 @@ enum RestartStep {
     Restart,
 }
 
-fn next_step(dice: &mut SeededRng) -> RestartStep {
-    let session = dice.next_below(3);
-    let customer = format!("C-{}", [1, 2, 9][dice.next_below(3)]);
-    match dice.next_below(20) {
+fn next_step(rng: &mut SeededRng) -> RestartStep {
+    let session = rng.next_below(3);
+    let customer = format!("C-{}", [1, 2, 9][rng.next_below(3)]);
+    match rng.next_below(20) {
         0..6 => RestartStep::Call(session, "look", json!({"customer": customer}), None),
         6..14 => {
-            let amount = [100, 200, 250, 400][dice.next_below(4)];
-            let key = (dice.next_below(3) == 0).then(|| format!("k{}", dice.next_below(4)));
+            let amount = [100, 200, 250, 400][rng.next_below(4)];
+            let key = (rng.next_below(3) == 0).then(|| format!("k{}", rng.next_below(4)));
             RestartStep::Call(
                 session,
                 "pay",
@@ -33,7 +33,7 @@ fn next_step(dice: &mut SeededRng) -> RestartStep {
         }
         14 => RestartStep::Call(session, "pay", json!({"customer": customer}), None),
         15 => RestartStep::Call(session, "find", json!({"name": "x"}), None),
-        16 => RestartStep::Wait(60 * 60 * [1, 12, 30][dice.next_below(3)]),
+        16 => RestartStep::Wait(60 * 60 * [1, 12, 30][rng.next_below(3)]),
         17 => RestartStep::Reset(session),
         _ => RestartStep::Restart,
     }
@@ -61,27 +61,27 @@ async fn call_summary(
 #[test]
 fn restart_changes_no_decision() {
     for seed in 0..u64::from(round_count(12, 400)) {
-        let (desk, mut dice) = (LedgerFixture::new(), SeededRng::new(seed + 1));
+        let (fixture, mut rng) = (LedgerFixture::new(), SeededRng::new(seed + 1));
         let clock = Arc::new(ManualClock::at(noon()));
-        let steps: Vec<RestartStep> = (0..40).map(|_| next_step(&mut dice)).collect();
+        let steps: Vec<RestartStep> = (0..40).map(|_| next_step(&mut rng)).collect();
         runtime().block_on(async {
-            let whole = Toolgate::builder()
-                .agent(default_agent(&desk.world_path()))
+            let continuous = Toolgate::builder()
+                .agent(default_agent(&fixture.world_path()))
                 .store(Arc::new(MemoryStore::new().with_clock(clock.clone())))
                 .build()
                 .unwrap();
-            let mut restarted = desk.open_at(clock.clone());
+            let mut restarted = fixture.open_at(clock.clone());
             for (index, step) in steps.iter().enumerate() {
                 match step {
                     RestartStep::Restart => {
                         drop(restarted);
-                        restarted = desk.open_at(clock.clone());
+                        restarted = fixture.open_at(clock.clone());
                     }
                     RestartStep::Wait(seconds) => {
                         clock.advance(SignedDuration::from_secs(*seconds))
                     }
                     RestartStep::Reset(session) => {
-                        for gate in [&whole, &restarted] {
+                        for gate in [&continuous, &restarted] {
                             gate.session("desk", "alice", &session.to_string())
                                 .reset()
                                 .await
@@ -91,14 +91,14 @@ fn restart_changes_no_decision() {
                     RestartStep::Call(session, tool, arguments, key) => {
                         let session = session.to_string();
                         let expected = call_summary(
-                            &whole,
-                            &whole.session("desk", "alice", &session),
+                            &continuous,
+                            &continuous.session("desk", "alice", &session),
                             tool,
                             arguments,
                             key.as_ref(),
                         )
                         .await;
-                        let found = call_summary(
+                        let actual = call_summary(
                             &restarted,
                             &restarted.session("desk", "alice", &session),
                             tool,
@@ -107,13 +107,13 @@ fn restart_changes_no_decision() {
                         )
                         .await;
                         assert_eq!(
-                            found, expected,
+                            actual, expected,
                             "seed {seed}, step {index}: {tool} {arguments}"
                         );
                     }
                 }
             }
         });
-        desk.verify();
+        fixture.verify();
     }
 }

@@ -1,6 +1,6 @@
 //! Checks rules of the whole workspace: names, sizes, words, and the references of ARCHITECTURE.md.
 
-#![expect(clippy::unwrap_used, clippy::panic, reason = "tests may fail loudly")]
+#![expect(clippy::unwrap_used, reason = "tests may fail loudly")]
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};

@@ -45,7 +45,7 @@ pub enum StoreErrorKind {
     Schema,
     /// This process may not write.
     ReadOnly,
-    /// There is no space left.
+    /// The disk is full.
     Full,
 }
 
@@ -192,8 +192,8 @@ pub trait Store: Send + Sync + 'static {
 
     /// Returns the claims with an unknown outcome.
     async fn pending_claims(&self) -> Result<Vec<ClaimRecord>, StoreError>;
-    /// Settles a pending claim and records a row that names the person; false if there is no such
-    /// claim.
+    /// Settles a pending claim and records a row that names the person; false if the claim is not
+    /// pending.
     ///
     /// `shown` is the outcome with secrets redacted, for the ledger.
     async fn settle_claim(

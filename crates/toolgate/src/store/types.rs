@@ -58,7 +58,7 @@ impl DedupKey {
 /// The state of an earlier call with the same key.
 #[derive(Debug, Clone, PartialEq)]
 pub enum PriorCall {
-    /// The call ran; its outcome is `None` if it is no longer stored.
+    /// The call ran; its outcome is `None` if it was deleted.
     Settled(Option<Outcome>),
     /// The call is running.
     InProgress,
@@ -135,7 +135,7 @@ pub struct SessionSnapshot {
     pub version: u64,
     /// The time when the session started.
     pub started_at: Timestamp,
-    /// The state with all its slices; complete if [`Store::has_complete_snapshots`](super::Store::has_complete_snapshots).
+    /// The state with all its slices; complete if [`super::Store::has_complete_snapshots`].
     pub state: Arc<SessionState>,
     /// The number of rows in the ledger.
     pub row_count: u64,

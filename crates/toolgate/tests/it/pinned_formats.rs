@@ -47,13 +47,11 @@ fn normalize(row: &mut Value) {
     row["call"] = json!("CALL");
     row["latency"] = json!("LATENCY");
     row["config"] = json!("CONFIG");
-    if row["outcome"]["callId"].is_string() {
-        row["outcome"]["callId"] = json!("CALL");
-    }
-    for digest in ["digest"] {
-        assert_eq!(row[digest].as_str().map(str::len), Some(64), "{row}");
-        row[digest] = json!("DIGEST");
-    }
+    row["outcome"]["error"]["callId"] = json!("CALL");
+    // Digests of calls are keyed, and the key of a store in memory is random.
+    row["facts"]["progress"]["last"] = json!("DIGEST");
+    assert_eq!(row["digest"].as_str().map(str::len), Some(64), "{row}");
+    row["digest"] = json!("DIGEST");
 }
 
 #[tokio::test]

@@ -1,4 +1,4 @@
-//! Calls that nobody ended: what they may have done, and what is kept of them.
+//! Tests of abandoned calls: their possible effects, reservations and stored claims.
 
 use std::sync::Arc;
 
@@ -11,10 +11,10 @@ use crate::ledger_fixture::{LedgerFixture, noon, runtime};
 
 const TEST_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(60);
 
-/// Waits for the calls that are pending once the threads of their processes have let go.
+/// Waits until this many calls are pending, after the threads of their processes have ended.
 async fn wait_for_pending_calls(gate: &Toolgate, calls: usize) {
-    let begun = std::time::Instant::now();
-    while gate.pending_calls().await.unwrap().len() < calls && begun.elapsed() < TEST_TIMEOUT {
+    let started_at = std::time::Instant::now();
+    while gate.pending_calls().await.unwrap().len() < calls && started_at.elapsed() < TEST_TIMEOUT {
         tokio::time::sleep(std::time::Duration::from_millis(10)).await;
     }
     assert_eq!(gate.pending_calls().await.unwrap().len(), calls);
@@ -60,7 +60,7 @@ fn abandoned_call_revokes_evidence() {
     let look = async |gate: &Toolgate, n: u32| {
         gate.session("a", "al", "s").call("look", json!({"n": n})).await
     };
-    // A client runs it, and says nothing: from the moment on that it may.
+    // A client may run the call from its admission on, so the evidence is revoked then.
     runtime().block_on(async {
         let gate = open();
         look(&gate, 1).await;
@@ -70,7 +70,7 @@ fn abandoned_call_revokes_evidence() {
         look(&gate, 2).await;
         assert_eq!(act(&gate, 3).await, None);
     });
-    // Its process is gone in the middle of it.
+    // The process ends while the call runs.
     let dying = runtime();
     dying.block_on(async {
         let gate = open();
@@ -87,17 +87,17 @@ fn abandoned_call_revokes_evidence() {
 
 #[test]
 fn running_call_keeps_reservation_after_window() {
-    let desk = LedgerFixture::new();
+    let fixture = LedgerFixture::new();
     let clock = Arc::new(ManualClock::at(noon()));
     let (started, end) =
         (Arc::new(tokio::sync::Notify::new()), Arc::new(tokio::sync::Notify::new()));
-    let (begun, told) = (Arc::clone(&started), Arc::clone(&end));
+    let (started_signal, end_signal) = (Arc::clone(&started), Arc::clone(&end));
     let wait = Tool::dynamic("wait", "Waits.", json!({"type": "object"}), move |_, arguments| {
-        let (begun, told) = (Arc::clone(&begun), Arc::clone(&told));
+        let (started_signal, end_signal) = (Arc::clone(&started_signal), Arc::clone(&end_signal));
         async move {
             if arguments["n"] == 1 {
-                begun.notify_one();
-                told.notified().await;
+                started_signal.notify_one();
+                end_signal.notified().await;
             }
             Ok(json!({}))
         }
@@ -107,7 +107,8 @@ fn running_call_keeps_reservation_after_window() {
     let agent = toolgate::Agent::builder("a")
         .tool(wait.timeout(TEST_TIMEOUT))
         .policy(limit.within(SignedDuration::from_mins(1)));
-    let store = Arc::new(SqliteStore::open_with_clock(desk.ledger_path(), clock.clone()).unwrap());
+    let store =
+        Arc::new(SqliteStore::open_with_clock(fixture.ledger_path(), clock.clone()).unwrap());
     let gate = Toolgate::builder().agent(agent.build().unwrap()).store(store).build().unwrap();
     runtime().block_on(async {
         let call = async |n: u32| {
@@ -121,7 +122,7 @@ fn running_call_keeps_reservation_after_window() {
         });
         tokio::time::timeout(TEST_TIMEOUT, started.notified()).await.unwrap();
         assert_eq!(call(2).await, None);
-        // What has ended has left the window by now, and what is under way has not.
+        // The ended call has left the window, and the running call has not.
         clock.advance(SignedDuration::from_mins(2));
         assert_eq!(call(3).await, None);
         assert_eq!(call(4).await.as_deref(), Some("two"));
@@ -149,11 +150,11 @@ fn repeated_crashing_call_is_a_loop() {
         let store = Arc::new(SqliteStore::open(directory.path().join("ledger.db")).unwrap());
         Toolgate::builder().agent(agent.build().unwrap()).store(store).build().unwrap()
     };
-    for before in 0..2 {
+    for pending_before in 0..2 {
         let dying = runtime();
         dying.block_on(async {
             let gate = open();
-            wait_for_pending_calls(&gate, before).await;
+            wait_for_pending_calls(&gate, pending_before).await;
             tokio::spawn(async move { gate.session("a", "al", "s").call("hang", json!({})).await });
             tokio::time::timeout(TEST_TIMEOUT, started.notified()).await.unwrap();
         });
@@ -198,7 +199,7 @@ fn abandoned_call_counts_as_write() {
         let store = Arc::new(SqliteStore::open(directory.path().join("ledger.db")).unwrap());
         Toolgate::builder().agent(agent.build().unwrap()).store(store).build().unwrap()
     };
-    // Its process is gone in the middle of it.
+    // The process ends while the call runs.
     let dying = runtime();
     dying.block_on(async {
         let gate = open();
@@ -211,31 +212,32 @@ fn abandoned_call_counts_as_write() {
     runtime().block_on(async {
         let gate = open();
         wait_for_pending_calls(&gate, 1).await;
-        for (id, believed) in [("7", false), ("8", true)] {
+        for (id, is_trusted) in [("7", false), ("8", true)] {
             let session = gate.session("a", "al", id);
             session.call("read", json!({ "id": id })).await;
             let sent = session.call("send", json!({"to": "olga@house.example"})).await;
-            assert_eq!(sent.outcome.success().is_some(), believed, "{id}");
+            assert_eq!(sent.outcome.success().is_some(), is_trusted, "{id}");
         }
     });
 }
 
-/// A gate with one tool, which its client runs.
-fn gate_with_external_tool(desk: &LedgerFixture, clock: &Arc<ManualClock>) -> Toolgate {
+/// Opens a gate with one tool, which the client runs.
+fn gate_with_external_tool(fixture: &LedgerFixture, clock: &Arc<ManualClock>) -> Toolgate {
     let agent = toolgate::Agent::builder("a")
         .tool(Tool::external("run", "Runs.", None).open())
         .build()
         .unwrap();
-    let store = Arc::new(SqliteStore::open_with_clock(desk.ledger_path(), clock.clone()).unwrap());
+    let store =
+        Arc::new(SqliteStore::open_with_clock(fixture.ledger_path(), clock.clone()).unwrap());
     Toolgate::builder().agent(agent).store(store).build().unwrap()
 }
 
 #[test]
 fn settled_deferred_call_hides_no_other_of_same_client_id() {
-    let desk = LedgerFixture::new();
+    let fixture = LedgerFixture::new();
     let clock = Arc::new(ManualClock::at(noon()));
     runtime().block_on(async {
-        let gate = gate_with_external_tool(&desk, &clock);
+        let gate = gate_with_external_tool(&fixture, &clock);
         let session = gate.session("a", "al", "s");
         let call = |n: u32| {
             session.prepare("run", json!({"n": n})).client_id("c").idempotency_key(n.to_string())
@@ -246,12 +248,12 @@ fn settled_deferred_call_hides_no_other_of_same_client_id() {
         assert_eq!(gate.pending_calls().await.unwrap().len(), 2);
         let done = Outcome::Success(toolgate::CallOutput::from_value(json!("done")));
         assert!(gate.settle_pending(newer, Some(done), "eve").await.unwrap());
-        let kept = "SELECT count(*) FROM claims WHERE pass IS NOT NULL";
-        let kept: i64 = rusqlite::Connection::open(desk.ledger_path())
+        let deferred = "SELECT count(*) FROM claims WHERE pass IS NOT NULL";
+        let deferred: i64 = rusqlite::Connection::open(fixture.ledger_path())
             .unwrap()
-            .query_row(kept, [], |row| row.get(0))
+            .query_row(deferred, [], |row| row.get(0))
             .unwrap();
-        assert_eq!(kept, 1, "nobody needs the other any more");
+        assert_eq!(deferred, 1, "the state of the settled call is deleted");
         let late = gate.report(call(1), Ok(json!({}))).await;
         assert_eq!(late.outcome.error().map(|error| error.code.to_string()), None);
         assert!(gate.pending_calls().await.unwrap().is_empty());
@@ -260,10 +262,10 @@ fn settled_deferred_call_hides_no_other_of_same_client_id() {
 
 #[test]
 fn closed_session_drops_abandoned_deferred_calls() {
-    let desk = LedgerFixture::new();
+    let fixture = LedgerFixture::new();
     let clock = Arc::new(ManualClock::at(noon()));
     runtime().block_on(async {
-        let gate = gate_with_external_tool(&desk, &clock);
+        let gate = gate_with_external_tool(&fixture, &clock);
         let session = gate.session("a", "al", "s");
         let call = || session.prepare("run", json!({})).client_id("c");
         let _ = gate.admit(call()).await.unwrap();

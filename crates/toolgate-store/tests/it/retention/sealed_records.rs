@@ -1,4 +1,4 @@
-//! What is sealed, and stands nowhere else.
+//! Tests that secrets are stored only encrypted or redacted.
 
 use std::sync::Arc;
 
@@ -12,11 +12,11 @@ use crate::ledger_fixture::{LedgerFixture, runtime};
 
 #[test]
 fn equal_secrets_are_redacted_to_equal_marks() {
-    let desk = LedgerFixture::new();
+    let fixture = LedgerFixture::new();
     runtime().block_on(async {
         let run = async |session: &str| {
-            let store = Arc::new(SqliteStore::open(desk.ledger_path()).unwrap());
-            let world = desk.world_path();
+            let store = Arc::new(SqliteStore::open(fixture.ledger_path()).unwrap());
+            let world = fixture.world_path();
             let agent = toolgate::Agent::builder("desk")
                 .tool(
                     Tool::dynamic(
@@ -37,42 +37,42 @@ fn equal_secrets_are_redacted_to_equal_marks() {
             let gate = Toolgate::builder().agent(agent).store(store).redact_pattern(r"\d{4}-\d{4}-\d{4}-\d{4}").unwrap().build().unwrap();
             let session = gate.session("desk", "alice", session);
             let answer = session.call("say", json!({"text": "it is 4111-2222-3333-4444, she said", "card": "tops3cret"})).await;
-            assert_eq!(answer.outcome.success().unwrap().value["said"], "it is 4111-2222-3333-4444, she said", "the model sees what it may see");
+            assert_eq!(answer.outcome.success().unwrap().value["said"], "it is 4111-2222-3333-4444, she said", "the caller gets the unredacted value");
             session.call("say", json!({"text": "fail", "account": "4111-2222-3333-4444"})).await;
             answer
         };
         assert!(!run("one").await.outcome.success().unwrap().replayed);
-        // After a restart the same call is the same call, and its outcome comes back as it was.
+        // After a restart, the repeated call returns the recorded outcome.
         assert!(run("two").await.outcome.success().unwrap().replayed);
     });
-    let bytes = all_bytes(&desk);
-    assert!(!contains(&bytes, "4111-2222"), "a pattern is redacted wherever it stands");
+    let bytes = all_bytes(&fixture);
+    assert!(!contains(&bytes, "4111-2222"), "a matching text is redacted everywhere");
     assert!(!contains(&bytes, "tops3cret"), "a secret is redacted");
-    let entries = desk.ledger().find(&RowFilter::default()).unwrap();
+    let entries = fixture.ledger().find(&RowFilter::default()).unwrap();
     let cards: Vec<&Value> = entries.iter().map(|entry| &entry.row.arguments["card"]).collect();
     assert!(cards[0].as_str().unwrap().starts_with("[redacted "), "{cards:?}");
-    assert_eq!(cards[0], cards[2], "equal secrets leave equal marks, after a restart too");
+    assert_eq!(cards[0], cards[2], "equal secrets have equal marks after a restart");
     let by_account = RowFilter {
         entity: Some(("account".to_owned(), "4111-2222-3333-4444".into())),
         ..RowFilter::default()
     };
     assert_eq!(
-        desk.ledger().find(&by_account).unwrap().len(),
+        fixture.ledger().find(&by_account).unwrap().len(),
         2,
-        "and can be searched for by who knows them"
+        "a redacted value can be searched by its text"
     );
-    desk.verify();
+    fixture.verify();
 }
 
 #[test]
 fn abandoned_call_leaves_no_secret_in_row() {
-    let (desk, card) = (LedgerFixture::new(), "4111111111111111");
+    let (fixture, card) = (LedgerFixture::new(), "4111111111111111");
     runtime().block_on(async {
         let schema = json!({"type": "object", "properties": {"card": {"type": "string"}, "n": {"type": "integer"}}});
         let agent = toolgate::Agent::builder("desk")
             .tool(Tool::external("pay", "Pays.", Some(schema)))
             .policy(Limit::calls("n", ["pay"], 5).per(LimitOwner::Entity("/card".into())));
-        let store = Arc::new(SqliteStore::open(desk.ledger_path()).unwrap());
+        let store = Arc::new(SqliteStore::open(fixture.ledger_path()).unwrap());
         let gate = Toolgate::builder().agent(agent.build().unwrap()).store(store).redact_pattern(r"\b\d{16}\b").unwrap().build().unwrap();
         let session = gate.session("desk", "alice", "s");
         for n in 0..2 {
@@ -85,11 +85,11 @@ fn abandoned_call_leaves_no_secret_in_row() {
         for row in &rows {
             let text = String::from_utf8(row.to_canonical_bytes().unwrap()).unwrap();
             assert!(!text.contains(card) && text.contains("[redacted "), "{text}");
-            // What was used by then is told all the same.
+            // The row has the used amounts, under redacted names.
             let used: Vec<_> =
                 row.facts.claimed.iter().map(|(counter, _, used)| (counter.contains("[redacted "), used.to_string())).collect();
             assert_eq!(used, [(true, row.arguments["n"].to_string())]);
         }
     });
-    desk.verify();
+    fixture.verify();
 }

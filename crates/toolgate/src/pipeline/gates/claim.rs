@@ -18,7 +18,7 @@ use crate::pipeline::admission::{Admission, AdmittedCall, ResolvedCall};
 use crate::pipeline::call_state::CallState;
 use crate::pipeline::deferred::DeferredState;
 use crate::pipeline::explain::GateResult;
-use crate::pipeline::gates::limits::Budget;
+use crate::pipeline::gates::limits::CallBudget;
 use crate::pipeline::gates::policy::{Authorization, Permit};
 use crate::pipeline::gates::recall::dedup_keys;
 use crate::pipeline::rejection::{Rejection, paused_target_error};
@@ -47,7 +47,7 @@ pub(crate) async fn run(
     resolved: ResolvedCall<'_>,
     permit: Permit,
     approval: Option<(String, Timestamp)>,
-    budget: Budget,
+    budget: CallBudget,
     snapshot: Box<SessionSnapshot>,
     call_state: &mut CallState,
 ) -> Result<Admission, Rejection> {

@@ -18,7 +18,7 @@ use crate::store::{SessionSnapshot, with_limit_details};
 use crate::tool::context::RemainingBudget;
 
 /// The charges of the budgets for a call, and what remains for its tool.
-pub(crate) struct Budget {
+pub(crate) struct CallBudget {
     /// Charges, each with the error if it exceeds its limit.
     pub(crate) charges: Vec<(Charge, ToolError)>,
     pub(crate) remaining: RemainingBudget,
@@ -30,7 +30,7 @@ pub(crate) async fn run(
     resolved: &ResolvedCall<'_>,
     snapshot: &SessionSnapshot,
     call_state: &mut CallState,
-) -> Result<Budget, Rejection> {
+) -> Result<CallBudget, Rejection> {
     call_state.enter_gate(Gate::Limits);
     let ResolvedCall { call, agent, tool, .. } = resolved;
     if call_state.deadline.is_some_and(|deadline| deadline <= Instant::now()) {
@@ -61,7 +61,7 @@ pub(crate) async fn run(
     let charges = agent.limits.charges(&call.key, tool.spec.cost);
     let mut remaining = RemainingBudget::default();
     if charges.is_empty() {
-        return Ok(Budget { charges, remaining });
+        return Ok(CallBudget { charges, remaining });
     }
     let plain_charges: Vec<Charge> = charges.iter().map(|(charge, _)| charge.clone()).collect();
     let room = gate.0.store.check_charges(&plain_charges).await?;
@@ -84,7 +84,7 @@ pub(crate) async fn run(
             ChargeUnit::Fixed | ChargeUnit::Attempt => {}
         }
     }
-    Ok(Budget { charges, remaining })
+    Ok(CallBudget { charges, remaining })
 }
 
 fn min_of_options<T: Ord>(a: Option<T>, b: Option<T>) -> Option<T> {
