@@ -34,6 +34,7 @@ struct Cli {
         global = true,
         value_name = "PATH",
         env = "TOOLGATE_STORE",
+        value_parser = toolgate_hook::path_parser(),
         help_heading = "Everywhere"
     )]
     store: Option<PathBuf>,
@@ -87,14 +88,21 @@ enum CliCommand {
 fn main() -> ExitCode {
     // If this process was re-executed as a sandbox helper, this call does not return.
     toolgate_process::sandbox::run_as_helper_if_requested();
-    let cli = Cli::try_parse().unwrap_or_else(|error| with_suggestion(error).exit());
+    // Before anything is printed: a signal would end the hook, and clients take that for permission.
+    if std::env::args_os().any(|word| word == "hook") {
+        toolgate_hook::block_limit_signals();
+    }
+    let mut cli = Cli::try_parse().unwrap_or_else(|error| with_suggestion(error).exit());
+    cli.store = toolgate_hook::non_empty_path(cli.store);
     QUIET.store(cli.quiet, Ordering::Relaxed);
     let log_config = LogConfig {
         verbose: cli.verbose > 0,
         reports_upstreams: matches!(cli.verb, CliCommand::Upstream(_) | CliCommand::Doctor(_)),
     };
     // `serve` reads the configuration first, because it may name an OTLP collector.
-    if !matches!(cli.verb, CliCommand::Serve(_)) {
+    // A hook prints errors only, because clients show its standard error to the model.
+    let is_one_hook = matches!(&cli.verb, CliCommand::Hook(args) if !args.serve);
+    if !is_one_hook && !matches!(cli.verb, CliCommand::Serve(_)) {
         log_config.install(None);
     }
     match run(cli, log_config) {
@@ -242,7 +250,10 @@ fn run(cli: Cli, log_config: LogConfig) -> io::Result<ExitCode> {
         CliCommand::Trust(args) => command::init::trust(&args),
         CliCommand::Doctor(args) => command::doctor::run(&args),
         CliCommand::Hook(args) if args.serve => Ok(toolgate_hook::service::run(&args)),
-        CliCommand::Hook(args) => Ok(toolgate_hook::run(&args)),
+        CliCommand::Hook(args) => {
+            let config = toolgate_hook::non_empty_path(args.config.clone());
+            Ok(toolgate_hook::run(&toolgate_hook::Args { config, ..args }))
+        }
         CliCommand::Lint(args) => command::lint::run(&args, store),
         CliCommand::Pause(args) => command::pause::pause(&args, store),
         CliCommand::Resume(args) => command::pause::resume(&args, store),

@@ -48,7 +48,7 @@ const DENIAL_WRITE_TIMEOUT: Duration = Duration::from_millis(300);
 )]
 pub struct Args {
     /// Configuration [default: the user's own, and that of a trusted project].
-    #[arg(long, value_name = "FILE", env = "TOOLGATE_CONFIG")]
+    #[arg(long, value_name = "FILE", env = "TOOLGATE_CONFIG", value_parser = path_parser())]
     pub config: Option<PathBuf>,
     /// Client that sends the event.
     #[arg(long, value_enum, default_value = "claude-code")]
@@ -67,17 +67,30 @@ pub struct Args {
     pub serve: bool,
 }
 
+/// Parses a path that may be empty: an empty environment variable counts as not set.
+#[must_use]
+pub fn path_parser() -> impl clap::builder::TypedValueParser<Value = PathBuf> {
+    clap::builder::TypedValueParser::map(clap::builder::OsStringValueParser::new(), PathBuf::from)
+}
+
+/// Returns a path unless it is empty.
+#[must_use]
+pub fn non_empty_path(path: Option<PathBuf>) -> Option<PathBuf> {
+    path.filter(|path| !path.as_os_str().is_empty())
+}
+
 /// Returns whether words are the flags of a hook.
 pub fn can_parse_flags<'w>(words: impl Iterator<Item = &'w str>) -> bool {
     #[derive(clap::Parser)]
     struct HookFlags {
         #[command(flatten)]
-        _hook: Args,
+        hook: Args,
         #[arg(long)]
         _store: Option<PathBuf>,
     }
+    // A service answers no event, so a client that starts one gets no decision.
     <HookFlags as clap::Parser>::try_parse_from(std::iter::once("toolgate-hook").chain(words))
-        .is_ok()
+        .is_ok_and(|flags| !flags.hook.serve)
 }
 
 /// Handles one event from standard input.

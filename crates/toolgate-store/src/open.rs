@@ -14,8 +14,8 @@ use crate::state_dir::StateDir;
 use crate::tables::ledger;
 use crate::tables::sessions::read_meta;
 
-/// SQLite `application_id` of a ledger: "tgat".
-const APPLICATION_ID: i32 = 0x7467_6174;
+/// SQLite `application_id` of a ledger: "tgl1". Files of development versions have another one.
+const APPLICATION_ID: i32 = 0x7467_6c31;
 
 /// Schema migrations in order. A released migration is never changed.
 const MIGRATIONS: [&str; 1] = [include_str!("../migrations/0001_schema.sql")];

@@ -79,7 +79,6 @@ impl SqliteStore {
         &self,
         request: SessionRequest<'_>,
     ) -> Result<Option<Box<SessionSnapshot>>, StoreError> {
-        let now = self.now();
         let locked = match request.lease {
             Some(lease) => match self.acquire_session_lock(request.key, lease).await? {
                 Some(guard) => Some((lease, guard)),
@@ -87,6 +86,7 @@ impl SqliteStore {
             },
             None => None,
         };
+        let now = self.now();
         let owned = OwnedSessionRequest::from_request(&request, now);
         // A long-lived process sweeps when it opens the ledger. A process that makes one call
         // sweeps a little each time.

@@ -162,6 +162,11 @@ impl Latency {
         self.0.get(gate as usize).copied().unwrap_or(0)
     }
 
+    /// Returns the nanoseconds spent at the gates after a gate.
+    fn total_after(&self, gate: Gate) -> u64 {
+        self.0.iter().skip(gate as usize + 1).sum()
+    }
+
     /// Returns the total nanoseconds.
     #[must_use]
     pub fn total(&self) -> u64 {
@@ -176,7 +181,7 @@ pub struct Row {
     pub call: CallId,
     /// The client's own id for the call.
     pub client_id: Option<String>,
-    /// When the call arrived.
+    /// The time of the store by which the call was decided, or its arrival if no session was opened.
     pub at: Timestamp,
     /// The session of the call.
     #[serde(flatten)]
@@ -260,9 +265,9 @@ impl Row {
     /// Returns when the call ended.
     #[must_use]
     pub fn ended_at(&self) -> Timestamp {
-        let took = jiff::SignedDuration::from_nanos(
-            i64::try_from(self.latency.total()).unwrap_or(i64::MAX),
-        );
+        // `at` is taken when gate 4 has opened the session, so the gates up to it are over then.
+        let nanos = self.latency.total_after(Gate::Recall);
+        let took = jiff::SignedDuration::from_nanos(i64::try_from(nanos).unwrap_or(i64::MAX));
         self.at.checked_add(took).unwrap_or(self.at)
     }
 

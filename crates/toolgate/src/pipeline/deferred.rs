@@ -123,7 +123,8 @@ impl DeferredState {
 impl Toolgate {
     /// Admits a call for a client that runs the tool itself and reports the result later.
     ///
-    /// The claim is stored under the id that the client gives the call. The gates run on a separate
+    /// The claim is stored under the id that the client gives the call, so concurrent calls of one
+    /// tool need different ids. The gates run on a separate
     /// task: if the caller goes away, the call is still admitted or rejected.
     ///
     /// # Errors

@@ -320,7 +320,7 @@ fn trust_accepts_config_and_reports_its_contents() {
     insta::assert_snapshot!(transcript(&project, "trust"), @r#"
     $ trust [2]
     error: invalid configuration, so it is not trusted
-    error: there is no kind `clint`
+    error: unknown kind `clint`
      --> HOME/project/toolgate.toml:2:8
       |
     2 | kind = "clint"

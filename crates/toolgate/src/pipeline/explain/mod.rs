@@ -76,6 +76,10 @@ impl Toolgate {
             (None, Ok(Admission::Admitted(_))) => PredictedOutcome::Run,
             (None, Ok(Admission::Replay(_))) => PredictedOutcome::Replay,
             (None, Err(Rejection { error, gate })) => {
+                // The approval that a call names is looked up at gate 2, after the tool was found.
+                if gate == Some(Gate::Approval) && call_state.gate() == Gate::Resolve {
+                    explain.note_gate(Gate::Resolve, GateResult::Pass, None);
+                }
                 let gate = gate.unwrap_or_else(|| call_state.gate());
                 explain.note_gate(gate, GateResult::Deny, Some(error.message.clone()));
                 PredictedOutcome::Refuse(error)

@@ -195,7 +195,6 @@ impl Store for MemoryStore {
         &self,
         request: SessionRequest<'_>,
     ) -> Result<Option<Box<SessionSnapshot>>, StoreError> {
-        let now = self.now();
         let locked = match request.lease {
             Some(lease) => match self.acquire_lock(request.key, lease).await {
                 Some(guard) => Some((lease, guard)),
@@ -203,6 +202,7 @@ impl Store for MemoryStore {
             },
             None => None,
         };
+        let now = self.now();
         let mut inner = crate::lock(&self.inner);
         let (prior_call, dedup_key_kind) =
             inner.find_prior_call(request.dedup_keys, request.digest, now).unzip();
