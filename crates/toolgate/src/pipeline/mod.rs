@@ -1,6 +1,6 @@
 //! Lists the fourteen gates in their order, which is a security property.
 //!
-//! Every entry point runs this list. `explain` runs it too, with [`CallState::explain`] set: then
+//! Every entry point runs this list. `explain` runs it too, with `CallState::explain` set: then
 //! each gate only reads. A replay and a backtest run it on a store that answers from recorded rows.
 
 pub(crate) mod admission;
