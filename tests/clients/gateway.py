@@ -156,7 +156,7 @@ def calls(world, table, streams):
         # The server reports this error in a successful result.
         Call("sqlite: refused by the server", "sqlite_read_query", {"query": f"DROP TABLE {table}"}, "Error: ", failed, "failed"),
         Call("strict: an error of the protocol", "strict_look", {"word": table}, "rejected the request parameters", unread, "failed"),
-        Call("time: declared, and not there", "time_gone", {}, "was not there", away, "failed", again=True),
+        Call("time: declared, and not there", "time_gone", {}, "upstream_unavailable", away, "failed", again=True),
         Call("an unknown tool", "missing_tool", {}, "no tool `missing_tool`", unknown, "refused"),
         Call("wrong arguments", "everything_get-sum", {"a": 1}, "requires `b`", invalid, "refused"),
     ]

@@ -203,7 +203,7 @@ pub(crate) fn limit_addresses(filter: &mut SubscriptionFilter) {
 
 fn not_found_error(address: &str) -> ErrorData {
     ErrorData::resource_not_found(
-        format!("there is no resource `{address}`"),
+        format!("unknown resource `{address}`"),
         Some(json!({"uri": address})),
     )
 }

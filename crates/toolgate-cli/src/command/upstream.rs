@@ -278,7 +278,7 @@ fn find_upstreams<'c>(
             let names: Vec<&str> =
                 config.upstreams.iter().map(|upstream| upstream.name.as_str()).collect();
             Err(io::Error::other(format!(
-                "there is no upstream `{name}`; {}",
+                "unknown upstream `{name}`; {}",
                 effective_config::list_known_names(&names)
             )))
         }

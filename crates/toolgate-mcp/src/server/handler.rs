@@ -295,7 +295,7 @@ impl ServerHandler for McpServer {
         let running = self.gateway.active_config();
         let agent = self.authorize_read(&running, &context).await?;
         let (link, name) = find_prompt(&running, &agent, &request.name).ok_or_else(|| {
-            ErrorData::invalid_params(format!("there is no prompt `{}`", request.name), None)
+            ErrorData::invalid_params(format!("unknown prompt `{}`", request.name), None)
         })?;
         request.name = name;
         request.meta = Some(mcp_convert::strip_request_meta(context.meta.clone()));

@@ -99,9 +99,9 @@ async fn equal_uris_of_two_upstreams_stay_distinct() {
             "note://a",
             "several upstreams have `note://a`; ask for one of them: `toolgate://x/note://a`, `toolgate://y/note://a`",
         ),
-        ("other://b", "there is no resource `other://b`"),
-        ("toolgate://z/note://a", "there is no resource `toolgate://z/note://a`"),
-        ("toolgate://x", "there is no resource `toolgate://x`"),
+        ("other://b", "unknown resource `other://b`"),
+        ("toolgate://z/note://a", "unknown resource `toolgate://z/note://a`"),
+        ("toolgate://x", "unknown resource `toolgate://x`"),
     ] {
         let refused = read(uri).await;
         assert_eq!(refused["error"]["message"], message, "{refused}");

@@ -293,7 +293,7 @@ pub(crate) fn check_shell(spec: &ToolSpec) -> Option<Diagnostic> {
     }
     match lookup_input(spec, path) {
         SchemaLookup::Missing(name, known) => Some(
-            problem("but there is no such argument")
+            problem("which is not one of its arguments")
                 .with_suggestion(&name, known.iter())
                 .with_default_help(help),
         ),

@@ -100,7 +100,7 @@ async fn mismatch_quarantines_only_its_tool() {
             text(json!({"id": {"type": "string", "writeOnly": true}})),
             "is its secret",
         ),
-        ("missing command argument", "policy = \"open\"\nshell = \"/command\"", String::new(), amount(), "but there is no such argument"),
+        ("missing command argument", "policy = \"open\"\nshell = \"/command\"", String::new(), amount(), "which is not one of its arguments"),
         (
             "invalid example",
             "policy = \"open\"\nexamples = [{ description = \"one\", input = { cent = 1 } }]",

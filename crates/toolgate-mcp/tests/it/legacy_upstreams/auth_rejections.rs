@@ -330,7 +330,7 @@ async fn rejected_caller_does_not_open_circuit_breaker() {
             let (_, prompt) = client.call_method("prompts/get", json!({"name": "ask"})).await;
             let message = prompt["error"]["message"].as_str().unwrap_or_default();
             assert!(
-                !message.is_empty() && !message.contains("there is no prompt"),
+                !message.is_empty() && !message.contains("unknown prompt `"),
                 "{modern} {round}: {prompt}"
             );
         }
