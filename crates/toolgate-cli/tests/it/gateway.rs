@@ -141,10 +141,7 @@ fn upstream_verbs_list_diff_and_accept_tools() {
     );
     assert_eq!(project.run(&["upstream", "diff"], "").0, 0);
     let (code, _, stderr) = project.run(&["upstream", "accept", "inn"], "");
-    assert_eq!(
-        (code, stderr.trim()),
-        (2, "error: unknown upstream `inn`; the only one is `in`")
-    );
+    assert_eq!((code, stderr.trim()), (2, "error: unknown upstream `inn`; the only one is `in`"));
     let (code, _, stderr) = project.run(&["upstream", "accept", "in", "lok"], "");
     assert_eq!((code, stderr.trim()), (2, "error: `in` has no tool `lok`; did you mean `look`?"));
 }
