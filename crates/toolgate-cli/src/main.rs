@@ -88,7 +88,8 @@ enum CliCommand {
 fn main() -> ExitCode {
     // If this process was re-executed as a sandbox helper, this call does not return.
     toolgate_process::sandbox::run_as_helper_if_requested();
-    // Before anything is printed: a signal would end the hook, and clients take that for permission.
+    // Before anything is printed: a signal would end the hook, and clients take that for
+    // permission.
     if std::env::args_os().any(|word| word == "hook") {
         toolgate_hook::block_limit_signals();
     }

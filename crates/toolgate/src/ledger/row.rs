@@ -181,7 +181,8 @@ pub struct Row {
     pub call: CallId,
     /// The client's own id for the call.
     pub client_id: Option<String>,
-    /// The time of the store by which the call was decided, or its arrival if no session was opened.
+    /// The time of the store by which the call was decided, or its arrival if no session was
+    /// opened.
     pub at: Timestamp,
     /// The session of the call.
     #[serde(flatten)]

@@ -33,7 +33,7 @@ use crate::call::Call;
 use crate::call::outcome::Answer;
 use crate::pipeline::admission::{Admission, AdmittedCall};
 use crate::pipeline::call_state::CallState;
-use crate::pipeline::gates::recall::Recalled;
+use crate::pipeline::gates::recall::RecallOutcome;
 use crate::pipeline::gates::run::RunResult;
 use crate::pipeline::rejection::Rejection;
 use crate::session::state::SessionState;
@@ -65,8 +65,8 @@ impl Toolgate {
         let call = gates::resolve::run(self, agent, call, batch, call_state).await?; // 2
         let arguments = gates::validate::run(self, &call, call_state)?; // 3
         let session = match gates::recall::run(self, &call, &arguments, call_state).await? {
-            Recalled::New(session) => session, // 4
-            Recalled::Replay(outcome) => return Ok(Admission::Replay(outcome)),
+            RecallOutcome::New(session) => session, // 4
+            RecallOutcome::Replay(outcome) => return Ok(Admission::Replay(outcome)),
         };
         gates::progress::run(self, &call, &session, call_state).await?; // 5
         let budget = gates::limits::run(self, &call, &session, call_state).await?; // 6

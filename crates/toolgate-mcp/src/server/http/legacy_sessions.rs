@@ -301,9 +301,9 @@ pub(crate) mod tests {
         let mut refused = initialize_request();
         refused
             .extensions_mut()
-            .insert(PathSelector { agent: Some("nobody".to_owned()), session: None });
+            .insert(PathSelector { agent: Some("unknown_agent".to_owned()), session: None });
         assert!(
-            http.open_session(&running, refused, &ann, Some("nobody")).await.is_ok(),
+            http.open_session(&running, refused, &ann, Some("unknown_agent")).await.is_ok(),
             "the stream contains the error"
         );
         assert!(lock(&http.sessions.owners).is_empty());

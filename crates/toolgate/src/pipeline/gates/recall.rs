@@ -25,7 +25,7 @@ use crate::tool::Effect;
 use toolgate_json::Digest;
 
 /// A call that goes on, or the outcome of an earlier identical call.
-pub(crate) enum Recalled {
+pub(crate) enum RecallOutcome {
     New(Box<SessionSnapshot>),
     Replay(Outcome),
 }
@@ -38,7 +38,7 @@ pub(crate) async fn run(
     resolved: &ResolvedCall<'_>,
     arguments: &CheckedArguments,
     call_state: &mut CallState,
-) -> Result<Recalled, Rejection> {
+) -> Result<RecallOutcome, Rejection> {
     call_state.enter_gate(Gate::Recall);
     if call_state.explain.is_none() {
         // Append the rows of earlier calls first, including those that are still in the spool.
@@ -50,7 +50,7 @@ pub(crate) async fn run(
         gate.explain_rules(resolved, arguments, &snapshot.state, call_state).await?;
     }
     match &snapshot.prior_call {
-        None => Ok(Recalled::New(snapshot)),
+        None => Ok(RecallOutcome::New(snapshot)),
         Some(PriorCall::Settled(Some(outcome))) => {
             let outcome = outcome.clone();
             Box::pin(recheck_policies(gate, resolved, arguments, &outcome, &snapshot, call_state))
@@ -59,7 +59,7 @@ pub(crate) async fn run(
                 let reason = "the call was made before; its outcome is replayed";
                 explain.note_gate(Gate::Recall, GateResult::Pass, Some(reason.to_owned()));
             }
-            Ok(Recalled::Replay(outcome))
+            Ok(RecallOutcome::Replay(outcome))
         }
         Some(other) => Err(prior_call_error(other).into()),
     }
